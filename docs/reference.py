@@ -60,7 +60,7 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
     "vfl.session.trace": ("read", "Recording"),
     "vfl.mpc": ("private",),
     "vfl.llm.private_decoder": ("PrivateDecoder",),
-    "vfl.models.pretrained": ("load_pretrained", "load_tokenizer"),
+    "vfl.models.pretrained": ("load_pretrained", "load_tokenizer", "describe"),
     "vfl.compression.base": ("Codec",),
     "vfl.defenses.base": ("Defense",),
     "vfl.attacks.base": ("Attack",),

@@ -28,6 +28,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split(
 #: Imports on one floor, with the reason.
 BESIDE = {
     ("attacks", "mpc"): "some attacks look at sums under masks, and at permuted orders",
+    ("datasets", "models"): "texts become numbers by the tokenizer of a pretrained model",
     ("horizontal", "cli"): "commands of a product print as all others do; it enters by its table",
     ("llm", "cli"): "likewise",
     ("tensors", "cli"): "likewise",

@@ -32,7 +32,8 @@ from vfl.core.seeds import generator
 from vfl.datasets.sources.files import data_folder
 from vfl.datasets.sources.texts import REVIEWS, Texts
 from vfl.models.decoder import Decoder
-from vfl.models.language import Front, decoder_shape, load_pretrained
+from vfl.models.language import Front, decoder_shape
+from vfl.models.pretrained import existing_model, load_pretrained
 from vfl.training import SplitModule
 from vfl.training.run import load_data
 
@@ -109,8 +110,10 @@ class Bench:
         self.known, unseen = own.inputs[train], own.inputs[test]
         sentences = numbered_sentences(own.inputs, train, test)
         self.texts = {"reviews": unseen, "sentences": sentences}
-        self.count, shape = count, decoder_shape(WORDS, TOKENS, LAYERS, heads=4)
-        self.model = load_pretrained("reviews", Decoder(shape)).eval()
+        self.count = count
+        self.model = load_pretrained(existing_model("reviews"))
+        if self.model.shape != decoder_shape(WORDS, TOKENS, LAYERS, heads=4):
+            raise SystemExit("the model 'reviews' has other sizes: run pretrain.py again")
         self.model.requires_grad_(requires_grad=False)
 
     def run(self, cell: Cell) -> Found:

@@ -149,7 +149,7 @@ def test_a_classifier_in_the_hugging_face_layout_names_the_class(vfl, tmp_path):
     [
         ("gpt2", "tokenizer.json", "tokenizer.json"),
         ("bert", "model.safetensors", "model.safetensors"),
-        ("mamba", "", "one of vfl-decoder, gpt2, opt"),
+        ("mamba", "", "gpt2, opt, gpt_neox"),
     ],
 )
 def test_a_folder_that_cannot_be_asked_is_refused_at_the_start(vfl, tmp_path, layout, lacks, said):

@@ -9,6 +9,8 @@ from torch import nn
 from vfl.core import seeds
 from vfl.core.errors import BadOptionError
 from vfl.models import BOTTOMS, TOPS, make_bottom, make_top
+from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.pretrained import save_decoder
 
 CELL_CASES = [
     ("mlp", (10,), 7),
@@ -40,6 +42,8 @@ NUMBER_CASES = [
     ("textcnn:words=31", (9,), 6),
     ("decoder_front:words=31,tokens=4,layers=2,heads=2,front=1", (9,), 36),
     ("textcnn:words=31,embedding=5,dropout=0.2", (2,), 3),
+    ("pretrained:name=small,layer=1", (9,), 6),
+    ("pretrained:name=small,pool=tokens", (3,), 7),
 ]
 BOTTOM_CASES = [*CELL_CASES, *NUMBER_CASES]
 TOP_CASES = [
@@ -50,6 +54,14 @@ TOP_CASES = [
     ("identity", 3, 3),
     ("decoder:words=31,tokens=4,layers=2,heads=2,front=1", 20, 3),
 ]
+
+
+@pytest.fixture(autouse=True)
+def small_model(tmp_path, monkeypatch):
+    """A model under the name 'small', of 31 tokens."""
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    with seeds.scoped(0):
+        save_decoder(tmp_path / "small", Decoder(DecoderShape(vocabulary=31, width=8, heads=2)))
 
 
 def built_bottom(spec: str, shape: tuple[int, ...], width: int, key: int = 0) -> nn.Module:

@@ -181,6 +181,7 @@ class TestSettings(SettingsWalk):
         ("data.classes", "3", "digits", "table"),
         ("data.length", "4", "digits"),
         ("data.vocabulary", "9", "digits"),
+        ("data.tokenizer", "small", "digits"),
         ("parties.bank.width", "5", "table"),
         ("parties.bank.bottom", "mlp:hidden=9", "table"),
         ("parties.bank.columns", "['a0']", "table", "tables"),

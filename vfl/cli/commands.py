@@ -18,6 +18,7 @@ import typer
 from vfl.cli import (
     align,
     federation,
+    model,
     new,
     party,
     privacy,
@@ -63,6 +64,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "promote": serving.promote,
         "rollback": serving.rollback,
         "export": training.export,
+        "model": model.app,
         "status": status.status,
         "report": training.report,
         "runs": status.runs,

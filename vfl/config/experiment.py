@@ -134,6 +134,8 @@ class DataSettings(TableSettings):
         side, classes: pictures of so many pixels a side, rows of the first so many classes only.
         length, vocabulary: words or items a row, and how many different numbers words may have,
             padding and the unknown word included.
+        tokenizer: name of a pretrained model on this machine, whose tokens take the place of words;
+            rows hold a token's number plus 1, and 0 is padding.
     """
 
     source: str = "digits"
@@ -152,6 +154,7 @@ class DataSettings(TableSettings):
     classes: int | None = Field(default=None, ge=2)
     length: int | None = Field(default=None, ge=1, le=65536)
     vocabulary: int | None = Field(default=None, ge=3, lt=2**24)
+    tokenizer: Annotated[str, StringConstraints(max_length=64)] | None = None
 
 
 class PartySettings(Settings):

@@ -47,7 +47,7 @@ OF_A_PROJECT = ("alignment", "id_rules", "missing_rows", "test", "validation")
 #: Of [data]: what only a CSV has, what any table has, and what data sets by name have.
 _OF_CSV = ("separator", "encoding", "decimal", "skip_lines")
 _OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type")
-_OF_SETS = ("side", "classes", "length", "vocabulary")
+_OF_SETS = ("side", "classes", "length", "vocabulary", "tokenizer")
 #: Studies, which train networks of one label party.
 _STUDIES = ("compare", "grid", "value")
 

@@ -28,7 +28,7 @@ from vfl.federation.project import require_new, write_identities
 from vfl.llm.file import LlmFile, LlmParty, shape_in_terms
 from vfl.llm.parties import CALLERS, PARTIES
 from vfl.llm.product import LLM_FILE
-from vfl.models.decoder import BlockShape, Decoder, Encoder, PictureEncoder
+from vfl.models.decoder import BlockShape, Decoder, Encoder
 from vfl.models.pretrained import TOKENIZER, load_pretrained, names_of, require_tokenizer
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
@@ -133,7 +133,7 @@ def private_model(folder: Path) -> Decoder | Encoder:
     """
     model = load_pretrained(folder)
     shape_in_terms(model.shape)
-    assert not isinstance(model, PictureEncoder), "refused above"
+    assert isinstance(model, Decoder | Encoder), "others are refused above"
     return model
 
 

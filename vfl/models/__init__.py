@@ -33,6 +33,7 @@ BOTTOMS: Registry[Bottom] = Registry(
         "textcnn": "vfl.models.sequences:TextCNNBottom",
         "decoder_front": "vfl.models.language:DecoderFront",
         "decoder_middle": "vfl.models.language:DecoderMiddle",
+        "pretrained": "vfl.models.features:PretrainedBottom",
         "periodic": "vfl.models.periodic:PeriodicBottom",
         "identity": "vfl.models.mlp:IdentityBottom",
     },

@@ -50,7 +50,7 @@ class BlockShape:
 
     Attributes:
         width: of a token's vector.
-        layers: number of blocks.
+        layers: number of blocks; 0 leaves the embedding alone.
         heads: of queries.
         groups: heads of keys and values; fewer than `heads` is grouped-query attention.
         head_width: numbers of a head; 0 is width / heads.
@@ -109,8 +109,9 @@ class BlockShape:
     trained: int = 8192
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads"):
+        for name in ("width", "heads"):
             require_range(name, getattr(self, name), 1)
+        require_range("layers", self.layers, 0)
         object.__setattr__(self, "groups", self.groups or self.heads)
         object.__setattr__(self, "inner", self.inner or 4 * self.width)
         whole = self.head_width or self.width % self.heads == 0
@@ -191,6 +192,21 @@ class DecoderShape(BlockShape):
         super(DecoderShape, self).__post_init__()
         for name in ("vocabulary", "context"):
             require_range(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorShape(BlockShape):
+    """Vectors of words and no blocks (Mikolov et al. 2013; Pennington et al. 2014).
+
+    Attributes:
+        vocabulary: number of words.
+        context: the longest text; texts of any length are read.
+    """
+
+    vocabulary: int
+    layers: int = 0
+    heads: int = 1
+    context: int = 1 << 16
 
 
 @dataclass(slots=True)
@@ -449,6 +465,30 @@ class Decoder(_Stack):
         for _ in range(count):
             found.append(int(self(step, cache)[0, -1].argmax()))
             step = torch.tensor([found[-1:]])
+        return found
+
+
+class Vectors(_Stack):
+    """A table of word vectors, such as GloVe's, without any block.
+
+    Args:
+        shape: its sizes.
+
+    >>> Vectors(VectorShape(vocabulary=9, width=4)).hidden(torch.tensor([[3, 1]])).shape
+    torch.Size([1, 2, 4])
+    """
+
+    shape: VectorShape
+
+    def __init__(self, shape: VectorShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = nn.ModuleList()
+
+    def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
+        """Vectors of words, axes (texts, steps, width)."""
+        found: Tensor = self.tokens(inputs)
         return found
 
 

@@ -2,33 +2,42 @@
 
     words -> DecoderFront -- cut, a vector a word --> DecoderMiddle -- one vector --> head
 
-The parts are those of one `vfl.models.decoder.Decoder` with rotary positions and RMSNorm, begun
-from its pretrained weights or anew, and fine-tuned whole or by low-rank adapters.
+The parts are those of one `vfl.models.decoder.Decoder`, begun from pretrained weights (any decoder
+that `vfl.models.pretrained` reads) or anew, and fine-tuned whole or by low-rank adapters.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
-from vfl.core.errors import MissingDataError, SpecError, WidthError
-from vfl.core.registry import MOST_WEIGHT, require, require_range
-from vfl.core.storage import Seal, load_weights, save_weights
+from vfl.core.errors import BadOptionError, SpecError, WidthError
+from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.models.base import MOST_NUMBERS, Bottom, Shape, Top, sequence_steps, whole_numbers
 from vfl.models.decoder import Cache, Decoder, DecoderLayer, DecoderShape
 from vfl.models.lora import LoRAEmbedding, adapt
+from vfl.models.pretrained import (
+    TOKENIZER,
+    describe,
+    existing_model,
+    load_pretrained,
+    model_folder,
+    save_decoder,
+)
 
-ENVIRONMENT = "VFL_MODELS"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 _MOST_LAYERS, _MOST_TOKENS = 64, 2**13
 
 
 class _Parts:
     """Options that all parts of one decoder share.
+
+    Sizes that are 0 are those of the pretrained model; without one 5,000 words, vectors of 64
+    numbers, 6 blocks and 4 heads.
 
     Args:
         words: numbers a word may have, padding and the unknown word included.
@@ -36,7 +45,7 @@ class _Parts:
         layers: blocks of the whole decoder.
         heads: of attention.
         front: blocks below the cut.
-        pretrained: name of weights that `save_pretrained` left on this machine; "none" starts anew.
+        pretrained: name of a model on this machine (`vfl model list`); "none" starts anew.
         rank: of the low-rank adapters; 0 trains every weight.
         alpha: scale of the adapters.
 
@@ -46,30 +55,65 @@ class _Parts:
 
     def __init__(
         self,
-        words: int = 5000,
-        tokens: int = 64,
-        layers: int = 6,
-        heads: int = 4,
+        words: int = 0,
+        tokens: int = 0,
+        layers: int = 0,
+        heads: int = 0,
         front: int = 2,
         pretrained: str = "none",
         rank: int = 0,
         alpha: float = 8.0,
     ) -> None:
-        require_range("words", words, 2, MOST_NUMBERS)
-        require_range("tokens", tokens, 2, _MOST_TOKENS)
-        require_range("layers", layers, 1, _MOST_LAYERS)
-        require_range("front", front, 0, layers)
-        require_range("rank", rank, 0, tokens)
+        require_range("words", words, 0, MOST_NUMBERS)
+        require_range("tokens", tokens, 0, _MOST_TOKENS)
+        require_range("layers", layers, 0, _MOST_LAYERS)
+        require_range("front", front, 0, layers or _MOST_LAYERS)
+        require_range("rank", rank, 0, tokens or _MOST_TOKENS)
         require_range("alpha", alpha, 0, MOST_WEIGHT)
-        _file(pretrained)
-        self.shape = decoder_shape(words, tokens, layers, heads)
+        model_folder(pretrained)
+        self._sizes = {"vocabulary": words, "width": tokens, "layers": layers, "heads": heads}
         self.front, self.pretrained, self.rank, self.alpha = front, pretrained, rank, alpha
+
+    @cached_property
+    def shape(self) -> DecoderShape:
+        """The architecture of the whole; a pretrained one is read from its folder.
+
+        Raises:
+            MissingDataError: the model is not on this machine.
+            SpecError: it is of other sizes than the options say, or no decoder.
+        """
+        given = {name: size for name, size in self._sizes.items() if size}
+        if self.pretrained == "none":
+            defaults = {"vocabulary": 5000, "width": 64, "layers": 6, "heads": 4}
+            return decoder_shape(*(defaults | given).values())
+        folder = existing_model(self.pretrained)
+        shape = describe(folder, "body").shape
+        if isinstance(shape, DecoderShape) and (folder / TOKENIZER).is_file():
+            shape = replace(shape, vocabulary=shape.vocabulary + 1)  # see `with_padding`
+        got = {name: getattr(shape, name, 0) for name in self._sizes}
+        if type(shape) is not DecoderShape or got | given != got:
+            raise SpecError(
+                f"the pretrained weights '{self.pretrained}' are of another architecture",
+                where=str(folder),
+                got=", ".join(f"{name} {size}" for name, size in got.items()),
+                want=", ".join(f"{name} {size}" for name, size in given.items()) or "a decoder",
+            )
+        if self.front > shape.layers:
+            raise BadOptionError(
+                "the model has fewer blocks", where="option 'front'", want=f"at most {shape.layers}"
+            )
+        return shape
 
     def decoder(self) -> Decoder:
         """The whole, for one of its parts to be taken from."""
-        model = Decoder(self.shape)
-        begun_anew = self.pretrained == "none" or model.tokens.weight.is_meta
-        return model if begun_anew else load_pretrained(self.pretrained, model)
+        on_meta = torch.empty(0).is_meta
+        if self.pretrained == "none" or on_meta:
+            return Decoder(self.shape)
+        model = load_pretrained(existing_model(self.pretrained), "body")
+        assert isinstance(model, Decoder), "its shape is a decoder's"
+        if len(model.tokens.weight) < self.shape.vocabulary:
+            model.tokens = with_padding(model.tokens)
+        return model.train()
 
     def begun(self, part: nn.Module) -> nn.Module:
         """The part as training finds it."""
@@ -89,6 +133,16 @@ class _Parts:
                 want=f"a multiple of {self.shape.width}",
             )
         return steps
+
+
+def with_padding(tokens: nn.Embedding) -> nn.Embedding:
+    """Vectors of a tokenizer's tokens as rows number them: 0 is padding, n + 1 the token n."""
+    zero = tokens.weight.new_zeros(1, tokens.embedding_dim)
+    return nn.Embedding(
+        len(tokens.weight) + 1,
+        tokens.embedding_dim,
+        _weight=torch.cat([zero, tokens.weight.detach()]),
+    )
 
 
 class DecoderFront(_Parts, Bottom):
@@ -111,7 +165,9 @@ class DecoderFront(_Parts, Bottom):
                 want=f"width {words * self.shape.width} or less",
             )
         whole = self.decoder()
-        return self.begun(Front(whole.tokens, whole.layers[: self.front], steps))
+        positions = whole.positions if whole.shape.positions == "learned" else None
+        scale = whole.shape.embedding_scale
+        return self.begun(Front(whole.tokens, whole.layers[: self.front], steps, positions, scale))
 
 
 class DecoderMiddle(_Parts, Bottom):
@@ -154,13 +210,27 @@ class DecoderTop(_Parts, Top):
 
 
 class Front(nn.Module):
-    """What `DecoderFront` builds; an attacker that has it runs its parts one by one."""
+    """What `DecoderFront` builds; an attacker that has it runs its parts one by one.
+
+    Args:
+        words: vectors by number.
+        layers: the first blocks.
+        steps: words of a cut.
+        positions: learned vectors of positions, where the model has them.
+        scale: of words' vectors.
+    """
 
     def __init__(
-        self, words: nn.Embedding | LoRAEmbedding, layers: Iterable[nn.Module], steps: int
+        self,
+        words: nn.Embedding | LoRAEmbedding,
+        layers: Iterable[nn.Module],
+        steps: int,
+        positions: nn.Embedding | None = None,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.words, self.layers, self.steps = words, nn.ModuleList(layers), steps
+        self.positions, self.scale = positions, scale
 
     def forward(self, rows: Tensor) -> Tensor:
         """Whole numbers as float32 in, axes (rows, words); (rows, steps x tokens) out.
@@ -173,13 +243,20 @@ class Front(nn.Module):
         return self.above(self.words(numbers)).flatten(1)
 
     def above(self, vectors: Tensor, cache: Cache | None = None) -> Tensor:
-        """The blocks alone; axes (rows, words, tokens) in and out.
+        """Positions and blocks; axes (rows, words, tokens) in and out.
 
         Args:
             vectors: words as vectors.
             cache: keys and values of earlier words, as of `Decoder.forward`.
         """
-        return _through(self.layers, vectors, [] if cache is None else cache)
+        cache = [] if cache is None else cache
+        if self.scale != 1:
+            vectors = vectors * self.scale
+        if self.positions is not None:
+            start = cache[0][0].shape[2] if cache else 0
+            steps = torch.arange(start, start + vectors.shape[1], device=vectors.device)
+            vectors = vectors + self.positions(steps)
+        return _through(self.layers, vectors, cache)
 
 
 class Middle(nn.Module):
@@ -223,50 +300,8 @@ def decoder_shape(words: int, tokens: int, layers: int, heads: int) -> DecoderSh
     )
 
 
-def models_folder() -> Path:
-    """Where pretrained weights lie: the environment's VFL_MODELS, else ``~/.cache/vfl/models``."""
-    return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl" / "models")
-
-
 def save_pretrained(name: str, model: Decoder) -> Path:
-    """Keep a decoder's weights on this machine under a name; the file."""
-    path = _file(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_weights(path, model.state_dict(), _seal(name))
-    return path
-
-
-def load_pretrained(name: str, model: Decoder) -> Decoder:
-    """The model with the weights that `save_pretrained` kept under a name.
-
-    Raises:
-        MissingDataError: there are none.
-        SpecError: they are of another architecture.
-        RunFolderError: the file is damaged.
-    """
-    path = _file(name)
-    if not path.is_file():
-        raise MissingDataError(
-            f"there are no pretrained weights '{name}'",
-            where=str(path),
-            fix=f"python examples/language/pretrain.py, or {ENVIRONMENT} as their folder",
-        )
-    try:
-        model.load_state_dict(load_weights(path, _seal(name)))
-    except RuntimeError:
-        shape = model.shape
-        raise SpecError(
-            f"the pretrained weights '{name}' are of another architecture",
-            where=str(path),
-            want=f"{shape.vocabulary} words, {shape.layers} layers of {shape.width}",
-        ) from None
-    return model
-
-
-def _file(name: str) -> Path:
-    require("pretrained", name, "a name such as reviews", bool(_NAME.fullmatch(name)))
-    return models_folder() / f"{name}.safetensors"
-
-
-def _seal(name: str) -> Seal:
-    return Seal("pretrained decoder", "none", name)
+    """Keep a decoder on this machine under a name; its folder."""
+    folder = model_folder(name)
+    save_decoder(folder, model)
+    return folder

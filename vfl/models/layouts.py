@@ -17,10 +17,14 @@ from vfl.models.decoder import (
     EncoderShape,
     PictureEncoder,
     PictureShape,
+    Vectors,
+    VectorShape,
 )
 
 #: The layout of `save_decoder`.
 OWN = "vfl-decoder"
+#: The layout of word vectors.
+VECTORS = "vfl-vectors"
 #: Activations by their names there, of an MLP and of one with a gate.
 _PLAIN = {
     "gelu": "gelu",
@@ -138,7 +142,7 @@ class Layout:
         unused: prefixes of heads for tasks that these models do not have.
     """
 
-    model: type[Decoder] | type[Encoder] | type[PictureEncoder]
+    model: type[Decoder] | type[Encoder] | type[PictureEncoder] | type[Vectors]
     shape: Callable[[Config], BlockShape]
     names: Callable[[Config], Names] | None
     prefixes: tuple[str, ...] = ()
@@ -610,6 +614,7 @@ _LLAMA = Layout(Decoder, _llama_like, _llama_names(), ("model.",))
 #: Every family by its `model_type`; towers of CLIP by that and the tower.
 LAYOUTS: Mapping[str, Layout] = {
     OWN: Layout(Decoder, lambda config: DecoderShape(**_without_type(config.found)), None),
+    VECTORS: Layout(Vectors, lambda config: VectorShape(**_without_type(config.found)), None),
     "gpt2": Layout(Decoder, _gpt2, _fixed(_GPT2), ("transformer.",)),
     "opt": Layout(Decoder, _opt, _fixed(_OPT), ("model.decoder.", "decoder.")),
     "gpt_neox": Layout(Decoder, _gpt_neox, _fixed(_GPT_NEOX), ("gpt_neox.",)),

@@ -8,9 +8,11 @@ setting that these models cannot compute is refused, and so is a weight that not
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vfl.core.errors import BadOptionError, DataError, MissingDataError, MissingPackageError
+from vfl.core.registry import require
 from vfl.core.storage import write_bytes, write_text
 from vfl.models.decoder import (
     BlockShape,
@@ -29,25 +32,108 @@ from vfl.models.decoder import (
     EncoderShape,
     PictureEncoder,
     PictureShape,
+    Vectors,
+    VectorShape,
 )
 from vfl.models.layouts import LAYOUTS, OWN, TOWERS, Config, Layout, Names, Refused
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+ENVIRONMENT = "VFL_MODELS"
 TOKENIZER = "tokenizer.json"
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _PICTURES = "preprocessor_config.json"
-_INDEX = f"{_WEIGHTS}.index.json"
+_INDEX = f"{WEIGHTS}.index.json"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 _MOST_JSON_BYTES = 1 << 24
 #: Tensors that hold no weight: masks, and tables that follow from the configuration.
 _NO_WEIGHT = re.compile(
     r"(^|\.)((attn|attention)\.(masked_)?bias|position_ids|rotary_emb\.inv_freq)$"
 )
 
-_State = dict[str, Tensor]
 Part = Literal["whole", "body", "text", "vision"]
-Pretrained = Decoder | Encoder | PictureEncoder
+Pretrained = Decoder | Encoder | PictureEncoder | Vectors
+
+
+def models_folder() -> Path:
+    """Folder of models: the environment's VFL_MODELS, else ``~/.cache/vfl/models``."""
+    return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl" / "models")
+
+
+def model_folder(name: str) -> Path:
+    """Folder of a model by its name in experiment files; a name is never a path.
+
+    Raises:
+        BadOptionError: no such name.
+    """
+    require("pretrained", name, "a name such as reviews", bool(_NAME.fullmatch(name)))
+    return models_folder() / name
+
+
+def existing_model(name: str) -> Path:
+    """Folder of a model that is on this machine.
+
+    Raises:
+        MissingDataError: it is not.
+    """
+    folder = model_folder(name)
+    if not (folder / CONFIG).is_file():
+        raise MissingDataError(
+            f"there is no pretrained model '{name}' on this machine",
+            where=str(folder),
+            fix=f"vfl model add SOURCE {name}; {ENVIRONMENT} names the folder of all models",
+        )
+    return folder
+
+
+def family_of(folder: Path) -> str:
+    """The `model_type` of a folder's configuration."""
+    return str(_json(folder / CONFIG).get("model_type"))
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """A folder's model before its weights are read.
+
+    Attributes:
+        folder: where it is.
+        family: its `model_type`.
+        layout: of the family.
+        shape: the architecture.
+        names: of its weights; None are those of our own state.
+        weights: files with them.
+        unused: prefixes of weights that this part of the model leaves out.
+    """
+
+    folder: Path
+    family: str
+    layout: Layout
+    shape: BlockShape
+    names: Names | None
+    weights: Weights
+    unused: Sequence[str]
+
+    def empty(self) -> Pretrained:
+        """The model on torch's meta device."""
+        with torch.device("meta"):
+            return self.layout.model(self.shape)  # type: ignore[arg-type]
+
+
+def describe(folder: Path, part: Part = "whole") -> Described:
+    """A folder's model without its weights; arguments and errors as of `load_pretrained`."""
+    found = _json(folder / CONFIG)
+    family, settings, layout, others = _layout(folder, found, part)
+    weights = Weights(folder, layout.prefixes)
+    config = Config({**settings, "model_type": family}, weights.has, _pictures(folder))
+    with _refusing(folder, family):
+        shape = layout.shape(config)
+        shape = shape if part == "whole" else _headless(shape)
+        names = layout.names(config) if layout.names else None
+    heads = _HEADS if part != "whole" or _tied(shape) else ()
+    return Described(
+        folder, family, layout, shape, names, weights, (*layout.unused, *others, *heads)
+    )
 
 
 def load_pretrained(folder: Path, part: Part = "whole") -> Pretrained:
@@ -65,47 +151,45 @@ def load_pretrained(folder: Path, part: Part = "whole") -> Pretrained:
         MissingDataError: a file is not there.
         DataError: a layout, setting or weight that is not what these models have; it is named.
     """
-    found = _json(folder / _CONFIG)
-    kind, settings, layout, others = _layout(folder, found, part)
-    weights = _Weights(folder, layout.prefixes)
-    config = Config({**settings, "model_type": kind}, weights.has, _pictures(folder))
-    body = part != "whole"
-    try:
-        shape = layout.shape(config)
-        shape = _headless(shape) if body else shape
-        names = layout.names(config) if layout.names else None
-        with torch.device("meta"):
-            model = layout.model(shape)  # type: ignore[arg-type]
+    found = describe(folder, part)
+    shape, weights, tied = found.shape, found.weights, _tied(found.shape)
+    with _refusing(folder, found.family):
+        model = found.empty()
         state = {
-            key: _weight(key, shape, names, weights)
+            key: _weight(key, shape, found.names, weights)
             for key in model.state_dict()
-            if key != "head.weight" or not _tied(shape)
+            if not (tied and key == "head.weight")
         }
-        if _tied(shape):
+        if tied:
             state["head.weight"] = state["tokens.weight"]
         model.load_state_dict(state, assign=True)
+    if tied:
+        assert isinstance(model, Decoder), "others have no head of tokens"
+        model.head.weight = model.tokens.weight
+    if left := weights.left(found.unused):
+        got = f"{len(left)} weights besides, such as {left[0]}"
+        raise _refused(folder, got, f"those of {found.family}")
+    for name, weight in model.state_dict().items():
+        if not weight.isfinite().all():
+            raise _refused(folder / WEIGHTS, f"NaN or infinity in '{name}'", "finite weights")
+    return model.eval()
+
+
+@contextmanager
+def _refusing(folder: Path, family: str) -> Iterator[None]:
+    """Errors of a folder whose settings or weights are not those of its family."""
+    try:
+        yield
     except KeyError as missing:
-        want = f"the settings and weights of {kind}"
+        want = f"the settings and weights of {family}"
         raise _refused(folder, f"no {missing.args[0]!r}", want) from None
     except Refused as problem:
         raise _refused(folder, problem.got, problem.want) from None
     except BadOptionError as problem:
-        raise _refused(folder / _CONFIG, problem.got or "", problem.want or "") from None
+        raise _refused(folder / CONFIG, problem.got or "", problem.want or "") from None
     except (TypeError, ValueError, RuntimeError) as problem:
-        want = f"numbers in {_CONFIG}, and weights of their shapes"
+        want = f"numbers in {CONFIG}, and weights of their shapes"
         raise _refused(folder, type(problem).__name__, want) from problem
-    if _tied(shape):
-        assert isinstance(model, Decoder), "others have no head of tokens"
-        model.head.weight = model.tokens.weight
-    left = weights.left((*layout.unused, *others, *(_HEADS if body or _tied(shape) else ())))
-    if left:
-        raise _refused(
-            folder, f"{len(left)} weights besides, such as {left[0]}", f"those of {kind}"
-        )
-    for name, weight in model.state_dict().items():
-        if not weight.isfinite().all():
-            raise _refused(folder / _WEIGHTS, f"NaN or infinity in '{name}'", "finite weights")
-    return model.eval()
 
 
 def save_decoder(folder: Path, model: Decoder) -> None:
@@ -113,9 +197,9 @@ def save_decoder(folder: Path, model: Decoder) -> None:
     state = {name: each.contiguous().clone() for name, each in model.state_dict().items()}
     if model.shape.tied:
         del state["head.weight"]
-    write_bytes(folder / _WEIGHTS, save(state))
+    write_bytes(folder / WEIGHTS, save(state))
     config = {"model_type": OWN, **asdict(model.shape)}
-    write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
+    write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def names_of(folder: Path) -> dict[str, list[Any]]:
@@ -124,7 +208,7 @@ def names_of(folder: Path) -> dict[str, list[Any]]:
     Raises:
         MissingDataError, DataError: no config.json, or one with no such numbers and names.
     """
-    config = _json(folder / _CONFIG)
+    config = _json(folder / CONFIG)
     labels, ends = config.get("id2label") or {}, config.get("eos_token_id")
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     try:
@@ -132,7 +216,7 @@ def names_of(folder: Path) -> dict[str, list[Any]]:
         return {"labels": ordered, "end_tokens": [int(one) for one in ends]}
     except (TypeError, ValueError):
         want = "id2label of numbers to names, eos_token_id a number"
-        raise _refused(folder / _CONFIG, "other settings", want) from None
+        raise _refused(folder / CONFIG, "other settings", want) from None
 
 
 def require_tokenizer(folder: Path) -> None:
@@ -141,7 +225,7 @@ def require_tokenizer(folder: Path) -> None:
     Raises:
         MissingDataError: this one does not.
     """
-    if _json(folder / _CONFIG).get("model_type") != OWN and not (folder / TOKENIZER).is_file():
+    if _json(folder / CONFIG).get("model_type") != OWN and not (folder / TOKENIZER).is_file():
         raise _missing(folder / TOKENIZER)
 
 
@@ -184,7 +268,7 @@ def _layout(
         inside, kind, others = TOWERS[part]
         settings = found.get(inside)
         if not isinstance(settings, dict):
-            raise _refused(folder / _CONFIG, f"no {inside!r}", "settings of both towers")
+            raise _refused(folder / CONFIG, f"no {inside!r}", "settings of both towers")
         return kind, settings, LAYOUTS[kind], others
     layout = LAYOUTS.get(kind) if isinstance(kind, str) else None
     if layout is None:
@@ -196,6 +280,8 @@ def _headless(shape: BlockShape) -> BlockShape:
     """The same body; a decoder's head shares the embedding's weights."""
     if isinstance(shape, EncoderShape | PictureShape):
         return replace(shape, classes=0)
+    if isinstance(shape, VectorShape):
+        return shape
     assert isinstance(shape, DecoderShape), "the third kind"
     return replace(shape, tied=True, head_bias=False)
 
@@ -204,7 +290,7 @@ def _tied(shape: BlockShape) -> bool:
     return isinstance(shape, DecoderShape) and not isinstance(shape, EncoderShape) and shape.tied
 
 
-def _weight(key: str, shape: BlockShape, names: Names | None, weights: _Weights) -> Tensor:
+def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) -> Tensor:
     """One of our model's weights, from those that a folder calls otherwise."""
     if names is None:
         return weights.take(key)
@@ -229,7 +315,7 @@ def _weight(key: str, shape: BlockShape, names: Names | None, weights: _Weights)
     return made.flatten() if module == "first" else made
 
 
-class _Weights:
+class Weights:
     """Tensors of a folder by name, read from their files one by one, each once.
 
     Args:
@@ -238,8 +324,8 @@ class _Weights:
     """
 
     def __init__(self, folder: Path, prefixes: Sequence[str]) -> None:
-        files = {_WEIGHTS}
-        if not (folder / _WEIGHTS).is_file() and (folder / _INDEX).is_file():
+        files = {WEIGHTS}
+        if not (folder / WEIGHTS).is_file() and (folder / _INDEX).is_file():
             listed = _json(folder / _INDEX).get("weight_map")
             files = set(listed.values()) if isinstance(listed, dict) else set()
             if not files or not all(
@@ -248,6 +334,7 @@ class _Weights:
                 raise _refused(folder / _INDEX, "another weight_map", "file names in this folder")
         self._files: dict[str, tuple[Any, str]] = {}
         self._axes: dict[str, torch.Size] = {}
+        self._paths = [folder / file for file in sorted(files)]
         for file in sorted(files):
             if not (folder / file).is_file():
                 raise _missing(folder / file)
@@ -257,6 +344,11 @@ class _Weights:
                     self._files[_without(name, prefixes)] = opened, name
             except SafetensorError as problem:
                 raise _refused(folder / file, type(problem).__name__, "safetensors") from None
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the files."""
+        return sum(path.stat().st_size for path in self._paths)
 
     def has(self, name: str) -> bool:
         """Whether a weight of this name is left."""
@@ -321,7 +413,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _missing(path: Path) -> MissingDataError:
-    want = f"{_CONFIG}, {_WEIGHTS} and {TOKENIZER}, as Hugging Face lays them out"
+    want = f"{CONFIG}, {WEIGHTS} and {TOKENIZER}, as Hugging Face lays them out"
     return MissingDataError("a model's file is missing", where=str(path), want=want)
 
 

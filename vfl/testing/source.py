@@ -92,7 +92,7 @@ class SourceContract(Contract):
         whole, follows = self.read(spec), make(spec).follows
         assert set(follows) <= {each.name for each in fields(SetFormat)}
         for name, value in _SMALL.items():
-            form = SetFormat(**{name: value})
+            form = SetFormat(**{name: value})  # type: ignore[arg-type]
             if name not in follows:
                 try:
                     read_bundled(spec, self.root, form=form)

@@ -106,7 +106,7 @@ def _load(
             list(experiment.parties),
             label.party,
             dealing,
-            SetFormat(data.side, data.classes, data.length, data.vocabulary),
+            SetFormat(data.side, data.classes, data.length, data.vocabulary, data.tokenizer),
             as_cells=cells,
             download=download,
         )

@@ -50,12 +50,14 @@ class SetFormat:
         classes: only rows of the first so many classes of a picture set.
         length: words or items a row; longer rows are cut, shorter ones end in zeros.
         vocabulary: different numbers a word may have, padding and the unknown word included.
+        tokenizer: name of a pretrained model whose tokens take the place of words.
     """
 
     side: int | None = None
     classes: int | None = None
     length: int | None = None
     vocabulary: int | None = None
+    tokenizer: str | None = None
 
     def check(self, source: str, known: Sequence[str]) -> None:
         """Refuse what a data set cannot do.

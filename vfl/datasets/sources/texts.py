@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from vfl.core.errors import DataError
+from vfl.core.errors import BadOptionError, DataError
 from vfl.datasets.sources.base import Bundled, DataSource, Request, first_rows, interleaved
 from vfl.datasets.sources.files import data_folder, existing_file
+from vfl.models.pretrained import existing_model, load_tokenizer
 
 PADDING, UNKNOWN = 0, 1
 VOCABULARY = 20_000
@@ -105,10 +106,46 @@ class Texts:
         return renumbered
 
 
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Texts as tokens of a pretrained model.
+
+    Attributes:
+        tokens: of each text.
+        length: tokens a row.
+    """
+
+    tokens: Sequence[Sequence[int]]
+    length: int
+
+    @classmethod
+    def of(cls, texts: Iterable[str], length: int, tokenizer: str) -> Tokens:
+        """Texts by the tokenizer of a model on this machine.
+
+        Raises:
+            MissingPackageError: the extra "llm" is not installed.
+            MissingDataError: the model is not there, or has no tokenizer.
+        """
+        reader = load_tokenizer(existing_model(tokenizer))
+        reader.no_padding()
+        reader.enable_truncation(length)
+        return cls([each.ids for each in reader.encode_batch(list(texts))], length)
+
+    def rows(self, train: np.ndarray) -> np.ndarray:
+        """All texts as a model takes them: float32, axes (rows, length).
+
+        Token n is n + 1, and 0 is padding at the end. Training rows change nothing.
+        """
+        result = np.full((len(self.tokens), self.length), PADDING, dtype=np.float32)
+        for row, tokens in enumerate(self.tokens):
+            result[row, : len(tokens)] = np.asarray(tokens) + 1
+        return result
+
+
 class ReviewPolarity(DataSource):
     """Film reviews, 1,000 against and 1,000 for, as rows of words (Pang and Lee 2004)."""
 
-    follows = ("length", "vocabulary")
+    follows = ("length", "vocabulary", "tokenizer")
 
     def read(self, asked: Request) -> Bundled:
         """The reviews, one against (0) and one for (1) in turn, in the order of their names.
@@ -145,7 +182,7 @@ class ReviewPolarity(DataSource):
 class DBPediaClasses(DataSource):
     """First sentences of articles of 219 classes, as rows of words."""
 
-    follows = ("length", "vocabulary")
+    follows = ("length", "vocabulary", "tokenizer")
     own_parts = ("validation", "test")
 
     def read(self, asked: Request) -> Bundled:
@@ -171,8 +208,17 @@ class DBPediaClasses(DataSource):
         )
 
 
-def _asked_for(texts: list[str], asked: Request, length: int) -> Texts:
-    return Texts.of(texts, asked.form.length or length, asked.form.vocabulary or VOCABULARY)
+def _asked_for(texts: list[str], asked: Request, length: int) -> Texts | Tokens:
+    form = asked.form
+    if form.tokenizer is None:
+        return Texts.of(texts, form.length or length, form.vocabulary or VOCABULARY)
+    if form.vocabulary is not None:
+        raise BadOptionError(
+            "a tokenizer has its own vocabulary",
+            where="data.vocabulary",
+            fix="leave out data.vocabulary or data.tokenizer",
+        )
+    return Tokens.of(texts, form.length or length, form.tokenizer)
 
 
 def _reviews(path: Path) -> dict[tuple[str, str], str]:

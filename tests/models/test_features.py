@@ -1,0 +1,141 @@
+"""Hidden states of a pretrained model as a bottom."""
+
+import copy
+
+import pytest
+import torch
+from model_folders import write_model
+
+from vfl.core.errors import BadOptionError, DataError, MissingDataError, WidthError
+from vfl.core.seeds import scoped
+from vfl.models import make_bottom
+from vfl.models.pretrained import load_pretrained
+
+#: 0 is padding, other numbers are tokens plus 1.
+ROWS = torch.tensor([[4.0, 18, 30, 0, 0, 0], [7, 7, 2, 90, 11, 5], [0, 0, 0, 0, 0, 0]])
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    write_model(tmp_path / "bert", "bert")
+    (tmp_path / "bert" / "tokenizer.json").write_text("{}")
+    return load_pretrained(tmp_path / "bert", "body")
+
+
+def built(spec, width=64, steps=6):
+    with scoped(0):
+        return make_bottom(f"pretrained:name=bert,norm=false{spec}").build((steps,), width)
+
+
+@pytest.mark.parametrize(
+    ("spec", "layer", "pool"),
+    [
+        ("", None, lambda one: one.mean(0)),
+        (",layer=1", 1, lambda one: one.mean(0)),
+        (",layer=0,pool=max", 0, lambda one: one.amax(0)),
+        (",layer=2,pool=first", 2, lambda one: one[0]),
+        (",pool=last", None, lambda one: one[-1]),
+    ],
+)
+def test_features_are_those_of_each_text_alone(model, spec, layer, pool):
+    cut = built(spec)(ROWS)
+    for row, count in ((0, 3), (1, 6)):
+        tokens = ROWS[row : row + 1, :count].long() - 1
+        with torch.no_grad():
+            want = pool(model.hidden(tokens, layer)[0])
+        torch.testing.assert_close(cut[row], want, atol=1e-5, rtol=1e-5)
+    assert cut[2].isfinite().all()
+
+
+def test_features_are_normalised_row_by_row(model):
+    with scoped(0):
+        cut = make_bottom("pretrained:name=bert").build((6,), 64)(ROWS)
+    raw = built("")(ROWS)
+    want = (raw - raw.mean(1, keepdim=True)) / raw.var(1, keepdim=True, correction=0).sqrt()
+    torch.testing.assert_close(cut[:2], want[:2], atol=1e-3, rtol=1e-3)
+
+
+def test_long_texts_are_read_in_windows(model):
+    rows = torch.randint(1, 91, (2, 70), generator=torch.Generator().manual_seed(0)).float()
+    with torch.no_grad():
+        parts = [model.hidden(part.long() - 1) for part in rows.split(32, 1)]
+    torch.testing.assert_close(built("", steps=70)(rows), torch.cat(parts, 1).mean(1))
+    with pytest.raises(WidthError, match="70 tokens"):
+        built(",pool=last", steps=70)
+
+
+def test_a_frozen_model_computes_each_row_once_and_is_no_weight_of_the_run(model, monkeypatch):
+    module = built("", width=5)
+    assert set(module.state_dict()) == {"0._extra_state", "2.weight", "2.bias"}
+    first, computed = module(ROWS), []
+    kept = module[0]._kept
+    real = kept.model.hidden
+    monkeypatch.setattr(
+        kept.model, "hidden", lambda *given, **named: computed.append(1) or real(*given, **named)
+    )
+    assert torch.equal(copy.deepcopy(module)(ROWS.flip(0)).flip(0), first)
+    assert not computed
+    first.sum().backward()
+    assert module[2].weight.grad.abs().sum() > 0
+
+
+def test_weights_beside_another_frozen_model_are_refused(model, tmp_path):
+    trained = built("", width=5).state_dict()
+    built("", width=5).load_state_dict(trained)
+    write_model(tmp_path / "bert", "bert", seed=1)
+    with pytest.raises(DataError, match="not the one of this run"):
+        built("", width=5).load_state_dict(trained)
+
+
+def test_adapters_train_inside_the_model(model):
+    module = built(",rank=2", width=5)
+    before = module(ROWS).detach()
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], 0.1)
+    module(ROWS).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(module(ROWS), before)
+    assert {
+        name.rpartition(".")[2] for name, p in module[0].named_parameters() if p.requires_grad
+    } == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (",layer=3", BadOptionError),
+        (",pool=median", BadOptionError),
+        (",layer=-2", BadOptionError),
+        (",part=whole", BadOptionError),
+    ],
+)
+def test_options_out_of_range(model, spec, error):
+    with pytest.raises(error):
+        built(spec)
+
+
+@pytest.mark.parametrize("name", ["../bert", "/tmp/bert", "Bert"])
+def test_a_name_is_no_path(model, name):
+    with pytest.raises(BadOptionError, match="pretrained"):
+        make_bottom(f"pretrained:name={name}").build((6,), 64)
+
+
+def test_a_model_that_is_not_there(model):
+    with pytest.raises(MissingDataError, match="vfl model add"):
+        make_bottom("pretrained:name=gpt").build((6,), 64)
+
+
+def test_pictures_are_resized(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    bottom = make_bottom("pretrained:name=vit,pool=first,norm=false").build((3, 8, 8), 32)
+    pictures = torch.rand(2, 3, 8, 8)
+    large = torch.nn.functional.interpolate(pictures, (16, 16), mode="bilinear", antialias=True)
+    with torch.no_grad():
+        want = load_pretrained(tmp_path / "vit", "body").hidden(large)[:, 0]
+    torch.testing.assert_close(bottom(pictures), want)
