@@ -11,7 +11,7 @@ import pytest
 
 from vfl.config import DataSettings, Experiment, PartyFile
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import LostPeerError
+from vfl.core.errors import DisagreementError, LostPeerError
 from vfl.core.storage import Seal, locked, write_json, write_sealed_json
 from vfl.core.traffic import Ledger
 from vfl.datasets.alignment.positions import Agreed, Alignment
@@ -95,6 +95,15 @@ def test_a_run_that_failed_ends_as_its_command_did(run, status):
     assert told["failure"]["code"] == error.code
     assert told["failure"]["fix"] == "start it again"
     assert told["then"] == [f"vfl train x.toml --resume {run.path}"]
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_training_whose_settings_were_refused_is_not_resumed_with_them(run, status, epochs):
+    for epoch in range(epochs):
+        run.epoch({"epoch": epoch, "bytes_up": 1, "bytes_down": 1})
+    run.fail(DisagreementError("a training goes on from a run of another network"))
+    resume = f" --resume {run.path}" if epochs else ""
+    assert status(run.path)[1]["then"] == [f"vfl train x.toml{resume}"]
 
 
 def test_a_run_that_ended_well(run, status):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import tomli_w
 from played_session import PlayedSession, stand_in
 from served import Serving, predicted, same, settings
 from stand_in_flower import Flower
@@ -30,6 +31,7 @@ from vfl.datasets.alignment.gaps import role_of
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Send, run_roles
 from vfl.federation.members import _drop_positions
+from vfl.server.session import parties_of_today
 from vfl.serving.front import settings_file
 from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training.run import load_data, session_of
@@ -326,6 +328,16 @@ def test_a_network_goes_on_without_a_party_that_left_the_project(session):
             assert told["missing"] == [n for n in PARTIES if n == "shop" or row not in owned[n]]
     finally:
         service.stop()
+
+
+def test_a_service_knows_parties_that_entered_since_it_began(session):
+    lender, before = session.flower.files["lender"], ["bank"]
+    assert parties_of_today(lender, before) == before
+    app = session.folder / "lender" / "app"
+    app.mkdir()
+    (app / "experiment.toml").write_text(tomli_w.dumps(CONTENT))
+    assert list(parties_of_today(lender, before)) == ["bank", "shop"]
+    assert parties_of_today(lender, None) is None
 
 
 def wait_for(client, row, missing):

@@ -10,7 +10,7 @@ from served import PARTIES, passes_of, predicted, same, start
 
 from vfl.clients.serving import ServedParty
 from vfl.core.errors import LostPeerError, MissingPartyError, PeerFailedError, StorageError
-from vfl.serving.service import Service
+from vfl.serving.service import Service, Unavailable
 from vfl.session.store.party_folder import own_ledger
 
 IDS = [f"Zq8id{row:03}" for row in range(90)]
@@ -95,6 +95,19 @@ def test_whoever_was_lost_is_named_until_another_does_not_come_in_time():
     assert service.lost(MissingPartyError("no SuperNode of bank"))
     service.waits_for(["bank"])
     assert service.missing == "bank"
+
+
+def test_the_label_party_is_named_while_its_new_table_is_not_aligned():
+    service = Service("lender")
+    service.show(None, ["bank", "shop"])
+    service.waits_for_alignment()
+    with pytest.raises(Unavailable, match="newer than their alignment: vfl align") as refused:
+        service._check_here(0.0)
+    assert (refused.value.party, refused.value.status) == ("lender", 503)
+    service.waits_for(["bank"])
+    with pytest.raises(Unavailable, match="it is not here") as refused:
+        service._check_here(0.0)
+    assert refused.value.party == "bank"
 
 
 def test_a_party_that_comes_back_with_the_tables_of_a_new_month(trained, monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from vfl.config import Experiment, PartyFile
+from vfl.config import Experiment, PartyFile, read_experiment
 from vfl.config.run_folder import RunFolder, locked_for
 from vfl.core.errors import (
     CheckpointError,
@@ -163,6 +163,17 @@ def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
     return gone
 
 
+def parties_of_today(party: PartyFile, told: Collection[str] | None) -> Collection[str] | None:
+    """The feature parties of a project, which may have changed since a service began.
+
+    Args:
+        party: the label party's own file, which lies beside the project's experiment.
+        told: those that the session was submitted with; None where they are those of the run.
+    """
+    file = party.path.parent / "app" / "experiment.toml"
+    return read_experiment(file).feature_parties if told is not None and file.exists() else told
+
+
 def _serve(
     grid: Grid,
     experiment: Experiment,
@@ -175,8 +186,9 @@ def _serve(
     first = RunFolder.open(party.run_path(terms.run))
 
     def session_of(experiment: Experiment, terms: Terms) -> Play:
-        _gone(terms, today)  # now, and not once the service waits for somebody
-        settings: dict[str, Any] = {"simulation": simulation, "today": today}
+        now = parties_of_today(party, today)
+        _gone(terms, now)  # now, and not once the service waits for somebody
+        settings: dict[str, Any] = {"simulation": simulation, "today": now}
         return lambda front: run_session(grid, experiment, party, terms, front=front, **settings)
 
     front: ServingFront | None = None
@@ -352,6 +364,8 @@ class LabelSession:
         try:
             self._load()
         except MisalignedError as own:  # its own table is newer than its alignment
+            if self.front is not None:
+                self.front.waits_for_alignment()
             what = f"{own.what}; serving goes on once vfl align has found the rows of all"
         if what != said:
             self.say(what)

@@ -861,6 +861,10 @@ class HttpFront(ServingFront):
         """See `Service.waits_for`."""
         self.service.waits_for(parties)
 
+    def waits_for_alignment(self) -> None:
+        """See `Service.waits_for_alignment`."""
+        self.service.waits_for_alignment()
+
     def lost(self, error: VFLError) -> bool:
         """See `Service.lost`."""
         return self.service.lost(error)

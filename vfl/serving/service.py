@@ -40,6 +40,8 @@ from vfl.session.serving import Refused
 _CHECK_EVERY_S = 5.0
 #: How often the loop looks for the end of the service and for streams that were replaced.
 _TICK_S = 0.1
+#: What is said of a party that is missing, and of the label party until it has aligned new tables.
+_AWAY, _UNALIGNED = "it is not here", "its tables are newer than their alignment: vfl align"
 #: Before a session that was lost begins anew.
 _PAUSE_S = 0.5
 _NOTHING: Mapping[str, Tensor] = {}
@@ -203,6 +205,7 @@ class Service:
         self.parties: list[str] = []
         self.model: Served | None = None
         self.missing: str | None = owner
+        self._why = _AWAY
         self.timeout_s = timeout_s
         self._wait_s, self._batch_rows = wait_ms / 1000, min(batch_rows, QUERY_ROWS)
         self.remark_bytes = 0
@@ -270,7 +273,11 @@ class Service:
         """
         if self._serving is None and parties and not self._names_lost:
             named = [party for party in (self.missing or "").split(", ") if party in parties]
-            self.missing = ", ".join(named or parties)
+            self.missing, self._why = ", ".join(named or parties), _AWAY
+
+    def waits_for_alignment(self) -> None:
+        """Name the label party, whose rows of a new table no alignment has found yet."""
+        self.missing, self._why = self.owner, _UNALIGNED
 
     def lost(self, error: VFLError) -> bool:
         """Whether the session is to be begun again; not before everybody was here once."""
@@ -325,7 +332,7 @@ class Service:
 
     def _check_here(self, now: float) -> None:
         if self.missing is not None:
-            raise Unavailable(self.missing, "it is not here")
+            raise Unavailable(self.missing, self._why)
         if self._asked is not None and now - self._asked.began > self.timeout_s:
             raise Unavailable(self._slowest(), "it does not answer")
 
@@ -392,7 +399,7 @@ class Service:
         party = serving.waits_for or ", ".join(self.parties) if error else self.owner
         asked, self._asked = self._asked, None
         left, self._waiting = [*(asked.requests if asked else ()), *self._waiting], deque()
-        self.missing, self._names_lost = party, error is not None
+        self.missing, self._why, self._names_lost = party, _AWAY, error is not None
         for request in left:
             _settle(request, Unavailable(party, "it went away"))
         if error is None:

@@ -12,7 +12,13 @@ from typing import Any
 
 from vfl.config import Experiment, PartyFile, read_party_file
 from vfl.config.run_folder import PROGRESS, RunFolder
-from vfl.core.errors import LostPeerError, VFLError, read_record
+from vfl.core.errors import (
+    DisagreementError,
+    LostPeerError,
+    RunFolderError,
+    VFLError,
+    read_record,
+)
 from vfl.core.storage import read_json, read_lines, worker_of
 from vfl.core.text import printable_lines
 from vfl.datasets.alignment.positions import last_versions
@@ -35,6 +41,8 @@ _STATES = {
     "serve": "serving",
 }
 _RUNS = 5  # of a project that are shown
+#: Why a training did not begin: its settings, which it keeps where it is resumed.
+_REFUSED = (DisagreementError.code, RunFolderError.code)
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,8 @@ def run_status(path: Path) -> RunStatus:
         )
     if failure is not None:
         record, code = failure
-        again = () if trained else _again(folder)
+        refused = not known["epochs"] and record["code"] in _REFUSED
+        again = () if trained else _again(folder, resumes=not refused)
         return RunStatus(**known, state="failed", failure=record, then=again, exit_code=code)
     if trained:
         use = tuple(f"vfl {command} {_quoted(path)}" for command in ("predict", "serve", "report"))
@@ -349,14 +358,14 @@ def _failure(path: Path) -> tuple[dict[str, str], int] | None:
     return read_record(record, str(path), printable_lines), code if code in (1, 2, 3) else 1
 
 
-def _again(folder: RunFolder) -> tuple[str, ...]:
-    """The command that goes on with a run."""
+def _again(folder: RunFolder, *, resumes: bool = True) -> tuple[str, ...]:
+    """The command that goes on with a run, or begins another one."""
     words = shlex.split(str(folder.about()["command"]))
     what = words[1] if len(words) > 1 else "train"
     path = words[2] if len(words) > 2 else "EXPERIMENT.toml"
     if folder.mode == "federated":
         path = str(label_folder_of(folder.path).path)
-    resume = f" --resume {_quoted(folder.path)}" if what == "train" else ""
+    resume = f" --resume {_quoted(folder.path)}" if what == "train" and resumes else ""
     return (f"vfl {what} {shlex.quote(path)}{resume}",)
 
 

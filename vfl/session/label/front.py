@@ -101,6 +101,10 @@ class ServingFront:
         """Say that the session begins once these parties have come."""
         raise NotImplementedError
 
+    def waits_for_alignment(self) -> None:
+        """Say that the session begins once the rows of new tables have been aligned."""
+        raise NotImplementedError
+
     def lost(self, error: VFLError) -> bool:
         """Answer with an error until everybody is back; whether to wait for that."""
         raise NotImplementedError

@@ -706,6 +706,7 @@ def require_same_top(earlier: Experiment, experiment: Experiment) -> None:
             where=f"train.warm_start = '{experiment.train.warm_start}'",
             got=", ".join(f"label.{name} = {now[name]}" for name in others),
             want=", ".join(f"label.{name} = {then[name]}" for name in others),
+            fix="leave these settings as they were, or train without train.warm_start",
         )
 
 
