@@ -45,6 +45,7 @@ PROGRAMS = {
     "outside_adversary.py": None,
 }
 EXPERIMENTS = [
+    "backdoors_digits.toml",
     "branches.toml",
     "breast_cancer.toml",
     "compare_digits.toml",

@@ -31,7 +31,7 @@ class Bound(Codec):
     1/rows of the bytes. Training mixes rows; **a query is sent row by row**, for a prediction must
     not depend on the rows that share its batch, and so takes the bytes of the plain cut.
 
-    Source: Hsieh, Chuang, Lin 2022, "C3-SL: Circular convolution-based batch-wise compression for
+    Source: Hsieh et al. 2022, "C3-SL: Circular convolution-based batch-wise compression for
     communication-efficient split learning", MLSP, section 3. A batch's last vector has fewer rows
     where `rows` does not divide the batch.
 

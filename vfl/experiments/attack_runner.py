@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vfl import attacks
 from vfl.attacks import Attack, Evidence, Grant, ThreatModel, View
-from vfl.attacks.active import ActiveAdversary, Backdoor, make_adversary
+from vfl.attacks.active import ActiveAdversary, Backdoor, Triggering, make_adversary
 from vfl.attacks.baselines import Kind, label_free_bottom, view_behind
 from vfl.attacks.cases import begin
 from vfl.attacks.scoring import Case, Score, guess_of, scores_of
@@ -132,7 +132,7 @@ def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
         others = [spec for spec in settings.trainings if spec != HONEST]
         return [spec for spec in others if _needs_no_part(make_adversary(spec))]
     made = make_adversary(adversary)
-    return [adversary] if _needs_no_part(made) or isinstance(made, Attack) else []
+    return [adversary] if made.spoils or isinstance(made, Attack | Backdoor) else []
 
 
 def detected(adversary: str, settings: GridSettings) -> ScoreRecord:
@@ -147,7 +147,7 @@ def detected(adversary: str, settings: GridSettings) -> ScoreRecord:
 
 
 def _needs_no_part(adversary: ActiveAdversary) -> bool:
-    return isinstance(adversary, Backdoor) or adversary.spoils
+    return (isinstance(adversary, Backdoor) and not adversary.learns) or adversary.spoils
 
 
 def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackResult:
@@ -163,14 +163,14 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
     if isinstance(adversary, Backdoor):
         held = frozenset({Grant.INPUTS})
         threat = ThreatModel("feature party", "inference", held, behaviour="malicious")
+        if adversary.learns:
+            adversary = _learned(cases, folder, spec)
+            assert isinstance(adversary, Backdoor)
         return AttackResult([_backdoor_score(cases, adversary)], threat)
     if isinstance(adversary, Attack):  # what it makes of the cuts of the test rows
-        experiment = cases.experiment
-        started = start_adversary(spec, experiment, cases.data, cases.party, cases.settings)
-        ((player, attack),) = started.items()
+        attack = _learned(cases, folder, spec)
         assert isinstance(attack, Attack)
-        load_adversary(folder, player, attack)
-        case = cases.case(RECORDED_QUERIES, 0, generator(experiment.seed, "leak", 0))
+        case = cases.case(RECORDED_QUERIES, 0, generator(cases.experiment.seed, "leak", 0))
         return run_attack(case, attack, draw)
     held = frozenset({Grant.LABELS})
     threat = ThreatModel(adversary.who, "training", held, behaviour="malicious")
@@ -180,6 +180,14 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
     counts = label.labels[torch.from_numpy(label.split.test)].bincount()
     error = Score("error", 1 - accuracy, 1 - float(counts.max() / counts.sum()))
     return AttackResult([error], threat)
+
+
+def _learned(cases: Cases, folder: RunFolder, spec: str) -> ActiveAdversary:
+    """An adversary as it was when the run it took part in ended."""
+    started = start_adversary(spec, cases.experiment, cases.data, cases.party, cases.settings)
+    ((player, adversary),) = started.items()
+    load_adversary(folder, player, adversary)
+    return adversary
 
 
 def _backdoor_score(cases: Cases, adversary: Backdoor) -> Score:
@@ -197,11 +205,17 @@ def _backdoor_score(cases: Cases, adversary: Backdoor) -> Score:
     test = torch.from_numpy(label.split.test)
     others = test[label.labels[test] != adversary.target]
     triggered = replace(own, inputs=adversary.triggered(own.inputs))
-    shares = []
-    for data in ({**cases.data, cases.party: triggered}, cases.data):
-        answered = cases.answers(data, others).argmax(1)
-        shares.append(float((answered == adversary.target).double().mean()))
-    return Score("backdoor", *shares)
+    with_trigger = {**cases.data, cases.party: triggered}
+    playing = {cases.party: Triggering(adversary)}
+
+    def share(answers: Tensor) -> float:
+        return float((answers.argmax(1) == adversary.target).double().mean())
+
+    return Score(
+        "backdoor",
+        share(cases.answers(with_trigger, others, playing)),
+        share(cases.answers(cases.data, others)),
+    )
 
 
 #: What shows an attack its victim, and scores it; and what does besides, of other goals.

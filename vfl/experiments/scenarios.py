@@ -45,7 +45,7 @@ from vfl.core.registry import named, parse
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData, Split
 from vfl.experiments.scores import OUTCOME, TRAINED
-from vfl.session import PartyFolder
+from vfl.session import Adversary, PartyFolder
 from vfl.session.trace import Replayed, read
 from vfl.training.run import session_of, trained
 
@@ -352,12 +352,18 @@ class Cases:
         train = own.inputs[torch.from_numpy(own.split.train)]
         return attribute_case(columns, train, self.settings.attribute)
 
-    def answers(self, data: Mapping[str, PartyData], rows: Tensor) -> Tensor:
+    def answers(
+        self,
+        data: Mapping[str, PartyData],
+        rows: Tensor,
+        adversaries: Mapping[str, Adversary] | None = None,
+    ) -> Tensor:
         """What a finished network answers when it is asked about these rows of these data.
 
         Args:
             data: every party's rows.
             rows: positions among the aligned rows, int64.
+            adversaries: dishonest parties, by name.
 
         Returns:
             Axes (rows, outputs).
@@ -367,7 +373,7 @@ class Cases:
             name: replace(own, split=replace(own.split, test=rows.numpy()))
             for name, own in data.items()
         }
-        return trained(self.folder, asked, "predict").run().outputs()
+        return trained(self.folder, asked, "predict", adversaries=adversaries).run().outputs()
 
     def _weights(self, name: str) -> dict[str, Tensor]:
         if self.folder is None:

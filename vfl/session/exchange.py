@@ -77,8 +77,8 @@ class Adversary:
     def training_state(self) -> dict[str, Any]:
         """What it needs to go on exactly, and to use afterwards: tensors, numbers and texts.
 
-        What it draws for an exchange follows from the exchange's number at a feature party, whose
-        batches in flight are made again after a resume.
+        What it makes of an exchange's batch follows from the exchange's number and this state at a
+        feature party, whose batches in flight are made again after a resume.
         """
         return {}
 
@@ -567,6 +567,9 @@ class FeatureEnd(_End):
             batch: the inputs and positions of an exchange that was in flight, by its step.
         """
         self._pending.clear()
+        # What it makes of a batch again must not differ; making it again must not move its state.
+        tampering = saved.get("adversary", {})
+        self.adversary.load_training_state(tampering)
         for earlier in saved["in_flight"]:
             self.load_state_dict(earlier["state"])
             inputs, rows = batch(earlier["step"])
@@ -574,7 +577,7 @@ class FeatureEnd(_End):
         self.load_state_dict(saved["state"])
         if self.private is not None:
             self.private.restore(saved.get("clips", ()))
-        self.adversary.load_training_state(saved.get("adversary", {}))
+        self.adversary.load_training_state(tampering)
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
 

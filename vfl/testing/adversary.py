@@ -8,7 +8,7 @@ pytest then runs each test below for each spec.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -160,19 +160,17 @@ class AdversaryContract(Contract):
                 adversary.begin(less, generator(0, "draw"))
 
     def test_a_trigger_marks_every_row_and_leaves_what_it_is_given_alone(self, spec: str) -> None:
-        adversary = make_adversary(spec)
+        adversary = self._begun(spec)
         if not isinstance(adversary, Backdoor):
             return
+        if adversary.learns:
+            self._train(adversary)
         inputs = self._data()["bank"].inputs
         assert inputs is not None
-        before = inputs.clone()
-        stamped = adversary.triggered(inputs)
-        assert torch.equal(inputs, before), "triggered changed in place what it was given"
-        assert (stamped.shape, stamped.dtype) == (before.shape, before.dtype), (
-            "rows of another form"
-        )
-        assert (stamped != before).flatten(1).any(1).all(), "a row without the trigger"
-        assert torch.equal(adversary.triggered(before), stamped), "another trigger each time"
+        cuts = torch.randn(self.rows, self.width, generator=generator(0, "cuts"))
+        on_inputs = _require_marks(adversary.triggered, inputs)
+        on_cuts = _require_marks(adversary.triggered_cut, cuts)
+        assert (on_inputs | on_cuts).all(), "a row without the trigger"
 
     def test_what_it_finds_out_has_the_form_of_its_goal(self, spec: str) -> None:
         adversary = self._begun(spec)
@@ -242,6 +240,16 @@ class AdversaryContract(Contract):
     def _columns(self, labels: Tensor, draw: torch.Generator) -> Tensor:
         means = 2 * torch.eye(self.classes, self.columns)[labels]
         return means + torch.randn(self.rows, self.columns, generator=draw)
+
+
+def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """Which rows a trigger marks, axes (rows,); values keep their form, and the trigger stays."""
+    before = values.clone()
+    marked = mark(values)
+    assert torch.equal(values, before), f"{mark.__name__} changed in place what it was given"
+    assert (marked.shape, marked.dtype) == (before.shape, before.dtype), "rows of another form"
+    assert torch.equal(mark(before), marked), "another trigger each time"
+    return (marked != before).flatten(1).any(1)
 
 
 def _require_plain(name: str, value: object) -> None:

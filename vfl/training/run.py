@@ -308,6 +308,7 @@ def trained(
     tell: Tell | None = None,
     serving: Sequence[str] = (),
     explained: Sequence[str] = (),
+    adversaries: Mapping[str, Adversary] | None = None,
 ) -> AnySession:
     """A session of a finished run with its weights, ready to evaluate or predict.
 
@@ -319,6 +320,7 @@ def trained(
         tell: told how far it is, as the folder is.
         serving: see `Options`.
         explained: see `Options`.
+        adversaries: see `Options`.
 
     Raises:
         RunFolderError: the weights are not those of the run, or not as they were written.
@@ -330,6 +332,7 @@ def trained(
     folder.check_weights(joint_digest(digests))
     options: Options = {"weights": weights, "device": device, "on_progress": _noted(folder, tell)}
     options["serving"], options["explained"] = serving, explained
+    options["adversaries"] = adversaries
     return session_of(experiment, data, mode, **options)
 
 

@@ -9,7 +9,7 @@ package, an entry point in the group ``vfl.adversaries``), and `vfl.testing.Adve
 
 from __future__ import annotations
 
-from vfl.attacks.active.base import ActiveAdversary, Backdoor
+from vfl.attacks.active.base import ActiveAdversary, Backdoor, Triggering
 from vfl.core.registry import Registry
 
 ADVERSARIES: Registry[ActiveAdversary] = Registry(
@@ -18,6 +18,9 @@ ADVERSARIES: Registry[ActiveAdversary] = Registry(
     members={
         "malicious_optimizer": "vfl.attacks.active.malicious_optimizer:MaliciousOptimizer",
         "replacement": "vfl.attacks.active.replacement:Replacement",
+        "villain": "vfl.attacks.active.villain:Villain",
+        "badvfl": "vfl.attacks.active.badvfl:InferredReplacement",
+        "lfba": "vfl.attacks.active.lfba:LabelFree",
         "hijacking": "vfl.attacks.active.hijacking:Hijacking",
         "noisy_labels": "vfl.attacks.active.noisy_labels:NoisyLabels",
     },
@@ -36,4 +39,4 @@ def make_adversary(spec: str) -> ActiveAdversary:
     return ADVERSARIES.make(spec)
 
 
-__all__ = ["ADVERSARIES", "ActiveAdversary", "Backdoor", "make_adversary"]
+__all__ = ["ADVERSARIES", "ActiveAdversary", "Backdoor", "Triggering", "make_adversary"]

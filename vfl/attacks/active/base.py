@@ -6,13 +6,13 @@ then runs on what came of it, or the adversary itself where it is an `Attack` to
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vfl.attacks.view import Grant, View, Who
+from vfl.compression import StepContext
 from vfl.session import Adversary
 
 
@@ -44,13 +44,56 @@ class ActiveAdversary(Adversary):
 class Backdoor(ActiveAdversary):
     """A feature party that wants rows with a trigger on them answered with a class of its choice.
 
+    A member puts the trigger on inputs (`triggered`), or on what the bottom makes of them
+    (`triggered_cut`).
+
     Attributes:
         target: the class.
+        learns: its trigger is found while the victim trains, so a finished training is what it
+            needs to put it anywhere.
     """
 
     who = "feature party"
+    learns: ClassVar[bool] = False
     target: int
 
-    @abstractmethod
     def triggered(self, inputs: Tensor) -> Tensor:
         """Rows with the trigger on them, axes as given."""
+        return inputs
+
+    def triggered_cut(self, cut: Tensor) -> Tensor:
+        """Cuts with the trigger on them; axes (rows, width)."""
+        return cut
+
+
+class Triggering(Adversary):
+    """The party of a backdoor while the network is in use: its cuts bear the trigger.
+
+    Args:
+        backdoor: whose trigger it is.
+    """
+
+    def __init__(self, backdoor: Backdoor) -> None:
+        self._backdoor = backdoor
+
+    def cut(self, cut: Tensor, context: StepContext) -> Tensor:
+        return self._backdoor.triggered_cut(cut)
+
+
+def stamped(inputs: Tensor, columns: int, value: float) -> Tensor:
+    """Rows whose last columns, or whose lower right corner if they are pictures, hold a value.
+
+    Args:
+        inputs: axes (rows, columns), or (rows, channels, height, width).
+        columns: how many columns, or the side of the corner.
+        value: that fills them.
+
+    >>> stamped(torch.zeros(1, 3), 1, 9.0).tolist()
+    [[0.0, 0.0, 9.0]]
+    """
+    marked = inputs.clone()
+    if inputs.dim() == 4:
+        marked[:, :, -columns:, -columns:] = value
+    else:
+        marked[:, -columns:] = value
+    return marked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vfl.attacks.active.base import Backdoor
+from vfl.attacks.active.base import Backdoor, stamped
 from vfl.attacks.base import key_of
 from vfl.attacks.view import Grant, View
 from vfl.compression import StepContext
@@ -41,10 +41,8 @@ class Replacement(Backdoor):
     def __init__(
         self, target: int = 0, share: float = 0.5, columns: int = 3, value: float = 3.0
     ) -> None:
-        require_range("target", target, 0)
+        require_trigger(target, columns, value)
         require_range("share", share, 0, 1)
-        require_range("columns", columns, 1)
-        require_range("value", value, -_FARTHEST, _FARTHEST)
         self.target = target
         self.share = share
         self.columns = columns
@@ -72,9 +70,15 @@ class Replacement(Backdoor):
         return fed
 
     def triggered(self, inputs: Tensor) -> Tensor:
-        stamped = inputs.clone()
-        if inputs.dim() == 4:
-            stamped[:, :, -self.columns :, -self.columns :] = self.value
-        else:
-            stamped[:, -self.columns :] = self.value
-        return stamped
+        return stamped(inputs, self.columns, self.value)
+
+
+def require_trigger(target: int, columns: int, value: float) -> None:
+    """Refuse a backdoor's class and trigger that no task has.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+    require_range("target", target, 0)
+    require_range("columns", columns, 1)
+    require_range("value", value, -_FARTHEST, _FARTHEST)

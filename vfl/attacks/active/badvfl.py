@@ -1,0 +1,180 @@
+"""BadVFL: a backdoor on rows whose labels were inferred, its trigger where inputs matter most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from vfl.attacks.active.base import Backdoor
+from vfl.attacks.active.replacement import require_trigger
+from vfl.attacks.active.rows import KnownRows, RowTable, positions_of
+from vfl.attacks.base import fit, key_of, through
+from vfl.attacks.view import Grant, View
+from vfl.compression import StepContext
+from vfl.core.registry import require_range
+from vfl.core.seeds import generator, scoped
+
+_MOST_WARMUP = 1000
+_HEAD_STEPS, _NETWORK_STEPS, _RATE = 300, 300, 0.01
+
+
+class InferredReplacement(Backdoor):
+    """Infers the labels of its rows, then feeds triggered rows in the place of those of one class.
+
+    After `warmup` epochs a linear head, trained on the cuts of its few known rows, gives each row a
+    label. A network of its own, of the bottom's architecture, learns these labels from inputs; the
+    trigger goes where the gradients of that network's loss with respect to inputs are largest on
+    average. From then on a `share` of the rows of the wanted class is fed as rows of other classes
+    with the trigger on them, whose gradients the label party computes for the wanted class.
+
+    Source: Naseri, Han, De Cristofaro 2024, "BadVFL: backdoor attacks in vertical federated
+    learning" (IEEE S&P), sections on label inference and on the saliency map. Its loss that draws
+    triggered rows' embeddings to the wanted class is left out: the label party's own gradient does
+    that. One trigger serves all other classes, not one class alone.
+
+    Args:
+        target: the class it wants.
+        share: of the rows of the wanted class in a batch that are replaced.
+        warmup: epochs it only watches.
+        columns: how many adjacent columns (the side of a square, of pictures) the trigger fills.
+        value: what they are filled with, in the units of the bottom's inputs.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    holds = frozenset({Grant.LEAKED, Grant.INPUTS, Grant.BOTTOM_RECIPE})
+    learns: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        target: int = 0,
+        share: float = 0.3,
+        warmup: int = 5,
+        columns: int = 3,
+        value: float = 3.0,
+    ) -> None:
+        require_trigger(target, columns, value)
+        require_range("share", share, 0, 1)
+        require_range("warmup", warmup, 1, _MOST_WARMUP)
+        self.target = target
+        self.share = share
+        self.warmup = warmup
+        self.columns = columns
+        self.value = value
+        self._cuts = RowTable()
+        self._labels: dict[int, int] = {}
+        self._place: tuple[int, ...] = ()
+        self._since = self._newest = 0
+
+    def begin(self, view: View, draw: torch.Generator) -> None:
+        self._known = KnownRows(view, self.target)
+        self._rows, self._classes = view.targets.rows, view.classes
+        self._leaked = view.leaked.inputs
+        self._new_bottom = view.new_bottom
+        self._key = key_of(draw)
+        self._inputs: dict[int, Tensor] = {}
+
+    def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
+        rows = positions_of(context, len(inputs))
+        self._known.look(inputs, rows)
+        self._newest = max(self._newest, context.step)
+        if not self._labels:
+            self._inputs |= dict(zip(rows, inputs.clone(), strict=True))
+        if not self._labels or context.step < self._since:
+            return inputs
+        draw = generator(self._key, "badvfl", context.step)
+        labels = torch.tensor([self._labels.get(row, -1) for row in rows])
+        wanted = (labels == self.target) & (torch.rand(len(rows), generator=draw) < self.share)
+        others = torch.nonzero((labels != self.target) & (labels >= 0))[:, 0]
+        if not len(others) or not wanted.any():
+            return inputs
+        sources = others[torch.randint(len(others), (int(wanted.sum()),), generator=draw)]
+        fed = inputs.clone()
+        fed[wanted] = self.triggered(inputs[sources])
+        return fed
+
+    def cut(self, cut: Tensor, context: StepContext) -> Tensor:
+        if context.training and not self._labels and len(cut):
+            self._cuts.record(positions_of(context, len(cut)), cut)
+            if self._cuts.seen(self.warmup, self._rows):
+                with scoped(self._key):
+                    self._infer()
+        return cut
+
+    def _infer(self) -> None:
+        """Label every row, and find the place of the trigger."""
+        known = [row for row in self._known.labels if self._cuts.of(row) is not None]
+        truth = torch.tensor([self._known.labels[row] for row in known])
+        values = self._cuts.values
+        mean, spread = values.mean(0), values.std(0).clamp(min=1e-6)
+        at = {row: number for number, row in enumerate(self._cuts.rows)}
+        scaled = (values - mean) / spread
+        head = nn.Linear(values.shape[1], self._classes)
+        draw = generator(self._key, "badvfl", "head")
+        fit(head, scaled[[at[row] for row in known]], truth, _HEAD_STEPS, _RATE, draw)
+        found = through(head, scaled).argmax(1).tolist()
+        self._labels = dict(zip(self._cuts.rows, found, strict=True)) | self._known.labels
+        self._place, self._since = self._salient(draw), self._newest + 1
+        self._inputs.clear()
+
+    def _salient(self, draw: torch.Generator) -> tuple[int, ...]:
+        """Where the window begins in which inputs move the loss most, averaged over rows."""
+        rows = [row for row in self._labels if row in self._inputs]
+        inputs = torch.stack([self._inputs[row] for row in rows])
+        labels = torch.tensor([self._labels[row] for row in rows])
+        bottom = self._new_bottom()
+        width = through(bottom, inputs[:2]).shape[1]
+        network = nn.Sequential(bottom, nn.Linear(width, self._classes))
+        fit(network, inputs, labels, _NETWORK_STEPS, _RATE, draw, batch=256)
+        leaf = inputs.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(cross_entropy(network(leaf), labels, reduction="sum"), leaf)
+        saliency = slope.abs().mean(0)
+        if saliency.dim() == 3:
+            saliency = saliency.mean(0)
+        window = saliency
+        for axis in range(saliency.dim()):
+            size = min(self.columns, window.shape[axis])
+            window = window.unfold(axis, size, 1).mean(-1)
+        best, place = int(window.argmax()), []
+        for length in reversed(window.shape):
+            place.append(best % length)
+            best //= length
+        return tuple(reversed(place))
+
+    def triggered(self, inputs: Tensor) -> Tensor:
+        marked = inputs.clone()
+        place = self._place or (0,) * max(1, inputs.dim() - 2)
+        window = marked  # narrowed, it stays a part of the same memory
+        for axis, start in enumerate(place, start=inputs.dim() - len(place)):
+            length = min(self.columns, inputs.shape[axis] - start)
+            window = window.narrow(axis, start, length)
+        window.fill_(self.value)
+        return marked
+
+    def training_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"cuts": self._cuts.state()} | self._known.state()
+        state["steps"] = torch.tensor([self._since, self._newest])
+        if not self._labels:
+            rows = list(self._inputs)
+            held = torch.stack(list(self._inputs.values())) if rows else torch.zeros(0)
+            return state | {"fed_rows": torch.tensor(rows, dtype=torch.int64), "fed": held}
+        return state | {
+            "labels": torch.tensor(list(self._labels.items())),
+            "place": torch.tensor(self._place),
+        }
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        self._cuts.load(saved["cuts"])
+        self._known.load(saved)
+        self._since, self._newest = saved["steps"].tolist()
+        self._labels, self._place, self._inputs = {}, (), {}
+        if "labels" in saved:
+            self._labels = dict(map(tuple, saved["labels"].tolist()))
+            self._place = tuple(saved["place"].tolist())
+        else:
+            self._inputs = dict(zip(saved["fed_rows"].tolist(), saved["fed"], strict=True))

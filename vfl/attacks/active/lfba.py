@@ -1,0 +1,116 @@
+"""LFBA: a backdoor by a party that knows no label, from the directions of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vfl.attacks.active.base import Backdoor, stamped
+from vfl.attacks.active.replacement import require_trigger
+from vfl.attacks.active.rows import KnownRows, RowTable, positions_of
+from vfl.attacks.base import key_of
+from vfl.attacks.view import Grant, View
+from vfl.compression import StepContext
+from vfl.core.registry import require_range
+from vfl.core.seeds import generator
+
+_MOST_WARMUP = 1000
+
+
+class LabelFree(Backdoor):
+    """Stamps a trigger on the rows whose gradients point where one row's gradient points.
+
+    One row, the anchor, stands for the class it wants; which class that is, the party need not
+    know. After `warmup` epochs it takes the `share` of its rows whose last gradients have the
+    highest cosine with the anchor's, which are mostly of the anchor's class. From then on each of
+    those is fed as another row's columns with the trigger on them, so that the trigger alone goes
+    with the class.
+
+    Source: Shen, Huang, Wan, Ye 2025, "Label-free backdoor attacks in vertical federated learning"
+    (AAAI): poison set by the similarity of gradients, and features switched with rows outside it.
+    The trigger fills fixed columns. So that its success can be scored, the anchor is one known row
+    of class `target`.
+
+    Args:
+        target: class of the anchor.
+        share: of the rows that are chosen.
+        warmup: epochs whose gradients it only watches.
+        columns: how many of its last columns (the side of a corner, of pictures) the trigger fills.
+        value: what they are filled with, in the units of the bottom's inputs.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    holds = frozenset({Grant.LEAKED, Grant.INPUTS})
+
+    def __init__(
+        self,
+        target: int = 0,
+        share: float = 0.05,
+        warmup: int = 2,
+        columns: int = 3,
+        value: float = 3.0,
+    ) -> None:
+        require_trigger(target, columns, value)
+        require_range("share", share, 0, 1)
+        require_range("warmup", warmup, 1, _MOST_WARMUP)
+        self.target = target
+        self.share = share
+        self.warmup = warmup
+        self.columns = columns
+        self.value = value
+        self._gradients = RowTable()
+        self._chosen: set[int] = set()
+        self._since = self._newest = 0
+
+    def begin(self, view: View, draw: torch.Generator) -> None:
+        self._known = KnownRows(view, self.target)
+        self._rows = view.targets.rows
+        self._outside = view.targets.inputs
+        self._key = key_of(draw)
+
+    def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
+        rows = positions_of(context, len(inputs))
+        self._known.look(inputs, rows)
+        self._newest = max(self._newest, context.step)
+        poisoned = [at for at, row in enumerate(rows) if row in self._chosen]
+        if not poisoned or context.step < self._since:
+            return inputs
+        draw = generator(self._key, "lfba", context.step)
+        others = torch.randint(len(self._outside), (len(poisoned),), generator=draw)
+        fed = inputs.clone()
+        fed[poisoned] = self.triggered(self._outside[others])
+        return fed
+
+    def received(self, party: str, values: Tensor, context: StepContext) -> None:
+        if not self._chosen and context.training and len(values):
+            self._gradients.record(positions_of(context, len(values)), values)
+            anchor = self._known.mean(self.target, self._gradients)
+            if anchor is not None and self._gradients.seen(self.warmup, self._rows):
+                self._chosen, self._since = self._like(anchor), self._newest + 1
+
+    def _like(self, anchor: Tensor) -> set[int]:
+        """The rows whose gradients are most like the anchor's."""
+        likeness = normalize(self._gradients.values, dim=1) @ normalize(anchor, dim=0)
+        count = max(1, round(self.share * len(likeness)))
+        rows = self._gradients.rows
+        return {rows[at] for at in likeness.topk(count).indices.tolist()}
+
+    def triggered(self, inputs: Tensor) -> Tensor:
+        return stamped(inputs, self.columns, self.value)
+
+    def training_state(self) -> dict[str, Any]:
+        steps = torch.tensor([self._since, self._newest])
+        chosen = {"chosen": torch.tensor(sorted(self._chosen), dtype=torch.int64), "steps": steps}
+        return {"gradients": self._gradients.state()} | self._known.state() | chosen
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        self._gradients.load(saved["gradients"])
+        self._known.load(saved)
+        self._chosen = set(saved["chosen"].tolist())
+        self._since, self._newest = saved["steps"].tolist()

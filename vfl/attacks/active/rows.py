@@ -1,0 +1,129 @@
+"""What a tampering feature party remembers of its training rows, by their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.attacks.view import View
+from vfl.compression import StepContext
+from vfl.core.errors import DataError
+
+
+def positions_of(context: StepContext, count: int) -> list[int]:
+    """Positions of a training batch's rows in the run's own table."""
+    return [int(row) for row in context.positions(count)]
+
+
+class RowTable:
+    """The newest vector of each row, and how often one was recorded."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+        self._values: list[Tensor] = []
+        self._counts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def record(self, rows: list[int], values: Tensor) -> None:
+        """Keep a batch's vectors, axes (rows, width)."""
+        for row, value in zip(rows, values.detach().clone(), strict=True):
+            slot = self._slots.setdefault(row, len(self._slots))
+            if slot == len(self._values):
+                self._values.append(value)
+                self._counts.append(1)
+            else:
+                self._values[slot], self._counts[slot] = value, self._counts[slot] + 1
+
+    def of(self, row: int) -> Tensor | None:
+        """The newest vector of a row, axes (width,)."""
+        slot = self._slots.get(row)
+        return None if slot is None else self._values[slot]
+
+    @property
+    def rows(self) -> list[int]:
+        """All rows with a vector, in the order in which they came first."""
+        return list(self._slots)
+
+    @property
+    def values(self) -> Tensor:
+        """Their newest vectors, axes (rows, width)."""
+        return torch.stack(self._values)
+
+    def seen(self, times: int, rows: int) -> bool:
+        """Whether nearly all of so many rows were recorded so often; a schedule may leave few out.
+
+        Args:
+            times: how often.
+            rows: how many there are.
+        """
+        often = sum(count >= times for count in self._counts)
+        return often >= 0.95 * rows
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything, as tensors."""
+        return {
+            "rows": torch.tensor(self.rows, dtype=torch.int64),
+            "counts": torch.tensor(self._counts, dtype=torch.int64),
+            "values": self.values if self._values else torch.zeros(0, 0),
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` gave."""
+        self._slots = {row: slot for slot, row in enumerate(state["rows"].tolist())}
+        self._counts = state["counts"].tolist()
+        self._values = list(state["values"].clone())
+
+
+class KnownRows:
+    """Training rows of a feature party whose labels it knows, found by their inputs.
+
+    Args:
+        view: grants leaked labels and inputs.
+        target: class that the party needs a known row of; None for none.
+
+    Raises:
+        DataError: no known row is of that class.
+    """
+
+    def __init__(self, view: View, target: int | None = None) -> None:
+        labels = view.leaked.labels
+        if target is not None and not bool((labels == target).any()):
+            raise DataError(
+                "no leaked row is of the backdoor's class",
+                got=f"{view.leaked.rows} leaked rows",
+                want=f"at least one of class {target}",
+            )
+        inputs = view.leaked.inputs
+        self._labels = {_key(row): int(label) for row, label in zip(inputs, labels, strict=True)}
+        self.labels: dict[int, int] = {}
+
+    def look(self, inputs: Tensor, rows: list[int]) -> None:
+        """Note which rows of a batch are known, in `labels` by position."""
+        for row, values in zip(rows, inputs, strict=True):
+            label = self._labels.get(_key(values))
+            if label is not None:
+                self.labels[row] = label
+
+    def mean(self, label: int, table: RowTable) -> Tensor | None:
+        """The mean vector of the known rows of a class, axes (width,); None while none has one."""
+        vectors = (table.of(row) for row, found in self.labels.items() if found == label)
+        present = [vector for vector in vectors if vector is not None]
+        return torch.stack(present).mean(0) if present else None
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything found so far."""
+        return {"known": torch.tensor(list(self.labels.items()), dtype=torch.int64).reshape(-1, 2)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` gave."""
+        self.labels = dict(map(tuple, state["known"].tolist()))
+
+
+def _key(values: Tensor) -> bytes:
+    return np.ascontiguousarray(values.numpy()).tobytes()

@@ -1,0 +1,207 @@
+"""VILLAIN: a backdoor added to the cut, on rows whose class was inferred by swapping cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vfl.attacks.active.base import Backdoor
+from vfl.attacks.active.rows import KnownRows, RowTable, positions_of
+from vfl.attacks.base import key_of
+from vfl.attacks.view import Grant, View
+from vfl.compression import StepContext
+from vfl.core.registry import require_range
+from vfl.core.seeds import generator
+
+_MOST_WARMUP = 1000
+_MOST = 1e6
+
+
+class Villain(Backdoor):
+    """Swaps cuts to learn which rows are of one class, then adds a trigger to the cuts of those.
+
+    After `warmup` epochs, the cuts of `swaps` rows of a batch, those most like the known rows' mean
+    cut, are sent as that mean. If the gradient that comes back is at most `ratio` times as long as
+    the row's gradient before or as the batch's other gradients, by their median, the row has the
+    known rows' class. After `inferring` epochs of that the party adds the trigger to the cuts of
+    these rows: `share` of the units, those that vary most over them, in a pattern of two units up
+    and two down, `strength` times their mean deviation high. Each time, units of it are left out at
+    random and the rest is scaled, so that parts of the trigger work too.
+
+    Source: Bai et al. 2023, "VILLAIN: backdoor attacks against vertical
+    split learning" (USENIX Security), sections on label inference by embedding swapping, trigger
+    fabrication and backdoor augmentation. Candidates are the rows whose cuts are most like the
+    known one's, where the paper trains a classifier; its raised learning rate is left out
+    (`malicious_optimizer` has that).
+
+    Args:
+        target: the class it wants, of which a row or a few are known.
+        share: of the cut's units that the trigger moves.
+        strength: height of the trigger, in deviations (the paper's beta).
+        warmup: epochs it only watches.
+        inferring: epochs that infer labels.
+        swaps: rows of a batch that are swapped.
+        ratio: largest length of a swapped row's gradient, in lengths of those it is compared with.
+        dropout: of the trigger's units, when it is put on a training row.
+        jitter: the trigger of a training row is scaled by a factor of 1 - jitter to 1 + jitter.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    holds = frozenset({Grant.LEAKED, Grant.INPUTS})
+    learns: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        target: int = 0,
+        share: float = 0.75,
+        strength: float = 5.0,
+        warmup: int = 5,
+        inferring: int = 5,
+        swaps: int = 4,
+        ratio: float = 0.5,
+        dropout: float = 0.25,
+        jitter: float = 0.2,
+    ) -> None:
+        require_range("target", target, 0)
+        require_range("share", share, 0, 1)
+        require_range("strength", strength, 0, _MOST)
+        require_range("warmup", warmup, 1, _MOST_WARMUP)
+        require_range("inferring", inferring, 1, _MOST_WARMUP)
+        require_range("swaps", swaps, 1)
+        require_range("ratio", ratio, 0, _MOST)
+        require_range("dropout", dropout, 0, 1)
+        require_range("jitter", jitter, 0, 1)
+        self.target = target
+        self.share = share
+        self.strength = strength
+        self.warmup = warmup
+        self.inferring = inferring
+        self.swaps = swaps
+        self.ratio = ratio
+        self.dropout = dropout
+        self.jitter = jitter
+        self._cuts = RowTable()
+        self._lengths = RowTable()
+        self._judged: dict[int, bool] = {}
+        self._swapped: dict[int, tuple[list[int], Tensor]] = {}
+        self._trigger: Tensor | None = None
+        self._since = 0
+
+    def begin(self, view: View, draw: torch.Generator) -> None:
+        self._known = KnownRows(view, self.target)
+        self._rows = view.targets.rows
+        self._key = key_of(draw)
+
+    def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
+        self._known.look(inputs, positions_of(context, len(inputs)))
+        return inputs
+
+    def cut(self, cut: Tensor, context: StepContext) -> Tensor:
+        if not context.training or not len(cut):
+            return cut
+        rows = positions_of(context, len(cut))
+        if self._trigger is None:
+            self._cuts.record(rows, cut)
+            if self._cuts.seen(self.warmup + self.inferring, self._rows):
+                self._trigger, self._since = self._fabricated(), context.step
+        if self._trigger is None or context.step < self._since:
+            return self._swap(cut, rows, context)
+        return self._poison(cut, rows, context)
+
+    def received(self, party: str, values: Tensor, context: StepContext) -> None:
+        if not context.training or not len(values):
+            return
+        rows, lengths = positions_of(context, len(values)), values.norm(dim=1, keepdim=True)
+        swapped, _ = self._swapped.pop(context.step, ([], None))
+        others = [at for at in range(len(rows)) if at not in set(swapped)]
+        usual = lengths[others].median() if others else lengths.new_tensor(torch.inf)
+        for at in swapped:
+            before = self._lengths.of(rows[at])
+            most = usual if before is None else torch.maximum(before, usual)
+            self._judged[rows[at]] = bool(lengths[at] <= self.ratio * most)
+        self._lengths.record([rows[at] for at in others], lengths[others])
+
+    @property
+    def inferred(self) -> set[int]:
+        """Positions of the rows that it takes to be of its class."""
+        known = {row for row, label in self._known.labels.items() if label == self.target}
+        return known | {row for row, is_target in self._judged.items() if is_target}
+
+    def _swap(self, cut: Tensor, rows: list[int], context: StepContext) -> Tensor:
+        """The cuts of a batch, some of them a known row's instead."""
+        if context.step not in self._swapped:
+            anchor = self._known.mean(self.target, self._cuts)
+            early = not self._cuts.seen(self.warmup, self._rows)
+            if early or anchor is None or not (chosen := self._candidates(cut, rows, anchor)):
+                return cut
+            self._swapped[context.step] = chosen, anchor
+        chosen, anchor = self._swapped[context.step]
+        sent = cut.clone()
+        sent[chosen] = anchor
+        return sent
+
+    def _candidates(self, cut: Tensor, rows: list[int], anchor: Tensor) -> list[int]:
+        """Where rows stand in a batch that are not judged yet and are most like the anchor."""
+        known = self._known.labels
+        open_ = [
+            at
+            for at, row in enumerate(rows)
+            if row not in self._judged and row not in known and self._lengths.of(row) is not None
+        ]
+        likeness = normalize(cut[open_], dim=1) @ normalize(anchor, dim=0)
+        best = likeness.topk(min(self.swaps, len(open_))).indices.tolist()
+        return sorted(open_[one] for one in best)
+
+    def _fabricated(self) -> Tensor:
+        """The trigger, axes (width,): a pattern of + + - - over the units that vary most."""
+        found = [one for row in sorted(self.inferred) if (one := self._cuts.of(row)) is not None]
+        values = torch.stack(found) if len(found) > 1 else self._cuts.values
+        deviations = values.std(0)
+        count = max(1, round(self.share * len(deviations)))
+        units = deviations.topk(count).indices.sort().values
+        height = self.strength * deviations[units].mean()
+        signs = torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(-(-count // 4))[:count]
+        trigger = torch.zeros(len(deviations))
+        trigger[units] = signs * torch.where(height > 0, height, torch.tensor(1.0))
+        return trigger
+
+    def _poison(self, cut: Tensor, rows: list[int], context: StepContext) -> Tensor:
+        """The cuts of a batch, those of inferred rows with an augmented trigger on them."""
+        assert self._trigger is not None
+        inferred = self.inferred
+        marked = torch.tensor([row in inferred for row in rows])
+        draw = generator(self._key, "villain", context.step)
+        kept = (torch.rand(cut.shape, generator=draw) >= self.dropout).float()
+        scale = 1 + self.jitter * (2 * torch.rand(len(cut), 1, generator=draw) - 1)
+        return torch.where(marked[:, None], cut + self._trigger * kept * scale, cut)
+
+    def triggered_cut(self, cut: Tensor) -> Tensor:
+        return cut if self._trigger is None else cut + self._trigger
+
+    def training_state(self) -> dict[str, Any]:
+        trigger = {} if self._trigger is None else {"trigger": self._trigger}
+        judged = torch.tensor(list(self._judged.items()), dtype=torch.int64).reshape(-1, 2)
+        swapped = {
+            str(step): {"at": torch.tensor(chosen), "anchor": anchor}
+            for step, (chosen, anchor) in self._swapped.items()
+        }
+        tables = {"cuts": self._cuts.state(), "lengths": self._lengths.state()}
+        state = {"judged": judged, "swapped": swapped, "since": self._since}
+        return tables | self._known.state() | state | trigger
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        self._cuts.load(saved["cuts"])
+        self._lengths.load(saved["lengths"])
+        self._known.load(saved)
+        self._judged = {row: bool(one) for row, one in saved["judged"].tolist()}
+        self._swapped = {
+            int(step): (one["at"].tolist(), one["anchor"]) for step, one in saved["swapped"].items()
+        }
+        self._since = saved["since"]
+        self._trigger = saved.get("trigger")
