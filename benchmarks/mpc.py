@@ -61,6 +61,8 @@ PEERS: Mapping[str, Mapping[str, int]] = {
 }
 
 
+#: The workloads of fast and thesis mode.
+THREE_PARTY = tuple(name for name, each in WORKLOADS.items() if each.function != "cnn")
 #: A run begins so much later than it is told: long enough for all parties to hear it.
 _AHEAD_S = 0.002
 
@@ -266,7 +268,7 @@ class MpcRow:
 
     Attributes:
         workload: of `benchmarks.mpc_workloads.WORKLOADS`.
-        system: "thesis", "fast", "holders", "spu-semi2k", "spu-aby3" or "crypten".
+        system: "thesis", "fast", "holders", "shares", "spu-semi2k", "spu-aby3" or "crypten".
         network: "loopback", "tun", "proxy" or "model".
         end_to_end_ms: median over the turns, dealing within the clock; without compute where lines
             are computed.
@@ -322,7 +324,7 @@ _Models = Mapping[str, Modelled]
 
 
 def bench_mpc(
-    workload: Sequence[str] = tuple(WORKLOADS),
+    workload: Sequence[str] = THREE_PARTY,
     mode: Sequence[str] = ("thesis", "fast"),
     *,
     wan: Wan | None = None,
@@ -335,7 +337,7 @@ def bench_mpc(
 
     Args:
         workload: such as lr100-b64-inference,gelu-1k.
-        mode: of thesis, fast and holders.
+        mode: of thesis, fast, holders (1/sqrt) and shares (networks of images).
         wan: every party's line; None is the loopback as it is.
         network: how lines are made: auto, tun, proxy or model.
         turns: of each workload and system.

@@ -12,15 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from benchmarks.emulation import LinkModel, Wan
-from benchmarks.mpc_workloads import LEARNING_RATE, Example, Workload, workload_named
+from benchmarks.mpc_workloads import (
+    LEARNING_RATE,
+    Example,
+    Workload,
+    image_scores,
+    workload_named,
+)
 from benchmarks.worker import Parent
+from vfl import tensors
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError
 from vfl.mpc import Rules, Trio, make_party
@@ -283,6 +290,43 @@ class RootPart:
         return {} if found is None else {"": found}
 
 
+class ImagePart:
+    """One party's part in a network of images on shares, as a program of `vfl.tensors`.
+
+    Args:
+        member, workload, example: see `RootPart`; P0 has the images, P1 the weights.
+    """
+
+    def __init__(self, member: Member, workload: Workload, example: Example | None) -> None:
+        self._party, self._workload, self._example = tensors.Party(member), workload, example
+        self._role = member.role
+
+    def prepare(self, *, fresh: bool = False) -> None:
+        """Share what there is."""
+        example = self._example or Example.of(self._workload)  # of which the dealer takes the axes
+        self._images = self._party.share(P0, example.inputs.shape, self._own(example.inputs))
+        self._weights = {
+            name: self._party.share(P1, each.shape, self._own(each))
+            for name, each in example.weights.items()
+        }
+
+    def deal_ahead(self) -> None:
+        """The dealer waits for nobody, so its part is done within the clock."""
+
+    def execute(self) -> Any:
+        """The scores, shared."""
+        with torch.no_grad():
+            return image_scores(self._images, self._weights)
+
+    def results(self, outputs: Any) -> dict[str, Tensor]:
+        """The scores, revealed to both holders."""
+        found = outputs.get().float_precision().double()
+        return {} if self._example is None else {"": found}
+
+    def _own(self, values: Tensor) -> Tensor | None:
+        return None if self._example is None else values
+
+
 @dataclass(frozen=True, slots=True)
 class Modelled:
     """One workload in one mode, while compute takes no time.
@@ -304,8 +348,9 @@ class Modelled:
     max_error: float
 
 
-#: What our parties play: the modes of three parties, and shares among holders (`RootPart`).
-SYSTEMS = ("thesis", "fast", "holders")
+#: What our parties play: the modes of three parties, and shares among holders (`RootPart`,
+#: `ImagePart`).
+SYSTEMS = ("thesis", "fast", "holders", "shares")
 
 
 def rules_of(workload: Workload, system: str) -> Rules | None:
@@ -315,8 +360,16 @@ def rules_of(workload: Workload, system: str) -> Rules | None:
         None for holders, who have no modes.
 
     Raises:
-        ConfigError: holders, and another workload than 1/sqrt.
+        ConfigError: a workload that a system does not play.
     """
+    if (system == "shares") != (workload.function == "cnn"):
+        raise ConfigError(
+            "networks of images are played on shares, and nothing else is",
+            got=f"{workload.name}, {system}",
+            want="--mode shares with cnn-b1-inference or cnn-b16-inference",
+        )
+    if system == "shares":
+        return None
     if system == "holders":
         if workload.function != "rsqrt":
             raise ConfigError(
@@ -364,7 +417,11 @@ def modelled(
     )
 
 
-def _part(party: Party | Member, workload: Workload, example: Example | None) -> Part | RootPart:
+def _part(
+    party: Party | Member, workload: Workload, example: Example | None
+) -> Part | RootPart | ImagePart:
+    if isinstance(party, Member) and workload.function == "cnn":
+        return ImagePart(party, workload, example)
     if isinstance(party, Member):
         return RootPart(party, workload, example)
     return Part(party, workload, example)

@@ -1,15 +1,20 @@
 """The workloads of Tables 5.2 and 5.3 (thesis, 2025), and element-wise functions.
 
-DNN1 is 100-50-1 and DNN2 1000-500-1, with ReLU inside and a sigmoid at the end.
+DNN1 is 100-50-1 and DNN2 1000-500-1, with ReLU inside and a sigmoid at the end. The network of
+images is that of CrypTen's tutorial 7, with ten classes: 16 filters of 5 x 5, ReLU, the largest of
+2 x 2, 100, ReLU, 10.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vfl.core.errors import UnknownNameError, nearest
@@ -66,6 +71,7 @@ WORKLOADS = {
             for label, count in (("1k", 1000), ("100k", 100_000))
         ),
         *(Workload(f"rsqrt-{count}", count, function="rsqrt") for count in (1, 16, 128)),
+        *(Workload(f"cnn-b{rows}-inference", rows, function="cnn") for rows in (1, 16)),
     )
 }
 
@@ -94,6 +100,15 @@ class Example:
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=source, dtype=torch.float64)
 
+        if workload.function == "cnn":
+            shapes = {"conv": (16, 1, 5, 5), "first": (2304, 100), "second": (100, 10)}
+            kept = {
+                name: normal(*shape)
+                / math.sqrt(math.prod(shape[1:] if name == "conv" else shape[:1]))
+                for name, shape in shapes.items()
+            }
+            images = normal(workload.rows, 1, 28, 28).abs().clamp(max=1)
+            return cls(images, kept, images[:0], {"": image_scores(images, kept)})
         if workload.function:
             inputs = normal(workload.rows) * (2 if workload.function == "gelu" else 1)
             if workload.function == "rsqrt":
@@ -107,6 +122,12 @@ class Example:
         inputs = normal(workload.rows, workload.widths[0])
         targets = torch.randint(0, 2, (workload.rows, 1), generator=source).double()
         return cls(inputs, weights, targets, _in_clear(workload, inputs, weights, targets))
+
+
+def image_scores(images: Any, weights: Mapping[str, Any]) -> Any:
+    """The scores of the network of images; of torch's tensors, or of shared ones."""
+    found = functional.max_pool2d(torch.relu(functional.conv2d(images, weights["conv"])), 2)
+    return torch.relu(found.flatten(1) @ weights["first"]) @ weights["second"]
 
 
 def workload_named(name: str) -> Workload:

@@ -55,6 +55,10 @@ class Peer:
         task, own = self._task, self._own
         if task["decoder"]:
             return self._decoder(task["decoder"])
+        if task["function"] == "cnn":
+            images = own["inputs"].conv2d(own["conv"]).relu().max_pool2d(2)
+            inner = images.flatten(start_dim=1).matmul(own["first"]).relu()
+            return {"": inner.matmul(own["second"])}
         if task["function"]:
             return {"": _element_wise(task["function"], own["inputs"])}
         values, seen, last = own["inputs"], [], len(task["widths"]) - 2

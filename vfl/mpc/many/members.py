@@ -17,7 +17,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import combinations
 from typing import Any
 
@@ -219,8 +219,8 @@ class Member(BeaverEngine):
         if self.deals:
             self._deal([bits], "numbers", number)
             return SharedTensor(blank(shape), 0)
-        (opened,) = self._sums([_squeezed(words ^ mask, every)], number, numbers=WORDS)
-        opened = _spread(opened, words.shape, every)
+        hidden = _squeezed([words ^ mask], every)
+        (opened,) = _spread(self._sums(hidden, number, numbers=WORDS), words.shape, every)
         (dealt,) = self._dealt([shape], "numbers", number)
         public = torch.stack([upper(opened, place) & 1 for place in places])
         share = dealt * (1 - 2 * public)
@@ -356,17 +356,13 @@ class Member(BeaverEngine):
                 reduce(torch.bitwise_and, [_moved(masks[word], by) for word, by in subset])
                 for subset in subsets
             ]
-            made = [_squeezed(each, wanted) for each in made]
-            self._deal(made, "products", number, numbers=WORDS)
+            self._deal(_squeezed(made, wanted), "products", number, numbers=WORDS)
             return [blank(shape)] * len(products)
-        hidden = [_squeezed(word ^ mask, given) for word, mask in zip(words, masks, strict=True)]
-        opened = [_spread(each, shape, given) for each in self._sums(hidden, number, numbers=WORDS)]
-        sizes = [_squeezed(words[0], wanted).shape] * len(subsets)
-        dealt = self._dealt(sizes, "products", number)
-        of_masks = {
-            subset: _spread(each, shape, wanted)
-            for subset, each in zip(subsets, dealt, strict=True)
-        }
+        hidden = _squeezed([word ^ mask for word, mask in zip(words, masks, strict=True)], given)
+        opened = _spread(self._sums(hidden, number, numbers=WORDS), shape, given)
+        kept: Shape = shape if wanted == 1 else (-(-shape.numel() // wanted),)
+        dealt = _spread(self._dealt([kept] * len(subsets), "products", number), shape, wanted)
+        of_masks: dict[Factors, Tensor] = dict(zip(subsets, dealt, strict=True))
         found = []
         for factors in products:
             known = {(word, by): _moved(opened[word], by, ones=True) for word, by in factors}
@@ -526,34 +522,41 @@ def _moved(word: Tensor, by: int, *, ones: bool = False) -> Tensor:
     return word << by if by >= 0 else down(word, -by, ones=ones)
 
 
-def _squeezed(words: Tensor, every: int) -> Tensor:
-    """Every so many bits of words, the uppermost included, so many words in one; one axis.
+def _squeezed(words: Sequence[Tensor], every: int) -> list[Tensor]:
+    """Every so many bits of words, the uppermost included, so many words in one; one axis each.
 
-    >>> _squeezed(torch.tensor([-(2**63), 0, 0, 2**47]), 16)
-    tensor([281509336449024])
-    >>> _spread(_, (4,), 16).tolist() == [-(2**63), 0, 0, 2**47]
+    >>> words = [torch.tensor([-(2**63), 0, 0, 2**47])]
+    >>> _squeezed(words, 16)
+    [tensor([281509336449024])]
+    >>> _spread(_squeezed(words, 16), (4,), 16)[0].tolist() == words[0].tolist()
     True
     """
     if every == 1:
-        return words
-    flat = torch.nn.functional.pad(
-        _picked(words.reshape(-1), every - 1, every), (0, -words.numel() % every)
-    )
-    rows = flat.reshape(every, -1)
-    joined: Tensor = reduce(torch.bitwise_or, [row << at for at, row in enumerate(rows)])
-    return joined
+        return list(words)
+    flat = torch.stack([each.reshape(-1) for each in words])
+    count = -flat.shape[1] % every
+    rows = torch.nn.functional.pad(_picked(flat, every - 1, every), (0, count))
+    moved = rows.reshape(len(words), every, -1) << torch.arange(every)[:, None]
+    return list(moved.sum(1))  # no two have a bit at one place
 
 
-def _spread(squeezed: Tensor, shape: Sequence[int], every: int) -> Tensor:
+def _spread(squeezed: Sequence[Tensor], shape: Sequence[int], every: int) -> list[Tensor]:
     """The words of `_squeezed`, with zeros elsewhere."""
-    if every == 1:
-        return squeezed
-    rows = [_picked(squeezed, at, every) << (every - 1) for at in range(every)]
-    return torch.cat(rows)[: torch.Size(shape).numel()].reshape(tuple(shape))
+    if every == 1 or not squeezed:
+        return list(squeezed)
+    rows = torch.stack(list(squeezed))[:, None] >> torch.arange(every)[:, None]
+    words = (rows & _places(every)) << (every - 1)
+    count = math.prod(shape)
+    return [each[:count].reshape(tuple(shape)) for each in words.reshape(len(squeezed), -1)]
 
 
 def _picked(words: Tensor, by: int, every: int) -> Tensor:
     """Moved down, and of that every so many bits, the lowest included."""
+    return (words >> by) & _places(every)
+
+
+@lru_cache(maxsize=ELEMENT_BITS)
+def _places(every: int) -> int:
+    """Every so many bits of a word, the lowest included."""
     bits = sum(1 << place for place in range(0, ELEMENT_BITS, every))
-    picked: Tensor = (words >> by) & bits
-    return picked
+    return bits - (1 << ELEMENT_BITS) if bits >> SIGN else bits
