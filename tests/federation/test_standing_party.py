@@ -89,8 +89,8 @@ def finish(standing, training):
 def test_a_superexec_that_is_killed_is_started_again(standing, alone, owner):
     party = standing.superlink if owner == "label" else standing.nodes[owner]
     before = len(party.said())
-    process_table.kill(standing.folder, "flower-superexec", owner)
-    party.wait_for("SuperExec ended (exit -9); starting it again", after=before)
+    process_table.kill(standing.folder, "flower-superexe", owner)  # Linux keeps 15 letters
+    party.wait_for("SuperExec ended (exit 1); starting it again", after=before)
     assert finish(standing, standing.train()) == alone
 
 

@@ -109,13 +109,20 @@ def _renamed(former: str, today: str) -> None:
 
 
 def _run_superlink(label: LabelFolder) -> None:
-    from vfl.config import read_party_file
     from vfl.federation import deployment
 
     _renew_when_due(label)
     for warning in label.certificate_warnings():
         say(warning)
     say("starting the SuperLink")
+    with deployment.kept_worker_of(label) as supervise:
+        _follow_superlink(label, supervise)
+
+
+def _follow_superlink(label: LabelFolder, supervise: Callable[[], None]) -> NoReturn:
+    from vfl.config import read_party_file
+    from vfl.federation import deployment
+
     service, tend = deployment.start_superlink(label), _tender(label)
     try:
         new = deployment.register_nodes(label)
@@ -125,7 +132,7 @@ def _run_superlink(label: LabelFolder) -> None:
         files = {name: label.certificates / name for name in ("ca.pem", "server.pem")}
         party = read_party_file(label.party_file)
         with _monitored(party, files, lambda: service.alive):
-            _follow(service, tend)
+            _follow(service, supervise, tend)
         raise LostPeerError(
             f"{service.name} ended",
             got=f"exit {service.wait()}",
@@ -208,8 +215,11 @@ def _run_supernode(party_file: Path) -> None:
         services[:] = [service]
         return service
 
-    with _monitored(party, {"ca.pem": ca}, lambda: any(each.alive for each in services)):
-        supervise(start, _follow, say)
+    with (
+        deployment.kept_worker_of(party) as look_after,
+        _monitored(party, {"ca.pem": ca}, lambda: any(each.alive for each in services)),
+    ):
+        supervise(start, lambda service: _follow(service, look_after), say)
 
 
 def _monitored(
@@ -395,16 +405,22 @@ def worker(life: int, command: Callable[[], None]) -> None:
     from vfl.federation import programs, workers
 
     of_flower = {
+        "flower-superexec": programs.superexec,
         "flwr-clientapp": programs.clientapp,
         "flwr-serverapp": programs.serverapp,
-        "flower-superexec": programs.superexec,
     }
     name = os.environ[programs.WORKER_VARIABLE]
-    names = [name] if name else [*of_flower]
+    names = ["flower-superexec", name] if name else [*of_flower]
     if not name:  # a terminal's Ctrl-C is for the command that shares it, which passes it on
         os.setsid()
-    preloads: list[Callable[[], object]] = [partial(workers.preload, each) for each in names]
-    preloads += [own for each in names for own in _PRELOADS[each]]
+
+    def preload() -> None:
+        for each in names[1:]:
+            workers.preload(each)
+        for own in (one for each in names for one in _PRELOADS[each]):
+            own()
+
+    preloads: list[Callable[[], object]] = [partial(workers.preload, names[0]), preload]
     workers.serve({each: of_flower[each] for each in names} | {"vfl": command}, preloads, life)
 
 
@@ -451,12 +467,15 @@ def run_among_parties() -> None:
         raise typer.Exit(code)
 
 
-def _follow(service: Service, tend: Callable[[], None] | None = None) -> None:
+def _follow(
+    service: Service, supervise: Callable[[], None], tend: Callable[[], None] | None = None
+) -> None:
     """Repeat what vfl itself says in a service's log, until the service ends by itself.
 
     Args:
         service: the running one.
-        tend: what is looked at every few seconds meanwhile.
+        supervise: looks after its worker meanwhile.
+        tend: what is looked at every few seconds.
     """
     say(f"its log is {service.log}; end it with Ctrl-C")
     tended = time.monotonic()
@@ -464,6 +483,7 @@ def _follow(service: Service, tend: Callable[[], None] | None = None) -> None:
         log.seek(0, os.SEEK_END)
         torn = ""
         while service.alive:
+            supervise()
             if tend is not None and time.monotonic() - tended > _TEND_EVERY_S:
                 tend()
                 tended = time.monotonic()

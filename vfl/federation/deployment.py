@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,16 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         service.stop()
         raise
     return service
+
+
+def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Callable[[], None]]:
+    """Keep the standing worker of a label party or another one; see `programs.kept_worker`."""
+    if isinstance(whose, PartyFile):
+        home = whose.store_path / "flower"
+        environment = programs.supernode_environment(home, whose.path)
+        return programs.kept_worker(environment, home / "supernode.log")
+    environment = programs.superlink_environment(whose.state, whose.party_file, "network", "")
+    return programs.kept_worker(environment, whose.state / "superlink.log")
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:

@@ -54,7 +54,13 @@ from vfl.federation.guard import (
     network_guard,
 )
 from vfl.federation.upstream import Internal
-from vfl.federation.workers import SHARED_VARIABLE, StandingWorker, WorkerClient, run_among_parties
+from vfl.federation.workers import (
+    SHARED_VARIABLE,
+    StandingWorker,
+    WorkerClient,
+    answers,
+    run_among_parties,
+)
 from vfl.transport import StreamRouter, session_certificate
 from vfl.transport.proxies import local_is_direct
 from vfl.transport.router import ROUTER_VARIABLE, OtherConnections
@@ -573,6 +579,39 @@ def _wait_for(api: LocalApi) -> None:
     service, deadline = os.getppid(), time.monotonic() + _LISTENS_WITHIN_S
     while not api.listens and os.getppid() == service and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
+
+
+@contextmanager
+def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[[], None]]:
+    """Keep the standing worker of a service, from before it starts until after it has ended.
+
+    It takes longer to get ready than everything else, so it begins first, and a service that is
+    started again finds it ready.
+
+    Args:
+        environment: of the service.
+        log: of the service, for what the worker says.
+
+    Returns:
+        Starts the worker again where it has died; to be called now and then.
+    """
+    folder = Path(environment[LOCAL_API_VARIABLE])
+    program = environment[WORKER_VARIABLE]
+    # Another command of this party that runs keeps its own; this one is about to be refused.
+    if not program or SHARED_VARIABLE in os.environ or answers(folder):
+        yield lambda: None
+        return
+    private_folder(log.parent)
+    with log.open("ab") as output:
+        worker = StandingWorker(
+            folder, program, WORKER_COMMAND, environment, stdout=output, start_new_session=True
+        )
+        os.environ[SHARED_VARIABLE] = str(folder)
+        try:
+            yield worker.supervise
+        finally:
+            del os.environ[SHARED_VARIABLE]
+            worker.close()
 
 
 def shared_worker(arguments: Sequence[str]) -> int | None:

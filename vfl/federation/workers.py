@@ -4,7 +4,8 @@ Most of the time before a session's first exchange is the start of processes: Py
 So each service has one process that has done this once. Whoever wants a program to run connects to
 its socket, and gets a fork of it that runs the program:
 
-- Flower's SuperExec, for the ClientApp or ServerApp of a session (`StandingWorker`)
+- Flower's SuperExec, for the ClientApp or ServerApp of a session, and its service for SuperExec
+  itself: `vfl up` keeps the worker, which begins before them (`StandingWorker`)
 - a command of the label party, for itself (`hand_over`)
 - a command that starts every party on this machine, for itself and for their SuperExecs: they share
   one worker, so that torch is imported once and not once a process (`run_among_parties`)
@@ -79,7 +80,8 @@ PRELOADED = {
         *_APPS,
     ),
 }
-#: Folder of a worker that the services started by one command share; without it each has its own.
+#: Folder of a worker that the services started by one command share; without it each SuperExec has
+#: one of its own.
 SHARED_VARIABLE = "VFL_SHARED_WORKER"
 #: Arrow's second allocator, which nobody uses, would have a thread.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -143,11 +145,21 @@ class StandingWorker(WorkerClient):
         folder: of the service's local API.
         program: the only one of Flower's that the worker runs.
         command: starts the worker; its standard input is the socket it answers.
+        environment: of the worker; this process's if not given.
+        options: how else it is started; see `subprocess.Popen`.
     """
 
-    def __init__(self, folder: Path, program: str, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(folder, program)
-        self._command = command
+        self._command, self._options = command, options
+        self._environment = os.environ if environment is None else environment
         self._listener = listen_in(folder, _SOCKET)
         self._process: Process | None = None
         self._lifeline: int | None = None
@@ -184,7 +196,9 @@ class StandingWorker(WorkerClient):
 
     def _start(self) -> None:
         self._started = monotonic()
-        self._process, lifeline = _start_worker(self._command, self._listener, os.environ)
+        self._process, lifeline = _start_worker(
+            self._command, self._listener, self._environment, **self._options
+        )
         if self._lifeline is not None:
             os.close(self._lifeline)
         self._lifeline = lifeline
@@ -268,6 +282,12 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
     return code[0]
 
 
+def answers(folder: Path) -> bool:
+    """Whether a worker answers in a folder."""
+    with connected_to(folder, _SOCKET, 0.0) as connection:
+        return connection is not None
+
+
 def _start_worker(
     command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
 ) -> tuple[Process, int]:
@@ -337,28 +357,48 @@ def serve(
 
     Args:
         programs: by name, what a caller may ask for.
-        preloads: import what the programs need.
+        preloads: import what the programs need; whoever waits after one of them is served.
         lifeline: a pipe that closes with the process that keeps the worker.
     """
-    for imports in preloads:
-        imports()
-    _warm_up()
     listener = socket.socket(fileno=os.dup(0))
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        print(f"vfl: no worker stands here: it would have {threads} threads", flush=True)
-        return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    _set_process_name(NAME)
+    connection = None
+    for prepare in (*preloads, _warm_up, _settle):
+        prepare()
+        if (threads := len(os.listdir("/proc/self/task"))) > 1:
+            print(f"vfl: no worker stands here: it would have {threads} threads", flush=True)
+            return
+        # SuperExec needs little, and a session that serves no warm-up: neither waits for the rest.
+        if connection := _asked(listener, lifeline, wait=False):
+            break
+    else:
+        print("vfl: a worker stands by", flush=True)
+        connection = _asked(listener, lifeline, wait=True)
+    if connection is not None:
+        with connection:
+            _reset_child(listener, lifeline)
+            _run_requested(connection, programs)
+
+
+def _settle() -> None:
+    """Make all that was imported cheap to share."""
     gc.collect()
     gc.freeze()  # a collection in a child would copy what it only looks at
     return_memory()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
-    _set_process_name(NAME)
-    print("vfl: a worker stands by", flush=True)
-    while lifeline not in select.select([listener.fileno(), lifeline], [], [])[0]:
+
+
+def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.socket | None:
+    """In a new child the connection of whoever asked; None once nobody asks.
+
+    With `wait` whoever asks next is waited for, until `lifeline` closes.
+    """
+    while True:
+        ready = select.select([listener.fileno(), lifeline], [], [], None if wait else 0)[0]
+        if not ready or lifeline in ready:
+            return None
         if connection := _accept_and_fork(listener):
-            with connection:
-                _reset_child(listener, lifeline)
-                _run_requested(connection, programs)
-            return
+            return connection
 
 
 def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
