@@ -44,7 +44,7 @@ def accepted(run, public, folder, read_out=None):
 def test_a_party_enters_and_leaves_and_every_comment_stays(well, refused, loans):
     before = EXPERIMENT.read_text()
     told = json.loads(
-        well("party", "add", "shop", "loans", "--table", "shop.parquet", "--json").out
+        well("party", "add", "shop", "loans", "--table", "shop.parquet", "--serve", "--json").out
     )
     text = EXPERIMENT.read_text()
     added = '[parties.shop]\nwidth = 32\nbottom = "mlp:hidden=64"\n'
@@ -53,6 +53,7 @@ def test_a_party_enters_and_leaves_and_every_comment_stays(well, refused, loans)
     assert read_experiment(loans / "trial.toml").parties["shop"].source.endswith("shop/party.toml")
     shop = read_party_file(loans / "shop" / "party.toml")
     assert shop.consent.members == ("lender", "bank")
+    assert shop.consent.modes == ("train", "evaluate", "predict", "align", "serve")
     assert shop.node.api_port == 9095
     assert "no mistake found" in well("check", "loans/trial.toml").out
     accept = dict(told["then"])["bank"]

@@ -39,6 +39,9 @@ def add(
     ids: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="Its ids, where not found.")
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="It answers requests, as with vfl init --serve.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Add a feature party to a project, at the label party.
@@ -56,7 +59,7 @@ def add(
     if table is not None:
         given = [] if ids is None else [f"{name}={ids}"]
         found = described([f"{name}={table}"], given, [], {"": ""}, "", project=True)[name]
-    _say(members.add(label, name, found), json)
+    _say(members.add(label, name, found, serves=serve), json)
 
 
 @app.command()

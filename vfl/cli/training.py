@@ -553,11 +553,11 @@ def ask(
 ) -> Path:
     """Evaluate or predict where a run was trained; the run folder with the answer."""
     from vfl.config.run_folder import RunFolder
-    from vfl.session.terms import EXPLAIN
 
     folder = RunFolder.open(run)
     if folder.mode == "federated":
-        hand_over(run)
+        hand_over(run)  # before torch is imported, which what follows needs
+        from vfl.session.terms import EXPLAIN
         from vfl.training import federated
 
         label, tell = federated.label_folder_of(run), progress_line.show

@@ -29,6 +29,7 @@ from vfl.federation.joining import make_keys, write_public
 from vfl.federation.project import (
     API_PORT,
     ONE_MACHINE,
+    SERVING_MODES,
     LabelFolder,
     Table,
     node_parties,
@@ -66,7 +67,7 @@ class Change:
 # --- at the label party --------------------------------------------------------------------------
 
 
-def add(label: LabelFolder, name: str, table: Table | None) -> Change:
+def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = False) -> Change:
     """Add a feature party to a project: to its experiment, and a folder for the party to join with.
 
     Where all parties are on one machine its keys are made; else it makes its own.
@@ -75,6 +76,7 @@ def add(label: LabelFolder, name: str, table: Table | None) -> Change:
         label: the label party's folder.
         name: of the new party.
         table: the party's, where it is on this machine.
+        serves: whether its file consents to sessions that serve, unless its owner changes that.
 
     Raises:
         ConfigError: the name is taken, or the experiment would contradict itself.
@@ -107,6 +109,8 @@ def add(label: LabelFolder, name: str, table: Table | None) -> Change:
     if together:
         node["api_port"] = 1 + max((_api_port(label, one) for one in others), default=API_PORT - 1)
     consent = {"members": [experiment.label.party, *others]}
+    if serves:
+        consent["modes"] = SERVING_MODES
     content = {"party": name, "data": data, "node": node, "consent": consent}
     party = check(content, PartyFile, where="the arguments")
     lines = () if table is None else table.lines

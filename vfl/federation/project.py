@@ -68,6 +68,8 @@ RULES_OF_NUMBERS = "decimal+zeros"
 #: What stands in a party's file for its table until somebody fills it in.
 _TABLE = {"source": "data.csv", "id": "id"}
 _CONSENT = Consent()
+#: What a party consents to that answers requests.
+SERVING_MODES = [*_CONSENT.modes, "serve"]
 #: In a party's own file, below the table of ranges.
 #: Begins a note about a table in its party's file.
 _NOTE = "#|"
@@ -282,7 +284,7 @@ class Project:
 
     def consent_to_serving(self) -> None:
         """Every party answers requests; further label parties do at ports of their own."""
-        self._of_all["modes"] = [*_CONSENT.modes, "serve"]
+        self._of_all["modes"] = SERVING_MODES
         for position, task in enumerate(self._public.get("tasks", ())):
             self._own[task["party"]]["serve"] = {"port": _FURTHER_SERVICES + position}
 
