@@ -33,7 +33,7 @@ from vfl.datasets.alignment.protocols import PROTOCOLS, Bounds, Own, Send, run_r
 from vfl.federation.members import _drop_positions
 from vfl.server.session import parties_of_today
 from vfl.serving.front import settings_file
-from vfl.session.store.party_folder import INJECTED_SECRET
+from vfl.session.store.party_folder import INJECTED_SECRET, PartyFolder
 from vfl.training.run import load_data, session_of
 
 PARTIES, ROWS = ("bank", "shop"), 240
@@ -164,6 +164,17 @@ def test_a_federation_trains_what_one_process_trains(session):
     session.play("predict")
     predicted = pd.read_csv(session.run / "predictions.csv")["id"]
     assert set(predicted) == session.owned["bank"] | session.owned["shop"]
+
+
+def test_a_prediction_says_what_each_row_was_to_the_run(session):
+    for mode in ("align", "train", "predict"):
+        session.play(mode)
+    split = PartyFolder(session.run / "parties" / "lender").rows().split
+    ids, table = np.array(order(session, "lender")), pd.read_csv(session.run / "predictions.csv")
+    said = {"yes": split.train, "validation": split.validation, "no": split.test}
+    for word, rows in said.items():
+        assert len(rows)
+        assert set(table["id"][table["trained"] == word]) == set(ids[rows])
 
 
 def kept_folder(session, name):

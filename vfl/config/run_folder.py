@@ -23,8 +23,8 @@
     evaluations/      sealed JSON a file      figures of each `vfl evaluate`, from 0001.json on
     predictions.csv   CSV with a head         `id`, `prediction`, `probability_CLASS` for each
                                               class; `uncalibrated_CLASS` before a calibration;
-                                              `trained` (yes, no) where training rows are among
-                                              them
+                                              `trained` (yes, validation, no, unknown) where
+                                              rows of the training are among them
     parties/NAME/     folder                  a party's own model, checkpoints and trace; in a
                                               federation the label party's alone
     report.html       HTML                    a page of all this

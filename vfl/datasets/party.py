@@ -51,8 +51,10 @@ class PartyData:
             own, and everybody's at the label party. Empty where all have all. Inputs of a row that
             a party lacks are not numbers, so that nothing learns from them unnoticed.
         unaligned: inputs of the party's own rows that no session has, axes (other rows, ...).
-        trained: whether the run has trained on a row that a prediction asks for, "yes", "no" or
-            "unknown", axes (rows,); None where the table is another and has no such row.
+        trained: whether the run has trained on a row that a prediction asks for, axes (rows,):
+            "yes"; "validation" where it only chose its weights or calibration by it; "no", whose
+            answer is an honest one; or "unknown". None where the table is another and has no row
+            of the first two kinds.
         unseen: which rows of an evaluation the run has never had, bool, axes (rows,); None where
             the rows are those of the training.
     """

@@ -208,7 +208,8 @@ def prediction_table(
         uncalibrated: outputs before a calibration, whose probabilities get columns of their own.
 
     Returns:
-        Where rows may be those of the training, a column `trained` says which the run trained on.
+        Where rows may be those of the training, a column `trained` says what they were to the run;
+        see `PartyData.trained`.
     """
     rows = data.split.test
     table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})

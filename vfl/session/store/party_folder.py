@@ -54,7 +54,15 @@ from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.drift import Drift
 from vfl.session.store.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.store.identity import Identity
-from vfl.session.store.run_rows import NEW, TESTED, TRAINED, RunRows, keyed_ids, keyed_order
+from vfl.session.store.run_rows import (
+    NEW,
+    TESTED,
+    TRAINED,
+    VALIDATED,
+    RunRows,
+    keyed_ids,
+    keyed_order,
+)
 from vfl.session.store.session_ledger import Entry, SessionLedger
 from vfl.session.store.session_log import Consented, SessionLog
 from vfl.session.terms import Mode, Terms, differing
@@ -403,11 +411,11 @@ class PartyFolder:
         return found
 
     def trained_rows(self, data: PartyData) -> np.ndarray:
-        """Whether the run has trained on each row: "yes", "no" or "unknown", axes (rows,)."""
+        """What each row was to the run, axes (rows,); see `PartyData.trained`."""
         parts = self._parts(data)
         if parts is None:
             return np.full(data.rows, "unknown")
-        return np.where(parts == TRAINED, "yes", "no")
+        return np.select([parts == TRAINED, parts == VALIDATED], ["yes", "validation"], "no")
 
     def _parts(self, data: PartyData) -> np.ndarray | None:
         """What each row was to the run; None where ids do not say it."""
@@ -619,7 +627,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             data = load_for_prediction(party.party, source, own.id, encoder, form, given, place)
             if terms.mode == "predict":
                 trained = own_folder(party, terms).trained_rows(data)
-                if not party.predicts_others or (trained == "yes").any():
+                if not party.predicts_others or np.isin(trained, ("yes", "validation")).any():
                     data = replace(data, trained=trained)
             return data
         evaluated = own_folder(party, terms) if terms.mode == "evaluate" else None
