@@ -64,11 +64,13 @@ class LabelKind:
         classes: how many there are; None where labels are numbers, in a regression.
         weighted: whether rows or classes weigh differently in the loss.
         epochs: of the training; None where that is not known.
+        calibrated: whether answers are calibrated by labels of validation rows.
     """
 
     classes: int | None
     weighted: bool = False
     epochs: int | None = None
+    calibrated: bool = False
 
 
 class Defense:
@@ -388,6 +390,21 @@ def require_equal_weights(defense: str, kind: LabelKind) -> None:
             f"'{defense}' needs every row to weigh the same in the loss",
             got="weights of rows or classes",
             want="label.class_weight = 'none', and no weights of rows",
+        )
+
+
+def require_uncalibrated(defense: str, kind: LabelKind) -> None:
+    """Refuse answers that are calibrated, where a promise about labels is one against everybody.
+
+    Raises:
+        SpecError: the curves are fitted to labels of validation rows, which no noise covers.
+    """
+    if kind.calibrated:
+        raise SpecError(
+            f"'{defense}' promises for labels against everybody, and calibrated answers show some",
+            where="label.calibration",
+            got="curves that are fitted to the exact labels of validation rows",
+            want="label.calibration = 'none'",
         )
 
 

@@ -26,6 +26,7 @@ from vfl.defenses.base import (
     refuse_hooks_on_labels,
     require_classes,
     require_equal_weights,
+    require_uncalibrated,
 )
 from vfl.privacy import PrivacyStatement
 
@@ -81,6 +82,7 @@ class LabelDP(Defense):
 
     def prepare(self, kind: LabelKind) -> None:
         classes = require_classes("label_dp", kind)
+        require_uncalibrated("label_dp", kind)
         if self.prior is not None and self.prior.size != classes:
             raise SpecError(
                 "the prior of 'label_dp' has another number of classes than the labels",
@@ -251,6 +253,7 @@ class TwoStageLabelDP(Defense):
     def prepare(self, kind: LabelKind) -> None:
         self._classes = require_classes("label_dp_two_stage", kind)
         require_equal_weights("label_dp_two_stage", kind)
+        require_uncalibrated("label_dp_two_stage", kind)
         if kind.epochs is not None and kind.epochs <= self.epochs:
             raise SpecError(
                 "the training ends before the second stage of 'label_dp_two_stage'",

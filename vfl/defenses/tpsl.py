@@ -20,6 +20,7 @@ from vfl.defenses.base import (
     refuse_hooks_on_labels,
     require_classes,
     require_equal_weights,
+    require_uncalibrated,
 )
 from vfl.privacy import PrivacyStatement, kernel
 
@@ -62,6 +63,7 @@ class TranscriptPrivacy(Defense):
     def prepare(self, kind: LabelKind) -> None:
         require_classes("tpsl", kind)
         require_equal_weights("tpsl", kind)
+        require_uncalibrated("tpsl", kind)
 
     def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         assert context.secret is not None, "losses are for training only"

@@ -278,7 +278,9 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
     if data is not None:
         classes = None if data.classes is None else len(data.classes)
         weighted = experiment.label.class_weight != "none"
-        defense.prepare(defenses.LabelKind(classes, weighted, experiment.train.epochs))
+        calibrated = experiment.label.calibration != "none"
+        kind = defenses.LabelKind(classes, weighted, experiment.train.epochs, calibrated)
+        defense.prepare(kind)
     stated = list(map(str, defense.privacy()))
     apart = secure_mode.make(experiment.secure).divides_rows
     if experiment.dp is not None and data is not None and not apart:

@@ -213,6 +213,17 @@ def test_a_classifier_answers_calibrated_probabilities():
         VFLClassifier(2, calibration="platt", validation=0.3).partial_fit(X, y, classes=[0, 1])
 
 
+@pytest.mark.parametrize("defense", ["label_dp:epsilon=2", "label_dp_two_stage:epochs=1", "tpsl"])
+def test_it_is_refused_beside_a_promise_for_labels_against_everybody(defense):
+    """Whoever reads calibrated answers learns of labels that the noise does not cover."""
+    X = np.random.default_rng(0).normal(size=(90, 4))
+    y = (X[:, 0] > 0).astype(int)
+    settings = {"parties": 2, "epochs": 2, "validation": 0.3, "defense": defense}
+    with pytest.raises(SpecError, match="against everybody, and calibrated answers show"):
+        VFLClassifier(**settings, calibration="platt").fit(X, y)
+    VFLClassifier(**settings).fit(X, y)
+
+
 def test_it_is_refused_where_there_is_nothing_to_fit(vfl, tmp_path):
     path = tmp_path / "rare.toml"
     path.write_text(

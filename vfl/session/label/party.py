@@ -1175,7 +1175,8 @@ def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defens
     """The label party's instance, told what its labels are."""
     classes = objective.outputs if objective.task == "classification" else None
     weighted = objective.class_weight != "none" or data.row_weights is not None
-    kind = LabelKind(classes, weighted, terms.train.epochs)
+    calibrated = objective.calibration != "none" and terms.mode == "train"
+    kind = LabelKind(classes, weighted, terms.train.epochs, calibrated)
     defense = defenses.make(terms.defense)
     try:
         defense.prepare(kind)
