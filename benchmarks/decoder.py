@@ -36,7 +36,7 @@ from vfl.core.seeds import generator, use_one_thread
 from vfl.llm.as_printed import SCALE
 from vfl.llm.private_decoder import _GUARD, _SUM, PrivateDecoder, PrivateLayers
 from vfl.llm.two_party import Form, Growing, LocalRoles, Role, Shared
-from vfl.models.decoder import Cache, Decoder, DecoderShape
+from vfl.models.decoder import Decoder, DecoderShape, cached
 from vfl.mpc.channel import Traffic
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import P0, P1
@@ -424,9 +424,8 @@ def _tokens(mode: str, form: Form, prompts: int, wan: Wan | None) -> DecoderRow:
             (token,) = hidden.generate(text, 1, pick)
             times.append(time.process_time() - began)
             began = time.process_time()
-            cache: Cache = []
-            with torch.no_grad():
-                logits = model(torch.tensor([text]), cache)[0, -1]
+            with torch.no_grad(), cached(model):
+                logits = model(torch.tensor([text]))[0, -1]
             plain_times.append(time.process_time() - began)
             same += token == int(logits.argmax())
             errors.append(float((seen[0] - logits.double().sort().values).abs().max()))

@@ -44,7 +44,7 @@ from vfl.llm.private_decoder import PrivateDecoder, linear_layers
 from vfl.llm.project import free_addresses, start_standing, write_llm_project
 from vfl.llm.text import read_tokenizer
 from vfl.llm.two_party import Form
-from vfl.models.decoder import Cache, Decoder, DecoderShape, Rotation
+from vfl.models.decoder import Decoder, DecoderShape, Rotation, cached
 from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.mpc.rules import NAMES, Mode
 
@@ -390,14 +390,13 @@ class _Bench:
         firsts: list[float] = []
         nexts: list[float] = []
         for prompt in self._prompts:
-            cache: Cache = []
             step = torch.tensor([prompt])
-            for taken in range(self._count):
-                began = time.monotonic()
-                with torch.no_grad():
-                    token = int(self._plain(step, cache)[0, -1].argmax())
-                (nexts if taken else firsts).append(time.monotonic() - began)
-                step = torch.tensor([[token]])
+            with torch.no_grad(), cached(self._plain):
+                for taken in range(self._count):
+                    began = time.monotonic()
+                    token = int(self._plain(step)[0, -1].argmax())
+                    (nexts if taken else firsts).append(time.monotonic() - began)
+                    step = torch.tensor([[token]])
         return LlmRow(
             system="plain torch", line=self._line, first_s=median(firsts), next_s=median(nexts)
         )
@@ -413,16 +412,16 @@ def decoder_task(plain: Decoder, text: Sequence[int], past: int, name: str, path
         name: of the run.
         path: where the arrays are written to.
     """
-    shape, cache = plain.shape, Cache()
+    shape = plain.shape
     found: dict[str, Tensor] = {}
     new = torch.tensor(text[past:])
-    with torch.no_grad():
+    with torch.no_grad(), cached(plain) as caches:
         if past:
-            plain(torch.tensor([text[:past]]), cache)
-        kept = [(keys[0], values[0]) for keys, values in cache]
-        logits = plain(new[None], cache)[0, -1:]
-    for index, (keys, values) in enumerate(kept):
-        found |= {f"{index}.keys": keys, f"{index}.values": values}
+            plain(torch.tensor([text[:past]]))
+        for index, cache in enumerate(caches):
+            if cache.keys is not None and cache.values is not None:
+                found |= {f"{index}.keys": cache.keys[0], f"{index}.values": cache.values[0]}
+        logits = plain(new[None])[0, -1:]
     found |= {layer: weight for layer, (weight, _) in linear_layers(plain).items()}
     found["inputs"] = F.one_hot(new, shape.vocabulary)
     found |= {"wanted.logits": logits, "wanted.token": logits.argmax(-1)}

@@ -24,7 +24,7 @@ from vfl.llm.attack import (
     words_from_multisets,
 )
 from vfl.llm.two_party import Form
-from vfl.models.decoder import Cache, Decoder, DecoderShape
+from vfl.models.decoder import Decoder, DecoderShape, cached
 from vfl.models.language import Front
 from vfl.mpc.rules import P0, P1
 
@@ -102,13 +102,13 @@ def averaged(times: int) -> tuple[float, float, float]:
     with scoped(6):
         model = Decoder(shape).requires_grad_(requires_grad=False)
     text = torch.randint(200, (LENGTH,), generator=generator(0, "texts"))
-    cache = Cache()
-    model(text[None], cache)
+    with cached(model) as caches:
+        model(text[None])
     found = []
     for watcher in (P0, P1):
         with warnings.catch_warnings(action="ignore"), Asker(model, FLOATS, watcher) as asker:
             found.append(averaged_openings(asker, text.tolist(), times)[0])
-    vectors, keys = found[0].reshape(LENGTH, WIDTH), cache[0][0].reshape(-1).double()
+    vectors, keys = found[0].reshape(LENGTH, WIDTH), caches[0].keys.reshape(-1).double()
     words = model.tokens.weight.double()
     read = torch.cdist(vectors, words).argmin(1) == text
     errors = (vectors - words[text], found[1] - keys)

@@ -16,7 +16,7 @@ from vfl.llm.attack import (
     words_from_multisets,
 )
 from vfl.llm.two_party import Form
-from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.decoder import Decoder, DecoderShape, cached
 from vfl.models.language import Front
 
 WORDS, WIDTH = 60, 32
@@ -142,9 +142,10 @@ FLOATS = "ignore:float sharing is insecure"
 @pytest.mark.parametrize(("watcher", "masks"), [(0, 1), (1, 2)])
 def test_float_shares_average_away_as_the_closed_form_says(watcher, masks):
     """P0 gets at the words' vectors and P1 at keys: L sqrt(masks / times), eq 6-13 corrected."""
-    text, model, cache = (7, 3, 7, 22), decoder(1), []
-    model(torch.tensor([text]), cache)
-    truth = cache[0][0] if watcher else model.tokens(torch.tensor([text]))
+    text, model = (7, 3, 7, 22), decoder(1)
+    with cached(model) as caches:
+        model(torch.tensor([text]))
+    truth = caches[0].keys if watcher else model.tokens(torch.tensor([text]))
     form = Form("thesis", sharing="insecure_float")
     with Asker(model, form, watcher) as asker:
         for times in (4, 36):

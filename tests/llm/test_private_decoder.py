@@ -9,7 +9,7 @@ from vfl.core.errors import BadOptionError, DataError, ProtocolError, ReusedPadE
 from vfl.core.frame import HEADER_BYTES
 from vfl.llm.private_decoder import Sampling, softmax
 from vfl.llm.two_party import Form, Role, packed_bytes
-from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
+from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape, cached
 from vfl.mpc import private
 
 MODES = ["fast", "thesis"]
@@ -412,11 +412,7 @@ def test_shapes_that_do_not_fit(shape):
 @pytest.mark.parametrize("shape", [GPT, LLAMA])
 def test_the_cache_of_plain_torch_changes_nothing(shape):
     model, tokens = decoder(**shape), torch.tensor([[4, 9, 2, 77, 31]])
-    cache = []
     with torch.no_grad():
-        parts = [
-            model(tokens[:, :2], cache),
-            model(tokens[:, 2:3], cache),
-            model(tokens[:, 3:], cache),
-        ]
+        with cached(model):
+            parts = [model(tokens[:, :2]), model(tokens[:, 2:3]), model(tokens[:, 3:])]
         assert torch.allclose(torch.cat(parts, 1), model(tokens), atol=1e-5)

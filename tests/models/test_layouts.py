@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vfl.models.decoder import cached
 from vfl.models.pretrained import load_pretrained
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -117,8 +118,8 @@ def test_logits_of_decoders(tmp_path, name):
     with torch.no_grad():
         want = model(TOKENS)
         assert relative(ours(TOKENS), want.logits) < 1e-5
-        cache = []
-        steps = [ours(TOKENS[:, part], cache) for part in (slice(0, 7), slice(7, 8), slice(8, 12))]
+        with cached(ours):
+            steps = [ours(TOKENS[:, part]) for part in (slice(0, 7), slice(7, 8), slice(8, 12))]
         assert relative(torch.cat(steps, 1), want.logits) < 1e-5
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from vfl.attacks.permuted import on_grid
 from vfl.llm.private_decoder import PrivateDecoder
 from vfl.llm.two_party import Form
-from vfl.models.decoder import Cache, Decoder
+from vfl.models.decoder import Decoder, KeyValues
 from vfl.models.language import Front
 from vfl.mpc.rules import P1
 
@@ -70,16 +70,16 @@ def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
         seen: axes (words, tokens); each vector in an order of its own, and so are the vectors.
     """
     left, every = seen.sort(1).values, torch.arange(front.words.num_embeddings)
-    cache: Cache = []
+    cache = [KeyValues() for _ in front.layers]
     found: list[int] = []
     for _ in range(len(seen)):
-        grown = [tuple(part.expand(len(every), -1, -1, -1) for part in pair) for pair in cache]
-        vectors = front.above(front.words(every)[:, None], grown)[:, 0]  # type: ignore[arg-type]
+        grown = [each.rows(torch.zeros_like(every)) for each in cache]
+        vectors = front.above(front.words(every)[:, None], grown)[:, 0]
         apart = torch.cdist(vectors.sort(1).values.double(), left.double())
         word, row = divmod(int(apart.argmin()), len(left))
         found.append(word)
         left = torch.cat([left[:row], left[row + 1 :]])
-        cache = [(keys[word : word + 1], values[word : word + 1]) for keys, values in grown]
+        cache = [each.rows(every[word : word + 1]) for each in grown]
     return found
 
 

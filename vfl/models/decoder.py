@@ -7,7 +7,8 @@ where its norms stand, how positions enter, which tokens a token attends to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice, require_range
 
-Cache = list[tuple[Tensor, Tensor]]
 #: Of GELU, as torch names them.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
@@ -249,13 +249,44 @@ def half_turn(heads: Tensor) -> Tensor:
     return torch.cat([-second, first], -1)
 
 
+@dataclass(slots=True)
+class KeyValues:
+    """Keys and values of a block's earlier steps; axes (texts, heads, steps, head width)."""
+
+    keys: Tensor | None = field(default=None, repr=False)
+    values: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def rows(self, rows: Tensor) -> KeyValues:
+        """Those of some texts, in this order; a text may come several times."""
+        if self.keys is None or self.values is None:
+            return KeyValues()
+        return KeyValues(self.keys[rows], self.values[rows])
+
+    def add(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values, with those of new steps."""
+        if self.keys is not None and self.values is not None:
+            keys, values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
 class DecoderLayer(nn.Module):
     """A block: attention and an MLP, each with a norm and added to what came in.
 
     Args:
         shape: of the stack.
         index: of this block in it.
+
+    Attributes:
+        cache: keys and values of earlier steps, inside `cached`.
     """
+
+    cache: KeyValues | None = None
 
     def __init__(self, shape: BlockShape, index: int = 0) -> None:
         super().__init__()
@@ -274,41 +305,33 @@ class DecoderLayer(nn.Module):
             self.attention_out_norm, self.mlp_out_norm = _norm(shape), _norm(shape)
 
     def forward(
-        self,
-        x: Tensor,
-        start: int = 0,
-        before: tuple[Tensor, Tensor] | None = None,
-        real: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The block's output, axes (texts, steps, width); and keys and values of all steps so far.
+        self, x: Tensor, cache: KeyValues | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """The block's output, axes (texts, steps, width).
 
         Args:
             x: vectors of the steps; axes (texts, steps, width).
-            start: position of the first.
-            before: keys and values of earlier steps.
+            cache: keys and values of earlier steps, changed in place; the attribute if not given.
             real: False where a step is padding that no step attends to; axes (texts, steps).
         """
-        at, parallel = self._shape.norms_at, self._shape.parallel
+        at, cache = self._shape.norms_at, self.cache if cache is None else cache
         if at == "after":
-            found, kept = self.attention(x, start, before, real)
-            x = self.attention_norm(x + found)
-            return self.mlp_norm(x + self.mlp(x)), kept
-        found, kept = self.attention(self.attention_norm(x), start, before, real)
-        if parallel:
-            return x + found + self.mlp(self.mlp_norm(x)), kept
+            x = self.attention_norm(x + self.attention(x, cache, real))
+            made: Tensor = self.mlp_norm(x + self.mlp(x))
+            return made
+        found = self.attention(self.attention_norm(x), cache, real)
+        if self._shape.parallel:
+            return x + found + self.mlp(self.mlp_norm(x))
         x = x + (self.attention_out_norm(found) if at == "both" else found)
         found = self.mlp(self.mlp_norm(x))
-        return x + (self.mlp_out_norm(found) if at == "both" else found), kept
+        return x + (self.mlp_out_norm(found) if at == "both" else found)
 
     def attention(
-        self,
-        x: Tensor,
-        start: int,
-        before: tuple[Tensor, Tensor] | None,
-        real: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: Tensor, cache: KeyValues | None = None, real: Tensor | None = None
+    ) -> Tensor:
         """What each step takes from those it attends to; as `forward`."""
         shape, (texts, steps, _) = self._shape, x.shape
+        start = 0 if cache is None else cache.steps
         parts = self.attention_in(x).split([shape.queries, shape.keys, shape.keys], -1)
         q, k, v = (part.view(texts, steps, -1, shape.head_width).transpose(1, 2) for part in parts)
         if shape.head_norm:
@@ -316,16 +339,17 @@ class DecoderLayer(nn.Module):
         if shape.positions == "rotary":
             turned = Rotation.at(start, steps, shape, self._index)
             q, k = turned.turn(q), turned.turn(k)
-        if before is not None:
-            k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
+        if cache is not None:
+            k, v = cache.add(k, v)
         keys_of, values_of = (
             each.repeat_interleave(shape.heads // shape.groups, 1) for each in (k, v)
         )
         mask = self._mask(start, steps, k.shape[2], x.device)
         if real is not None:
             mask = mask & real[:, None, None, :]
-        found = _attend(q, keys_of, values_of, mask, shape)
-        return self.attention_out(found.transpose(1, 2).reshape(texts, steps, -1)), (k, v)
+        mixed = _attend(q, keys_of, values_of, mask, shape)
+        found: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(texts, steps, -1))
+        return found
 
     def mlp(self, x: Tensor) -> Tensor:
         """What each step makes of itself."""
@@ -373,7 +397,7 @@ class _Stack(nn.Module):
 
     def _through(self, x: Tensor, layers: int, real: Tensor | None = None) -> Tensor:
         for layer in self.layers[:layers]:
-            x, _ = layer(x, real=real)
+            x = layer(x, real=real)
         return x
 
     def last(self, x: Tensor) -> Tensor:
@@ -426,20 +450,15 @@ class Decoder(_Stack):
         if shape.tied:
             self.head.weight = self.tokens.weight
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits, axes (texts, steps, vocabulary).
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits, axes (texts, steps, vocabulary); inside `cached` the steps follow earlier ones.
 
         Args:
             tokens: int64, axes (texts, steps).
-            cache: of a layer each: keys and values so far; empty at first, changed in place.
         """
-        cache = [] if cache is None else cache
-        start = cache[0][0].shape[2] if cache else 0
-        x = self.embedded(tokens, start)
-        for index, layer in enumerate(self.layers):
-            before = cache[index] if index < len(cache) else None
-            x, kept = layer(x, start, before)
-            cache[index : index + 1] = [kept]
+        first = self.layers[0].cache if len(self.layers) else None
+        start = first.steps if isinstance(first, KeyValues) else 0
+        x = self._through(self.embedded(tokens, start), self.shape.layers)
         return _capped(self.head(self.norm(x)), self.shape.head_cap)
 
     def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
@@ -456,16 +475,46 @@ class Decoder(_Stack):
         found: Tensor = self.norm(x)
         return found
 
-    @torch.no_grad()
     def generate(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The most probable next tokens, one after the other (greedy decoding)."""
-        cache: Cache = []
-        found: list[int] = []
-        step = torch.tensor([list(prompt)])
+        """The most probable next tokens; see the function `generate`."""
+        return generate(self, prompt, count)
+
+
+@contextmanager
+def cached(model: nn.Module) -> Iterator[list[KeyValues]]:
+    """Let every block of a model keep keys and values, so that a step passes each block once.
+
+    In a model that is cut, each block's cache stays with the party that computes the block.
+    Yields the caches, a block's each.
+    """
+    layers = [each for each in model.modules() if isinstance(each, DecoderLayer)]
+    caches = [KeyValues() for _ in layers]
+    for layer, cache in zip(layers, caches, strict=True):
+        layer.cache = cache
+    try:
+        yield caches
+    finally:
+        for layer in layers:
+            layer.cache = None
+
+
+@torch.no_grad()
+def generate(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
+    """The most probable next tokens, one after the other (greedy decoding).
+
+    Args:
+        model: token ids in, logits out; a `Decoder`, or one that `vfl.split` cut.
+        prompt: tokens.
+        count: number of tokens to answer.
+    """
+    found: list[int] = []
+    device = next(model.parameters()).device
+    step = torch.tensor([list(prompt)], device=device)
+    with cached(model):
         for _ in range(count):
-            found.append(int(self(step, cache)[0, -1].argmax()))
-            step = torch.tensor([found[-1:]])
-        return found
+            found.append(int(model(step)[0, -1].argmax()))
+            step = torch.tensor([found[-1:]], device=device)
+    return found
 
 
 class Vectors(_Stack):

@@ -8,7 +8,7 @@ that `vfl.models.pretrained` reads) or anew, and fine-tuned whole or by low-rank
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vfl.core.errors import BadOptionError, SpecError, WidthError
 from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.models.base import MOST_NUMBERS, Bottom, Shape, Top, sequence_steps, whole_numbers
-from vfl.models.decoder import Cache, Decoder, DecoderLayer, DecoderShape
+from vfl.models.decoder import Decoder, DecoderShape, KeyValues
 from vfl.models.lora import LoRAEmbedding, adapt
 from vfl.models.pretrained import (
     TOKENIZER,
@@ -242,18 +242,17 @@ class Front(nn.Module):
         numbers = whole_numbers(first, most, "decoder_front", "words")
         return self.above(self.words(numbers)).flatten(1)
 
-    def above(self, vectors: Tensor, cache: Cache | None = None) -> Tensor:
+    def above(self, vectors: Tensor, cache: Sequence[KeyValues] | None = None) -> Tensor:
         """Positions and blocks; axes (rows, words, tokens) in and out.
 
         Args:
             vectors: words as vectors.
-            cache: keys and values of earlier words, as of `Decoder.forward`.
+            cache: keys and values of earlier words, of each block; changed in place.
         """
-        cache = [] if cache is None else cache
         if self.scale != 1:
             vectors = vectors * self.scale
         if self.positions is not None:
-            start = cache[0][0].shape[2] if cache else 0
+            start = cache[0].steps if cache else 0
             steps = torch.arange(start, start + vectors.shape[1], device=vectors.device)
             vectors = vectors + self.positions(steps)
         return _through(self.layers, vectors, cache)
@@ -269,16 +268,13 @@ class Middle(nn.Module):
     def forward(self, cut: Tensor) -> Tensor:
         """Axes (rows, words x tokens) in, (rows, tokens) out."""
         vectors = cut.view(len(cut), -1, self.width)
-        mean: Tensor = self.norm(_through(self.layers, vectors, [])).mean(1)
+        mean: Tensor = self.norm(_through(self.layers, vectors)).mean(1)
         return mean
 
 
-def _through(layers: nn.ModuleList, x: Tensor, cache: Cache) -> Tensor:
-    start = cache[0][0].shape[2] if cache else 0
+def _through(layers: nn.ModuleList, x: Tensor, cache: Sequence[KeyValues] | None = None) -> Tensor:
     for index, layer in enumerate(layers):
-        assert isinstance(layer, DecoderLayer), "blocks of a decoder"
-        x, kept = layer(x, start, cache[index] if index < len(cache) else None)
-        cache[index : index + 1] = [kept]
+        x = layer(x, cache[index] if cache else None)
     return x
 
 

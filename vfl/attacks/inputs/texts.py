@@ -17,6 +17,7 @@ from vfl.attacks.view import Grant, View
 from vfl.core.errors import UserError
 from vfl.core.registry import require_range
 from vfl.core.seeds import scoped
+from vfl.models.decoder import KeyValues
 from vfl.models.language import Front
 from vfl.models.lora import LoRAEmbedding
 
@@ -116,13 +117,13 @@ def search(
     cost = torch.full((count, beam), torch.inf)
     cost[:, 0] = 0
     texts = torch.empty(count, beam, 0, dtype=torch.long)
-    cache: list[tuple[Tensor, Tensor]] = []
+    cache = [KeyValues() for _ in front.layers]
     for place in range(wanted.shape[1]):
         tried = every if candidates is None else candidates[:, place]
         choices = tried.shape[1]
         asked = tried[:, None].expand(count, beam, choices)
-        grown = [tuple(part.repeat_interleave(choices, 0) for part in pair) for pair in cache]
-        found = front.above(front.words(asked.reshape(-1, 1)), grown)  # type: ignore[arg-type]
+        grown = [each.rows(torch.arange(count * beam).repeat_interleave(choices)) for each in cache]
+        found = front.above(front.words(asked.reshape(-1, 1)), grown)
         apart = found.view(count, beam, choices, tokens) - wanted[:, place, None, None]
         kept = wanted[:, place, None, None] != 0
         added = (apart * kept).square().sum(-1)
@@ -135,7 +136,7 @@ def search(
         older = texts.gather(1, parent[:, :, None].expand(-1, -1, place))
         texts = torch.cat([older, words[:, :, None]], 2)
         rows = (chosen + torch.arange(count)[:, None] * beam * choices).flatten()
-        cache = [(keys[rows], values[rows]) for keys, values in grown]
+        cache = [each.rows(rows) for each in grown]
     return texts[:, 0]
 
 
