@@ -11,7 +11,8 @@ from vfl.core.seeds import scoped
 from vfl.models import make_bottom, make_top
 from vfl.models.decoder import Decoder
 from vfl.models.language import decoder_shape, save_pretrained
-from vfl.models.lora import LoRAEmbedding, LoRALinear
+from vfl.models.lora import _NORMAL_FLOAT as NORMAL_FLOAT
+from vfl.models.lora import LoRAEmbedding, LoRALinear, QuantisedLinear
 
 SIZES = "words=30,tokens=8,layers=3,heads=2"
 TEXTS = torch.tensor([[3.0, 29, 1, 7, 0], [2, 2, 5, 11, 8]])
@@ -111,3 +112,31 @@ def test_weights_that_are_not_there_or_damaged_are_told(whole, tmp_path):
     kept.write_bytes(kept.read_bytes()[:-1])
     with pytest.raises(DataError, match="is not one that is read"):
         make_bottom(f"decoder_front:{SIZES},pretrained=small").build((5,), 40)
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 1 / 254), (4, 0.152)])
+def test_quantised_weights_are_near_and_small(bits, most):
+    with scoped(4):
+        base, x = nn.Linear(70, 9), torch.randn(5, 70)
+    layer = QuantisedLinear(base, bits)
+    flat = base.weight.detach().flatten()
+    for start in range(0, 630, 64):
+        part, found = flat[start : start + 64], layer.weight.flatten()[start : start + 64]
+        assert (found - part).abs().max() <= most * part.abs().max() + 1e-7
+    torch.testing.assert_close(layer(x), x @ layer.weight.T + base.bias)
+    held = sum(each.numel() * each.element_size() for each in layer.buffers())
+    assert held <= 640 * (bits / 8 + 4 / 64)
+    with pytest.raises(BadOptionError, match="bits"):
+        QuantisedLinear(base, 3)
+
+
+def test_the_four_bit_levels_are_their_nearest():
+    """By a search over all sixteen, not by middles."""
+    with scoped(5):
+        base = nn.Linear(64, 3, bias=False)
+    layer = QuantisedLinear(base, 4)
+    levels = torch.tensor(NORMAL_FLOAT)
+    for row, found in zip(base.weight.detach(), layer.weight, strict=True):
+        scaled = row / row.abs().max()
+        want = levels[(scaled[:, None] - levels).abs().argmin(1)] * row.abs().max()
+        torch.testing.assert_close(found, want)

@@ -31,7 +31,8 @@ epochs = 2
 batch_size = 32
 learning_rate = 0.01
 """
-TIMES = re.compile("second|_ms$")
+#: Left out of a comparison: how long anything took, and what names the settings or this study.
+TIMES = re.compile("second|_ms$|^(name|created|command|environments?|made_of|config_sha256)$")
 #: What each case below starts from.
 BASES = {
     "compare": ("compare.codecs=['none', 'topk:k=2']", "compare.seeds=[0]"),
@@ -74,10 +75,18 @@ def result(tmp_path_factory):
 
 
 def untimed(content):
-    """What a study says, without how long anything took."""
+    """A study's results without times, and without digests of its settings."""
     if isinstance(content, dict):
         return {name: untimed(one) for name, one in content.items() if not TIMES.search(name)}
-    return [untimed(one) for one in content] if isinstance(content, list | tuple) else content
+    if not isinstance(content, list | tuple):
+        return content
+    kept = [one for one in content if not (isinstance(one, dict) and is_time(one))]
+    return [untimed(one) for one in kept]
+
+
+def is_time(record):
+    """Whether a row of results measures how long something took."""
+    return bool(TIMES.search(str(record.get("measure", ""))))
 
 
 class TestStudySettings(SettingsWalk):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.core.errors import BadOptionError, SpecError, WidthError
-from vfl.core.registry import MOST_WEIGHT, require_range
+from vfl.core.registry import MOST_WEIGHT, require, require_choice, require_range
 from vfl.models.base import MOST_NUMBERS, Bottom, Shape, Top, sequence_steps, whole_numbers
 from vfl.models.decoder import Decoder, DecoderShape, KeyValues
 from vfl.models.lora import LoRAEmbedding, adapt
@@ -48,6 +48,7 @@ class _Parts:
         pretrained: name of a model on this machine (`vfl model list`); "none" starts anew.
         rank: of the low-rank adapters; 0 trains every weight.
         alpha: scale of the adapters.
+        bits: of frozen linear layers beside adapters: 32, 8, or 4 (Dettmers et al. 2023).
 
     Raises:
         BadOptionError: an option out of range.
@@ -63,7 +64,10 @@ class _Parts:
         pretrained: str = "none",
         rank: int = 0,
         alpha: float = 8.0,
+        bits: int = 32,
     ) -> None:
+        require_choice("bits", str(bits), ("32", "8", "4"))
+        require("rank", rank, "at least 1 where bits are 8 or 4", bits == 32 or rank > 0)
         require_range("words", words, 0, MOST_NUMBERS)
         require_range("tokens", tokens, 0, _MOST_TOKENS)
         require_range("layers", layers, 0, _MOST_LAYERS)
@@ -73,6 +77,7 @@ class _Parts:
         model_folder(pretrained)
         self._sizes = {"vocabulary": words, "width": tokens, "layers": layers, "heads": heads}
         self.front, self.pretrained, self.rank, self.alpha = front, pretrained, rank, alpha
+        self.bits = bits
 
     @cached_property
     def shape(self) -> DecoderShape:
@@ -117,7 +122,7 @@ class _Parts:
 
     def begun(self, part: nn.Module) -> nn.Module:
         """The part as training finds it."""
-        return adapt(part, self.rank, self.alpha) if self.rank else part
+        return adapt(part, self.rank, self.alpha, self.bits) if self.rank else part
 
     def steps(self, width: int, name: str) -> int:
         """Words behind a cut of some width.

@@ -1,6 +1,7 @@
 """Low-rank adapters: a pretrained model learns by two thin matrices beside each frozen one.
 
-Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
+Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1. Frozen weights
+may have 8 bits or the 4 bits of Dettmers et al. 2023, "QLoRA", section 3.
 """
 
 from __future__ import annotations
@@ -11,7 +12,76 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.registry import MOST_WEIGHT, require_range
+from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
+
+#: NormalFloat4: quantiles of a normal distribution, scaled to [-1, 1], 0 among them (Dettmers et
+#: al. 2023, section 3, and the values of its appendix E).
+_NORMAL_FLOAT = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+_BLOCK = 64
+
+
+class QuantisedLinear(nn.Module):
+    """W x + b, W frozen in blocks of 64 numbers with a float32 scale each.
+
+    8 bits are whole numbers from -127 to 127, 4 bits NormalFloat4 (Dettmers et al. 2023, section
+    3). Weights become float32 again when they are used. A weight takes 1.06 or .56 bytes.
+
+    Args:
+        base: the layer in float32.
+        bits: 8 or 4.
+
+    Raises:
+        BadOptionError: other bits.
+
+    >>> layer = QuantisedLinear(nn.Linear(64, 8), bits=4)
+    >>> sum(b.numel() * b.element_size() for b in layer.buffers() if b.dim() < 3)  # 256 + 8 x 4
+    288
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, base: nn.Linear, bits: int) -> None:
+        super().__init__()
+        require_choice("bits", str(bits), ("8", "4"))
+        self.bits, self.in_features, self.out_features = bits, base.in_features, base.out_features
+        self.bias = base.bias
+        flat = F.pad(base.weight.detach().flatten(), (0, -base.weight.numel() % _BLOCK))
+        blocks = flat.view(-1, _BLOCK)
+        largest = blocks.abs().amax(1)
+        scales = torch.where(largest > 0, largest, 1.0)
+        if bits == 8:
+            codes = (blocks / scales[:, None] * 127).round().to(torch.int8)
+            scales = scales / 127
+        else:
+            levels = blocks.new_tensor(_NORMAL_FLOAT)
+            middles = (levels[1:] + levels[:-1]) / 2
+            whole = torch.bucketize(blocks / scales[:, None], middles)
+            codes = (whole[:, ::2] * 16 + whole[:, 1::2]).to(torch.uint8)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weights in float32, axes (outputs, inputs)."""
+        if self.bits == 8:
+            blocks = self.codes.float()
+        else:
+            levels = self.scales.new_tensor(_NORMAL_FLOAT)
+            pairs = torch.stack([self.codes // 16, self.codes % 16], 2)
+            blocks = levels[pairs.flatten(1).long()]
+        flat = (blocks * self.scales[:, None]).flatten()
+        size = self.out_features * self.in_features
+        return flat[:size].view(self.out_features, self.in_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Axes (..., inputs) in, (..., outputs) out."""
+        return F.linear(x, self.weight, self.bias)
 
 
 class LoRALinear(nn.Module):
@@ -23,20 +93,22 @@ class LoRALinear(nn.Module):
         base: the frozen layer.
         rank: rows of A and columns of B.
         alpha: the scale of what is learned.
+        bits: of the frozen weights; 32 keeps them as they are.
 
     >>> layer = LoRALinear(nn.Linear(8, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in layer.parameters() if p.requires_grad)  # 2 * (8 + 6)
     28
 
     Raises:
-        BadOptionError: a rank below 1 or above what the layer has.
+        BadOptionError: a rank below 1 or above what the layer has; bits that are not 4, 8 or 32.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, bits: int = 32) -> None:
         super().__init__()
         require_range("rank", rank, 1, min(base.in_features, base.out_features))
         require_range("alpha", alpha, 0, MOST_WEIGHT)
-        self.base = base.requires_grad_(requires_grad=False)
+        frozen = base.requires_grad_(requires_grad=False)
+        self.base = frozen if bits == 32 else QuantisedLinear(frozen, bits)
         self.scale = alpha / rank
         self.a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
         self.b = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
@@ -96,8 +168,14 @@ class LoRAEmbedding(nn.Module):
         return found
 
 
-def adapt(module: nn.Module, rank: int, alpha: float) -> nn.Module:
+def adapt(module: nn.Module, rank: int, alpha: float, bits: int = 32) -> nn.Module:
     """The module with every weight frozen and an adapter at each embedding and linear layer.
+
+    Args:
+        module: changed in place.
+        rank: of the adapters.
+        alpha: their scale.
+        bits: of the linear layers' frozen weights, 4, 8 or 32; embeddings keep theirs.
 
     >>> layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), 1, 1.0)
     >>> [name for name, each in layers.named_parameters() if each.requires_grad]
@@ -107,7 +185,7 @@ def adapt(module: nn.Module, rank: int, alpha: float) -> nn.Module:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(parent, name, LoRALinear(child, rank, alpha))
+                setattr(parent, name, LoRALinear(child, rank, alpha, bits))
             elif isinstance(child, nn.Embedding):
                 setattr(parent, name, LoRAEmbedding(child, rank, alpha))
     return module
