@@ -292,3 +292,32 @@ def test_the_chain_takes_a_class_of_ones_own():
     assert [type(each).__name__ for each in found.chain()] == [
         "Counted", "FixedPrecisionTensor", "Here"
     ]  # fmt: skip
+
+
+def test_statistics_of_hidden_rows_do_not_pass_into_a_mean_that_others_read(workers):
+    alice, *_ = workers
+    rows, mean = alice.load(torch.rand(8, 3)), tensors.send(torch.zeros(3), alice)
+    for call in (
+        lambda: functional.batch_norm(rows, mean, mean, training=True),
+        lambda: torch.batch_norm(rows, None, None, mean, mean, True, 0.1, 1e-5, False),
+        lambda: alice.run("functional.batch_norm", [rows, mean, mean, None, None, 1], {}),
+    ):
+        with pytest.raises(UserError):
+            call()
+    assert torch.equal(mean.get(), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: functional.max_pool2d(x, 2),
+        lambda x: functional.layer_norm(x, (4,)),
+        lambda x: functional.batch_norm(x, x[0, :, 0, 0], x[1, :, 0, 0].abs()),
+        lambda x: functional.pad(x, (1, 1)).flip(3).narrow(1, 0, 1),
+        lambda x: functional.gelu(x).amax(1) / x.amin(1).rsqrt(),
+    ],
+)
+def test_layers_run_at_a_worker(workers, operation):
+    images = torch.rand(3, 2, 4, 4) + 0.1
+    found = operation(tensors.send(images, workers[0])).get()
+    assert torch.allclose(found, operation(images))

@@ -247,6 +247,8 @@ class Worker:
         # A result in memory that somebody else reads would pass by its rule.
         if kwargs and ("out" in kwargs or kwargs.get("inplace")):
             PointerTensor.refuse(f"{name} into another tensor, or in place")
+        if name.endswith("batch_norm") and (kwargs.get("training") or any(args[5:6])):
+            PointerTensor.refuse(f"{name} in training, which writes into its running mean")
         if name in IN_PLACE and not isinstance(args[0], PointerTensor | Ref):
             PointerTensor.refuse(f"{name} on a tensor that is not at the worker")
         used: list[Held] = []
