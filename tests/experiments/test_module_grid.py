@@ -13,7 +13,8 @@ import vfl
 from vfl.core.errors import ConfigError, DataError, RunFolderError, UserError
 from vfl.experiments.module_grid import Recipe
 from vfl.experiments.results import COLUMNS
-from vfl.experiments.study import add_attack
+from vfl.experiments.study import add_attack, train_alone
+from vfl.training.run import evaluate
 
 COLUMNS_OF_ROWS, ROWS = 6, 300
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outside_attack.py"
@@ -166,6 +167,22 @@ def test_a_training_that_cannot_be_repeated_is_not_recorded_later(tmp_path):
     assert [one.failure["what"] for one in found.failed] == [
         "training once more, to record it, gave other weights"
     ]
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda run: run.attack("logistic"), lambda run: evaluate(run.folder)]
+)
+def test_commands_for_runs_say_who_made_a_module(tmp_path, ask):
+    train, test = loaders()
+    asked = {"codecs": ["none"], "seeds": [0], "epochs": 1, "out": tmp_path, **QUIET}
+    vfl.compare(build, train, test, **asked)
+    (path,) = (tmp_path / "cells").iterdir()
+    run = vfl.Run(path)
+    assert "own" in run.page.read_text()
+    with pytest.raises(RunFolderError, match="functions of a caller"):
+        ask(run)
+    with pytest.raises(RunFolderError, match="functions of a caller"):
+        train_alone(tmp_path)
 
 
 def test_other_rows_or_code_train_anew(tmp_path):

@@ -57,6 +57,8 @@ HEAVY = (
 PACKS: dict[str, tuple[str, ...]] = {
     "light": LIGHT,
     "heavy": HEAVY,
+    # What a feature party makes of its own cuts, beside "columns" and "members".
+    "labels": LIGHT,
     # The two of the thesis (section 4.4).
     "thesis": ("fine_tuning", "kmeans"),
     # What the quick profile runs; where a cut is blurred on its way, its owner reads the bottom.
@@ -75,7 +77,7 @@ PACKS: dict[str, tuple[str, ...]] = {
 }
 
 #: Packs that look for classes.
-_OF_CLASSES = frozenset({"light", "heavy", "thesis", "quick"})
+_OF_CLASSES = frozenset({"light", "heavy", "labels", "thesis", "quick"})
 
 
 def _no_doubles(listed: tuple[object, ...] | None) -> tuple[object, ...] | None:

@@ -1,8 +1,8 @@
 """The run folder: what one training leaves behind, versioned, readable while it is written.
 
     file              form                    content
-    run.json          sealed JSON             name, time, version, mode (`in-process` or
-                                              `federated`), command, `config_sha256`
+    run.json          sealed JSON             name, time, version, mode (`in-process`,
+                                              `federated` or `module`), command, `config_sha256`
     config.toml       TOML                    the experiment with every default;
                                               `config_sha256` is its SHA-256
     environment.json  JSON                    versions and processor
@@ -148,8 +148,22 @@ class RunFolder:
 
     @property
     def mode(self) -> str:
-        """How it was trained: "in-process" or "federated"."""
+        """How it was trained: "in-process" or "federated", or by a caller's functions, "module"."""
         return str(self.about()["mode"])
+
+    def require_experiment(self) -> None:
+        """Refuse a run whose models and rows its experiment does not describe.
+
+        Raises:
+            RunFolderError: functions of a caller made them.
+        """
+        if self.mode == "module":
+            raise RunFolderError(
+                "functions of a caller made the models and rows of this run",
+                where=str(self.path),
+                want="a run of an experiment file",
+                fix="call vfl.grid or vfl.compare with these functions on the grid's folder again",
+            )
 
     def about(self) -> dict[str, Any]:
         """The run's own record.

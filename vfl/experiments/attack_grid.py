@@ -312,6 +312,7 @@ def attack_finished_run(
     """
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so there is nothing to attack")
+    folder.require_experiment()
     for party in folder.experiment().parties:  # before what else it lacks, which would help nobody
         PartyFolder(folder.party(party)).require()
     refuse(of_complete_rows(folder.experiment(), "an attack"))

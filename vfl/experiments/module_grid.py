@@ -412,7 +412,7 @@ def _trained_module(
         return model, None
     if path.exists():
         shutil.rmtree(path)  # ended before it was trained
-    run = RunFolder.create(path, experiment, "in-process", str(folder.head("command")))
+    run = RunFolder.create(path, experiment, "module", str(folder.head("command")))
     began = time.perf_counter()
     trace = ModuleTrace(model) if recorded else None
     with _counted(model) as dense_bytes, nullcontext() if trace is None else trace:

@@ -111,6 +111,12 @@ def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
     """
     if is_grid(path):
         folder = GridFolder(path)
+        if folder.modules is not None:
+            raise RunFolderError(
+                "functions of a caller made the models and rows of this grid",
+                where=str(path),
+                want="a study of an experiment file",
+            )
         found, trainings = folder.experiment(), dict[str, Experiment]()
         for cell in folder.cells():
             trainings.setdefault(cell.repeat, cell.experiment)

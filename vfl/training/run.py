@@ -85,6 +85,7 @@ def load_again(folder: RunFolder) -> dict[str, PartyData]:
     Raises:
         DataError: see `vfl.datasets`.
     """
+    folder.require_experiment()
     experiment = folder.experiment()
     check_one_process(experiment)
     parts = {name: PartyFolder(folder.party(name)) for name in experiment.parties}

@@ -52,6 +52,7 @@ _SHARED = {
 }
 _MODES = {
     "in-process": "All parties ran in one process, over real frames.",
+    "module": "A module of the caller's own played all parties in one process, over real frames.",
     "federated": "They trained over a Flower federation, each in a process of its own.",
     "simulation": "They ran on Flower's simulation engine.",
 }
