@@ -46,6 +46,8 @@ DEFENSES: Registry[Defense] = Registry(
         "gradient_averaging": "vfl.defenses.gradients:GradientAveraging",
         "gradient_sparsification": "vfl.defenses.gradients:GradientSparsification",
         "passport": "vfl.defenses.passport:Passport",
+        "vflip": "vfl.defenses.purification:VFLIP",
+        "copur": "vfl.defenses.purification:CoPur",
         "split_guard": "vfl.defenses.split_guard:SplitGuard",
     },
     group="vfl.defenses",

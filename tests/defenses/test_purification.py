@@ -1,0 +1,118 @@
+"""VFLIP and CoPur: which party is flagged, and what is written in its place."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from vfl.compression import INFERENCE, StepContext
+from vfl.core.errors import SpecError
+from vfl.core.seeds import generator, scoped
+from vfl.defenses import make
+
+PARTIES, UNITS = 4, 3
+TRAINING = StepContext(training=True)
+
+
+def together(rows, purpose="rows"):
+    """Cuts of parties that see one hidden number each row, so that each tells of the others."""
+    draw = generator(0, "purification", purpose)
+    hidden = torch.randn(rows, 2, generator=draw)
+    maps = torch.randn(2, PARTIES * UNITS, generator=generator(0, "maps"))
+    noise = 0.05 * torch.randn(rows, PARTIES * UNITS, generator=draw)
+    return torch.tanh(hidden @ maps) + noise
+
+
+@cache
+def trained(spec, steps=250):
+    """The wrapped top of a defense whose networks have learned how cuts go together."""
+    with scoped(0):
+        defense = make(spec)
+        top = defense.wrap_top(nn.Identity(), PARTIES * UNITS).train()
+        optimizer = torch.optim.Adam(top.parameters(), lr=0.005)
+        cuts = together(512)
+        for step in range(steps):
+            rows = cuts[(torch.arange(64) + 64 * step) % len(cuts)]
+            outputs = top(rows)
+            optimizer.zero_grad()
+            defense.loss({}, torch.zeros(64), outputs, TRAINING).backward()
+            optimizer.step()
+    return top.eval()
+
+
+def with_party_of_another_row(cuts, party):
+    mixed = cuts.reshape(len(cuts), PARTIES, UNITS).clone()
+    mixed[:, party] = mixed[:, party].roll(1, 0)
+    return mixed.reshape(len(cuts), -1)
+
+
+def error(found, cuts):
+    return (found - cuts).square().mean().item()
+
+
+@pytest.mark.parametrize("spec", ["vflip:parties=4,hidden=32", "copur:parties=4,hidden=32,code=3"])
+def test_a_party_that_does_not_fit_is_written_anew(spec):
+    top, cuts = trained(spec), together(200, "test")
+    with torch.no_grad():
+        mixed = with_party_of_another_row(cuts, 2)
+        assert error(top(mixed), cuts) < 0.6 * error(mixed, cuts)
+        assert error(top(cuts), cuts) < 0.1
+
+
+def test_votes_are_counted_as_by_a_loop():
+    top, cuts = trained("vflip:parties=4,hidden=32"), together(60, "test")
+    norm = top.scale
+    mixed = with_party_of_another_row(cuts, 1)
+    rows = (mixed - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    flagged = top.flagged(rows)
+    for row in range(60):
+        for judged in range(PARTIES):
+            votes = 0
+            for shown in set(range(PARTIES)) - {judged}:
+                alone = torch.zeros(PARTIES, UNITS)
+                alone[shown] = rows[row].reshape(PARTIES, UNITS)[shown]
+                with torch.no_grad():
+                    written = top.network(alone.reshape(1, -1)).reshape(PARTIES, UNITS)
+                far = (written[judged] - rows[row].reshape(PARTIES, UNITS)[judged]).norm()
+                mean = top.means[judged, shown]
+                spread = (top.squares[judged, shown] - mean**2).sqrt()
+                votes += bool(far > mean + 2 * spread)
+            assert bool(flagged[row, judged]) == (votes >= 2)
+    assert flagged[:, 1].float().mean() > 5 * flagged[:, [0, 2, 3]].float().mean()
+
+
+def test_rows_without_a_flag_are_read_as_they_came():
+    top, cuts = trained("vflip:parties=4,hidden=32"), together(60, "test")
+    norm = top.scale
+    rows = (cuts - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    calm = ~top.flagged(rows).any(1)
+    assert calm.float().mean() > 0.7
+    with torch.no_grad():
+        assert torch.equal(top(cuts)[calm], cuts[calm])
+
+
+def test_networks_of_a_defense_do_not_teach_the_bottoms():
+    defense = make("vflip:parties=2")
+    top = defense.wrap_top(nn.Linear(4, 2), 4).train()
+    cut = torch.randn(8, 4, generator=generator(0, "cut")).requires_grad_()
+    outputs = top(cut)
+    defense.loss({}, torch.zeros(8), outputs, TRAINING).backward()
+    assert cut.grad is None
+    assert defense.loss({}, torch.zeros(8), outputs, TRAINING) is None
+
+
+def test_a_merged_cut_that_is_not_of_equal_cuts_is_refused():
+    with pytest.raises(SpecError, match="as many equal cuts"):
+        make("copur:parties=3").wrap_top(nn.Identity(), 8)
+
+
+def test_a_search_without_steps_is_the_autoencoder():
+    top, cuts = trained("copur:parties=4,hidden=32,code=3,steps=0", steps=30), together(9, "test")
+    norm = top.scale
+    deviation = (norm.running_var + norm.eps).sqrt()
+    with torch.no_grad():
+        code = top.encoder((cuts - norm.running_mean) / deviation)
+        wanted = top.decoder(code) * deviation + norm.running_mean
+        torch.testing.assert_close(top(cuts), wanted)
+        assert torch.equal(make("copur").logits(cuts, INFERENCE), cuts)

@@ -1,0 +1,333 @@
+"""Purification of cuts at the label party: parties that do not fit the others are written anew.
+
+A feature party with a backdoor sends, for a row of one class, a cut that stands for another. Cuts
+of the other parties say otherwise. Both members learn, beside the task, how the parties' cuts go
+together, and use it at inference alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import mse_loss
+
+from vfl.compression import StepContext
+from vfl.core.errors import SpecError
+from vfl.core.registry import MOST_WEIGHT, require_range
+from vfl.defenses.base import Cuts, Defense, Loss
+
+_MOST_PARTIES = 1000
+_MOST_HIDDEN = 65536
+_MOST_DEVIATIONS = 1000
+_MOST_STEPS = 10_000
+_RATE = 0.05
+_SPAN = 0.99
+#: Rounds off the norm of a party's difference, so that a search settles.
+_SMOOTH = 1e-2
+
+
+class PurifyingTop(nn.Module):
+    """A top that first passes merged cuts through `purify`, in evaluation mode.
+
+    Args:
+        top: reads merged cuts of axes (rows, width).
+        width: of those, the parties' cuts side by side.
+        parties: how many there are.
+    """
+
+    def __init__(self, top: nn.Module, width: int, parties: int) -> None:
+        super().__init__()
+        self.top = top
+        self.parties = parties
+        self.scale = nn.BatchNorm1d(width, affine=False)
+        self.learning: Tensor | None = None
+
+    def forward(self, cut: Tensor) -> Tensor:
+        """Outputs of axes (rows, outputs); in training it notes its own loss in `learning`."""
+        if self.training:
+            if len(cut) > 1:
+                self.learning = self.learn(self.scale(cut.detach()))
+            outputs: Tensor = self.top(cut)
+            return outputs
+        purified: Tensor = self.top(self.purified(cut))
+        return purified
+
+    def purified(self, cut: Tensor) -> Tensor:
+        """The cuts that the top reads instead, axes (rows, width)."""
+        norm = self.scale
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        deviation = (norm.running_var + norm.eps).sqrt()
+        written, changed = self.purify((cut - norm.running_mean) / deviation)
+        return torch.where(changed, written * deviation + norm.running_mean, cut)
+
+    def blocks(self, values: Tensor) -> Tensor:
+        """Values of axes (rows, width) by party, axes (rows, parties, units)."""
+        return values.reshape(len(values), self.parties, -1)
+
+    @abstractmethod
+    def learn(self, cut: Tensor) -> Tensor:
+        """The loss of its own networks on a training batch, standardised, without a graph."""
+
+    @abstractmethod
+    def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
+        """Standardised cuts written anew, and where these are to be read; axes (rows, width)."""
+
+
+class Purification(Defense):
+    """What members of this file have in common.
+
+    Args:
+        parties: how many cuts stand side by side in the merged one, of equal width; the label
+            party's own counts where it has columns.
+        hidden: units of the network that learns how cuts go together.
+        weight: of its loss, beside the task's.
+    """
+
+    side = "label"
+    label_free = True
+
+    def __init__(self, parties: int, hidden: int, weight: float) -> None:
+        require_range("parties", parties, 2, _MOST_PARTIES)
+        require_range("hidden", hidden, 1, _MOST_HIDDEN)
+        require_range("weight", weight, 0, MOST_WEIGHT)
+        self.parties = parties
+        self.hidden = hidden
+        self.weight = weight
+        self._top: PurifyingTop | None = None
+
+    @abstractmethod
+    def build(self, top: nn.Module, width: int) -> PurifyingTop:
+        """The top with the networks of this member."""
+
+    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
+        if width % self.parties:
+            raise SpecError(
+                "the merged cut is not of as many equal cuts as this defense was told",
+                where="option 'parties'",
+                got=f"a merged width of {width} and parties={self.parties}",
+                want="merge = 'concat', cuts of one width, and as many parties as send or have one",
+            )
+        self._top = self.build(top, width)
+        return self._top
+
+    def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
+        if self._top is None or self._top.learning is None:
+            return None
+        learning, self._top.learning = self._top.learning, None
+        return self.weight * learning
+
+
+class MaskedTop(PurifyingTop):
+    """The top of `VFLIP`.
+
+    Args:
+        top, width, parties: see `PurifyingTop`.
+        hidden: units of the autoencoder.
+        deviations: by how many an error is above its mean where it counts as a vote.
+    """
+
+    def __init__(
+        self, top: nn.Module, width: int, parties: int, hidden: int, deviations: float
+    ) -> None:
+        super().__init__(top, width, parties)
+        self.network = _perceptron(width, hidden, width)
+        self.deviations = deviations
+        self.register_buffer("means", torch.zeros(parties, parties))
+        self.register_buffer("squares", torch.ones(parties, parties))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def learn(self, cut: Tensor) -> Tensor:
+        self._count(self.errors(cut).detach())
+        rows, one = self.blocks(cut), torch.randint(self.parties, (len(cut),))
+        other = (one + torch.randint(1, self.parties, (len(cut),))) % self.parties
+        at = torch.arange(self.parties)
+        alone, all_but = at == other[:, None], at != one[:, None]
+        few = torch.rand(len(cut), 1) < 0.5
+        shown = torch.where(few, alone, all_but).to(cut.device)
+        written = self.blocks(self.network((rows * shown[..., None]).flatten(1)))
+        chosen = torch.arange(len(cut))
+        return mse_loss(written[chosen, one], rows[chosen, one])
+
+    def errors(self, cut: Tensor) -> Tensor:
+        """Distance of each party's cut from what one other party's cut alone lets expect.
+
+        Returns:
+            Axes (rows, party that is judged, party that is shown).
+        """
+        rows, found = self.blocks(cut), []
+        with torch.no_grad():
+            for shown in range(self.parties):
+                alone = torch.zeros_like(rows)
+                alone[:, shown] = rows[:, shown]
+                written = self.blocks(self.network(alone.flatten(1)))
+                found.append((written - rows).norm(dim=2))
+        return torch.stack(found, dim=2)
+
+    def flagged(self, cut: Tensor) -> Tensor:
+        """Which parties' cuts do not fit, bool of axes (rows, parties); `cut` standardised."""
+        means, squares = self.get_buffer("means"), self.get_buffer("squares")
+        spread = (squares - means.square()).clamp(min=1e-12).sqrt()
+        votes = (self.errors(cut) - means) / spread > self.deviations
+        votes &= ~torch.eye(self.parties, dtype=torch.bool, device=cut.device)
+        return votes.sum(dim=2) > (self.parties - 1) / 2
+
+    def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
+        flagged = self.flagged(cut)
+        some = flagged.any(dim=1) & ~flagged.all(dim=1)
+        written = self.network((self.blocks(cut) * ~flagged[..., None]).flatten(1))
+        return written, some[:, None].expand_as(cut)
+
+    def _count(self, errors: Tensor) -> None:
+        """Running means of errors and of their squares."""
+        means, squares = self.get_buffer("means"), self.get_buffer("squares")
+        batches = self.get_buffer("batches")
+        batches += 1
+        share = max(1 - _SPAN, 1 / float(batches))
+        means.lerp_(errors.mean(dim=0), share)
+        squares.lerp_(errors.square().mean(dim=0), share)
+
+
+class VFLIP(Purification):
+    """Every party's cut is judged by each other party's; a majority has it written anew.
+
+    A masked autoencoder learns, in training, to write one party's cut from all others or from one
+    other. In a prediction each party's cut is expected from each other party's alone; an error that
+    is `deviations` above its mean in training is a vote. Where more than half of the others vote
+    against a party, the autoencoder writes the whole merged cut from the parties that are left.
+    Other rows, and rows without any party left, are read as they came. It takes three parties: of
+    two, each votes against the other.
+
+    Source: Cho et al. 2024, "VFLIP: a backdoor defense for vertical federated learning via
+    identification and purification" (ESORICS), sections on the masked autoencoder ("N-1 to 1" and
+    "1 to 1"), identification and purification. The autoencoder trains beside the task, not after.
+
+    Args:
+        parties: see `Purification`.
+        deviations: above the mean error at which a cut is voted against (the paper's rho).
+        hidden: units of the autoencoder.
+        weight: of its loss, beside the task's.
+
+    >>> top = VFLIP(parties=3).wrap_top(nn.Identity(), width=6).eval()
+    >>> top(torch.zeros(2, 6)).shape
+    torch.Size([2, 6])
+    """
+
+    def __init__(
+        self,
+        parties: int = 3,
+        deviations: float = 2.0,
+        hidden: int = 128,
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(parties, hidden, weight)
+        require_range("deviations", deviations, 0, _MOST_DEVIATIONS)
+        self.deviations = deviations
+
+    def build(self, top: nn.Module, width: int) -> PurifyingTop:
+        return MaskedTop(top, width, self.parties, self.hidden, self.deviations)
+
+
+class ManifoldTop(PurifyingTop):
+    """The top of `CoPur`.
+
+    Args:
+        top, width, parties: see `PurifyingTop`.
+        hidden: units of encoder and decoder.
+        code: numbers of a code.
+        steps: of the search for a code.
+    """
+
+    def __init__(
+        self, top: nn.Module, width: int, parties: int, hidden: int, code: int, steps: int
+    ) -> None:
+        super().__init__(top, width, parties)
+        self.encoder = _perceptron(width, hidden, code)
+        self.decoder = _perceptron(code, hidden, width)
+        self.steps = steps
+
+    def learn(self, cut: Tensor) -> Tensor:
+        written: Tensor = self.decoder(self.encoder(cut))
+        return mse_loss(written, cut)
+
+    def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
+        """In double precision: a search amplifies roundings, which differ with rows of a batch."""
+        there = cut.double()
+        code = _double(self.encoder, there)
+        first, second = torch.zeros_like(code), torch.zeros_like(code)
+        for step in range(1, self.steps + 1):
+            slope = self._slope(code, there)
+            first = 0.9 * first + 0.1 * slope
+            second = 0.999 * second + 0.001 * slope.square()
+            size = (second / (1 - 0.999**step)).sqrt() + 1e-8
+            rate = _RATE * (1 - step / (self.steps + 1))
+            code = code - rate * first / (1 - 0.9**step) / size
+        return _double(self.decoder, code).float(), torch.ones_like(cut, dtype=torch.bool)
+
+    def _slope(self, code: Tensor, cut: Tensor) -> Tensor:
+        """Gradient of the sum, over parties, of distances between the decoded code and the cut."""
+        with torch.enable_grad():
+            leaf = code.detach().requires_grad_()
+            differences = self.blocks(_double(self.decoder, leaf) - cut.detach())
+            distances = (differences.square().sum(dim=2) + _SMOOTH).sqrt()
+            (slope,) = torch.autograd.grad(distances.sum(), leaf)
+        return slope
+
+
+def _double(network: nn.Module, values: Tensor) -> Tensor:
+    """A network's outputs in double precision; its weights get no gradient."""
+    weights = {name: weight.detach().double() for name, weight in network.named_parameters()}
+    outputs: Tensor = functional_call(network, weights, (values,))
+    return outputs
+
+
+class CoPur(Purification):
+    """The top reads the nearest merged cut that parties could have sent together.
+
+    An autoencoder learns where merged cuts lie. In a prediction the code is searched whose decoded
+    cut has the least sum, over parties, of distances to the cuts that came: a sum of norms, not of
+    squares, gives up a few parties that lie far off and keeps to the others (block sparsity). Every
+    row is read as decoded, so the autoencoder's own error costs accuracy.
+
+    Source: Liu, Xie, Koyejo, Li 2022, "CoPur: certifiably robust collaborative inference via
+    feature purification" (NeurIPS): the l2,1 decomposition with a nonlinear manifold, without its
+    constraint that the code's part is exact. The top is trained on cuts as they came; no
+    certificate is computed.
+
+    Args:
+        parties: see `Purification`.
+        code: numbers of a code.
+        steps: of Adam, in the search for a code.
+        hidden: units of encoder and decoder.
+        weight: of the autoencoder's loss, beside the task's.
+
+    >>> top = CoPur(parties=3).wrap_top(nn.Identity(), width=6).eval()
+    >>> top(torch.zeros(2, 6)).shape
+    torch.Size([2, 6])
+    """
+
+    def __init__(
+        self,
+        parties: int = 3,
+        code: int = 8,
+        steps: int = 100,
+        hidden: int = 128,
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(parties, hidden, weight)
+        require_range("code", code, 1, _MOST_HIDDEN)
+        require_range("steps", steps, 0, _MOST_STEPS)
+        self.code = code
+        self.steps = steps
+
+    def build(self, top: nn.Module, width: int) -> PurifyingTop:
+        return ManifoldTop(top, width, self.parties, self.hidden, self.code, self.steps)
+
+
+def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    layers: list[Any] = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(hidden, outputs))
