@@ -1,12 +1,16 @@
 """A year of three organisations in network namespaces: a new table a month, and what goes wrong.
 
 What acts are commands and files that the documentation names; what they did is read through
-`--json` and from files of their owners. `VFL_YEAR` is the number of months, three without it.
+`--json` and from files of their owners. `VFL_YEAR` is the number of months, three without it. A
+year of twelve has a party that enters in month 4 and leaves in month 9, two rotations of keys, a
+certificate that expires and a store that is restored from a backup; in three months nobody leaves.
 """
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -22,12 +26,13 @@ from sklearn.metrics import roc_auc_score
 pytestmark = pytest.mark.net
 
 MONTHS = int(os.environ.get("VFL_YEAR", "3"))
-LENDER, OTHERS = "lender", ("bank", "telco")
+LENDER, OTHERS, ENTERS = "lender", ("bank", "telco"), "shop"
 #: Customers of a month's table, and how many of them are new in the next one.
 ROWS, NEW_ROWS = 1800, 300
 LABEL = "DEFAULT_PAYMENT_NEXT_MONTH"
 COLUMNS = {
-    "bank": [f"{kind}{month}" for kind in ("BILL_AMT", "PAY_AMT") for month in range(1, 7)],
+    "bank": [f"BILL_AMT{month}" for month in range(1, 7)],
+    "shop": [f"PAY_AMT{month}" for month in range(1, 7)],
     "telco": ["PAY_0", "PAY_2", "PAY_3", "PAY_4", "PAY_5", "PAY_6"],
     LENDER: ["LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE"],
 }
@@ -41,6 +46,23 @@ LENGTH = {
 }
 #: When a party is killed, in turn.
 KILLS = ("serving", "training", "alignment")
+#: What else happens in which month.
+ENTER, LEAVE, ROTATE, EXPIRE, RESTORE = "enter", "leave", "rotate", "expire", "restore"
+EVENTS = {
+    3: {ROTATE: "bank"},
+    4: {ENTER: ENTERS},
+    5: {RESTORE: "telco"},
+    6: {EXPIRE: "bank"},
+    7: {ROTATE: "telco"},
+    9: {LEAVE: ENTERS},
+}
+if MONTHS < 9:
+    EVENTS = {
+        2: {ENTER: ENTERS, RESTORE: "telco"},
+        3: {ROTATE: "bank", EXPIRE: "bank"},
+    }
+#: Of a certificate that nobody renews, from when on.
+EXPIRES_S = 25.0
 ASKING = Path(machines.REPOSITORY) / "tests" / "tools" / "asking.py"
 
 
@@ -82,7 +104,7 @@ class Customers:
 
 @dataclass
 class Loss:
-    """A party whose command was killed; seconds since 1970, as the client's are."""
+    """A party that was away, mostly because it was killed; seconds since 1970, as the client's."""
 
     party: str
     during: str
@@ -96,7 +118,11 @@ class Year:
     def __init__(self, hosts, customers):
         self.customers = customers
         self.lender, *others = hosts
-        self.others = dict(zip(OTHERS, others, strict=True))
+        self.others = {host.name: host for host in others}
+        #: Feature parties of the project, and fingerprints that were read out.
+        self.parties, self.shown = list(OTHERS), {}
+        #: Who put an earlier copy of its store, and so of its log, back.
+        self.restored = set()
         self.project = self.lender.folder / "project"
         self.up, self.losses = {}, []
         #: What `vfl predict` wrote of each run, by its name: the promoted one is the last.
@@ -114,23 +140,122 @@ class Year:
         self.write_tables(1)
         lender.vfl("init", "project", "--from", f"{LENDER}=customers.csv", "--label-party", LENDER,
                    "--label", LABEL, *parties, "--host", lender.address, "--serve")  # fmt: skip
-        shown = {}
-        for name, host in self.others.items():
-            host.take(self.project / name, name)
-            told = host.json("join", name, "--table", "customers.csv", "--json")
-            shown[name] = told["fingerprint"]
-        for name, read_out in shown.items():
-            self.accept(name, read_out, self.others.keys() - {name})
+        for name in self.parties:
+            self.join(name)
+        for name in self.parties:
+            self.accept(name, LENDER, *self.parties)
         lender.start("listens on", "up", "project")
-        for name in OTHERS:
+        for name in self.parties:
             self.bring(name)
 
-    def accept(self, name, read_out, others):
-        """The label party and others take a party's keys, whose fingerprint it has read out."""
+    def join(self, name):
+        """A party joins with the folder that it was sent, and reads out a fingerprint."""
+        host = self.others[name]
+        host.take(self.project / name, name)
+        told = host.json("join", name, "--table", "customers.csv", "--json")
+        self.shown[name] = told["fingerprint"]
+
+    def accept(self, name, *at):
+        """Parties take another one's keys, whose fingerprint it has read out."""
         sent = self.others[name].folder / name / f"{name}.pub"
-        for host, folder in [(self.lender, "project"), *((self.others[o], o) for o in others)]:
+        for one in at:
+            if one == name:
+                continue
+            host = self.lender if one == LENDER else self.others[one]
+            folder = "project" if one == LENDER else one
             host.take(sent, f"{name}.pub")
-            host.vfl("party", "accept", f"{name}.pub", folder, "--fingerprint", read_out)
+            read_out = ("--fingerprint", self.shown[name])
+            host.vfl("party", "accept", f"{name}.pub", folder, *read_out)
+
+    def enter(self, name):
+        """A party enters the project, by the steps of docs/federation.md."""
+        self.lender.vfl("party", "add", name, "project", "--serve")
+        self.join(name)
+        self.accept(name, LENDER, *self.parties)
+        for other in self.parties:
+            self.accept(other, name)
+        self.bring(name)
+        self.parties.append(name)
+
+    def leave(self, name):
+        """A party leaves it; its command ends, and services wait until a run has no part of it."""
+        self.losses.append(Loss(name, "leaving", time.time()))
+        self.lender.vfl("party", "remove", name, "project")
+        assert self.up[name].wait(60) == 3
+        said = (self.others[name].folder / "up.said").read_text()
+        assert f"error[V404]: the label party has taken the key of '{name}' back" in said
+        self.parties.remove(name)
+
+    def rotate(self, name):
+        """A party gets a new key; its command, which runs on, takes it once it is accepted."""
+        host = self.others[name]
+        said = host.vfl("renew", f"{name}/party.toml")
+        self.shown[name] = re.search(r"fingerprint ((?:[0-9a-f]{4} ?){8})", said)[1].strip()
+        log = host.folder / "up.said"
+        before = len(log.read_text())
+        self.losses.append(loss := Loss(name, "rotating", time.time()))
+        self.accept(name, LENDER)
+        deadline = time.monotonic() + 120
+        while "is connected" not in log.read_text()[before:]:
+            assert time.monotonic() < deadline, log.read_text()[before:]
+            assert self.up[name].poll() is None, log.read_text()[before:]
+            time.sleep(0.1)
+        loss.back_at = time.time()
+
+    def expire(self, name):
+        """The SuperLink's certificate expires while its authority's key lies elsewhere."""
+        certificates = self.project / "label/certificates"
+        renewing = "import sys; from pathlib import Path; from vfl.transport import renew_server; "
+        renewing += "renew_server(Path(sys.argv[1]), float(sys.argv[2]))"
+        days = EXPIRES_S / 86_400
+        assert not self.lender.run(sys.executable, "-c", renewing, certificates, days).returncode
+        away = self.lender.folder / "ca.key"
+        (certificates / "ca.key").rename(away)
+        time.sleep(EXPIRES_S + 1)
+        losses = {one: Loss(one, "expired", time.time()) for one in self.parties}
+        self.losses += losses.values()
+        self.up[name].kill()
+        self.up[name].wait()
+        told = self.others[name].run(sys.executable, "-m", "vfl", "up", name)
+        assert told.returncode == 3
+        assert "error[V404]: the certificate of the SuperLink is not accepted" in told.stderr
+        told = self.lender.run(sys.executable, "-m", "vfl", "train", "project")
+        assert told.returncode == 2
+        assert "error[V001]: a certificate has expired" in told.stderr
+        away.rename(certificates / "ca.key")
+        self.lender.vfl("renew", "project")
+        for one, loss in losses.items():
+            if self.up[one].poll() is not None:  # some met the certificate while they ran
+                self.bring(one)
+            loss.back_at = time.time()
+
+    def back_up(self, name):
+        """A party copies its store."""
+        folder = self.others[name].folder
+        subprocess.run(["cp", "-a", folder / name / "store", folder / "backup"], check=True)
+
+    def restore(self, name, run):
+        """A party puts an earlier copy of its store back; sessions are refused until it says so."""
+        host = self.others[name]
+        self.losses.append(loss := Loss(name, "restoring", time.time()))
+        self.end(name)
+        subprocess.run(["rm", "-r", host.folder / name / "store"], check=True)
+        (host.folder / "backup").rename(host.folder / name / "store")
+        self.bring(name)
+        refused = self.lender.run(sys.executable, "-m", "vfl", "predict", run)
+        assert refused.returncode == 3
+        assert "V411" in refused.stderr
+        self.end(name)
+        self.restored.add(name)
+        host.vfl("sessions", f"{name}/party.toml", "--restored")
+        self.bring(name)
+        loss.back_at = time.time()
+
+    def end(self, name):
+        """A party ends its command, and with it its sessions, which write a last word."""
+        self.up[name].terminate()
+        self.up[name].wait(60)
+        time.sleep(2)
 
     def bring(self, name):
         """A feature party starts its command."""
@@ -226,13 +351,14 @@ class Year:
         host = self.lender if name == LENDER else self.others[name]
         own = "project/label" if name == LENDER else name
         peers = []
-        for other in {LENDER, *OTHERS} - {name}:
+        for other in {LENDER, *self.shown} - {name}:
             folder = (
                 self.project / "label" if other == LENDER else self.others[other].folder / other
             )
             host.take(folder / "store/sessions/log.jsonl", f"{other}.jsonl")
             peers += ["--peer", f"{other}.jsonl"]
-        return host.json("log", f"{own}/party.toml", *peers, "--json")
+        command = (sys.executable, "-m", "vfl", "log", f"{own}/party.toml", *peers, "--json")
+        return json.loads(host.run(*command).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +368,7 @@ def year(data_root):
     if not (data_root / "credit-default").is_dir():
         pytest.skip("there is no credit-default among the data sets")
     os.environ.setdefault("VFL_DATA", str(data_root))
-    with machines.hosts(LENDER, *OTHERS) as made:
+    with machines.hosts(LENDER, *OTHERS, ENTERS) as made:
         done = made[0].run(sys.executable, "-c", "import torch, flwr, vfl")
         if done.returncode:
             pytest.skip(f"other users cannot use this environment: {done.stderr[-200:]}")
@@ -267,12 +393,16 @@ def test_a_year(year, capsys):
         started, kill = time.monotonic(), KILLS[month % len(KILLS)]
         auc = play_month(year, month, kill, runs)
         with capsys.disabled():
-            told = f"kill in {kill}, AUC {auc:.4f}, {time.monotonic() - started:.0f} s"
+            events = [f"{event} {who}" for event, who in EVENTS.get(month, {}).items()]
+            told = f"{', '.join([f'kill in {kill}', *events])}, AUC {auc:.4f}"
+            told += f", {time.monotonic() - started:.0f} s"
             print(f"\nmonth {month}: {told}", flush=True)
     check_answers(year)
-    for name in (LENDER, *OTHERS):
+    for name in (LENDER, *year.shown):
         told = year.log(name)
-        assert told["holds"], told["said"]
+        assert told["holds"] is (name not in year.restored), told["said"]
+        if name in year.restored:  # others have met lines that are not in the copy
+            assert any("it was written anew since" in line for line in told["said"])
     year.client.kill()
     year.service.send_signal(signal.SIGINT)
     assert year.service.wait(60) == 0
@@ -281,14 +411,25 @@ def test_a_year(year, capsys):
 
 def play_month(year, month, kill, runs):
     """New tables, a run on them, its figures checked, promoted; then some are erased; its AUC."""
+    events = EVENTS.get(month, {})
     if month > 1:
         year.write_tables(month)
+        # Whoever comes back now has rows that the label party has not aligned.
+        year.losses.append(new_tables := Loss(LENDER, "new tables", time.time()))
+    for event in (ROTATE, EXPIRE, ENTER, LEAVE):
+        if event in events:
+            getattr(year, event)(events[event])
+    if month > 1:
         year.align(kill == "alignment")
-    begins = ["--from", runs[-1]] if month % 2 == 0 else []
-    run = year.train(*begins, kill=kill == "training")
+        new_tables.back_at = time.time()
+    other_network = not {ENTER, LEAVE}.isdisjoint(events)
+    goes_on = month % 2 == 0 and not other_network
+    run = year.train(*(["--from", runs[-1]] if goes_on else []), kill=kill == "training")
+    if RESTORE in events:
+        year.back_up(events[RESTORE])
     runs.append(run)
     scores = year.predictions(run)
-    auc = check_figures(year, runs, scores)
+    auc = check_figures(year, [run] if other_network else runs, scores)
     year.scores[run.name] = scores
     if month == 1:
         year.json("promote", run)
@@ -296,12 +437,17 @@ def play_month(year, month, kill, runs):
     else:
         assert year.json("promote", run)["services"] == ["http://127.0.0.1:8080"]
         year.ask_for(month)
+    for loss in year.losses:
+        if loss.during == "leaving":
+            loss.back_at = min(loss.back_at, time.time())  # no row is asked of it any more
+    if RESTORE in events:
+        year.restore(events[RESTORE], run)
     if kill == "serving":
         year.lose("bank", "serving")
     year.wait_for_answer(time.time())
     check_erasure(year, month, run)
     found = year.state("project", 0)
-    assert found["parties"] == dict.fromkeys(OTHERS, True)
+    assert found["parties"] == dict.fromkeys(year.parties, True)
     (promoted,) = [one for one in found["runs"] if one["promoted"]]
     assert promoted["run"] == str(run)
     return auc
@@ -347,7 +493,10 @@ def check_answers(year):
         shown = [np.float32(expected[f"probability_{name}"]) for name in (0, 1)]
         assert [np.float32(value) for value in row["probabilities"]] == shown
     refused = [one for one in answers if one["status"] != 200]
-    assert {(one["status"], one["told"].get("party") in OTHERS) for one in refused} <= {(503, True)}
+    assert {one["status"] for one in refused} <= {503}
+    assert {one["told"]["party"] for one in refused} <= {LENDER, *year.others}
+    unaligned = {one["told"]["error"] for one in refused if one["told"]["party"] == LENDER}
+    assert all("vfl align" in said for said in unaligned)
     assert {one["told"]["version"] for one in answered} == {*year.scores}
 
 
