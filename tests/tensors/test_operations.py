@@ -166,6 +166,23 @@ def test_public_operands_are_not_shared(shared):
         x.gather(0, x)
 
 
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        (functional.cross_entropy, {"ignore_index": 2}),
+        (functional.cross_entropy, {"label_smoothing": 0.1}),
+        (functional.nll_loss, {"ignore_index": 2}),
+        (functional.nll_loss, {"weight": torch.ones(4)}),
+        (functional.binary_cross_entropy, {"weight": torch.ones(4)}),
+        (functional.binary_cross_entropy_with_logits, {"pos_weight": torch.ones(4)}),
+    ],
+)
+def test_options_of_losses_that_are_not_computed_are_refused(shared, loss, options):
+    target = LABELS if "binary" not in loss.__name__ else (X > 0).float()
+    with pytest.raises(UserError, match="with"):
+        loss(shared(X), target, **options)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_within_their_bounds(shared, case):
     _, _, most, slope = CASES[case]

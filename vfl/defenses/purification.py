@@ -23,7 +23,8 @@ from vfl.defenses.base import Cuts, Defense, Loss
 _MOST_PARTIES = 1000
 _MOST_HIDDEN = 65536
 _MOST_DEVIATIONS = 1000
-_MOST_STEPS = 10_000
+#: More steps of the search amplify roundings, and a row would depend on others of its batch.
+_MOST_STEPS = 100
 _RATE = 0.05
 _SPAN = 0.99
 #: Rounds off the norm of a party's difference, so that a search settles.
@@ -301,7 +302,7 @@ class CoPur(Purification):
     Args:
         parties: see `Purification`.
         code: numbers of a code.
-        steps: of Adam, in the search for a code.
+        steps: of Adam, in the search for a code; at most 100.
         hidden: units of encoder and decoder.
         weight: of the autoencoder's loss, beside the task's.
 

@@ -232,18 +232,22 @@ def one_hot(labels: FP, classes: int) -> FP:
     return negated(different(fn.unsqueezed(labels, labels.dim()), whole(places, labels)))
 
 
+#: The label that torch ignores unless told otherwise; no label has it.
+_IGNORED = -100
+
+
 def nll_loss(
     scores: FP,
     target: FP,
     weight: None = None,
     size_average: None = None,
-    ignore_index: int = -100,
+    ignore_index: int = _IGNORED,
     reduce: None = None,
     reduction: str = "mean",
 ) -> FP:
     """Less the scores of the labels: public or shared whole numbers."""
-    if weight is not None:
-        FP.refuse("nll_loss with weights")
+    if weight is not None or ignore_index != _IGNORED:
+        FP.refuse("nll_loss with weights or an ignored label")
     classes = gathered(scores, lambda at: at.movedim(1, -1))
     found = ar.neg(total(mul(classes, one_hot(target, scores.shape[1])), -1))
     return _reduced(found, reduction)
@@ -254,7 +258,7 @@ def cross_entropy(
     target: FP,
     weight: None = None,
     size_average: None = None,
-    ignore_index: int = -100,
+    ignore_index: int = _IGNORED,
     reduce: None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -263,8 +267,8 @@ def cross_entropy(
 
     Labels that are shared as one row each cost no comparison.
     """
-    if weight is not None or label_smoothing:
-        FP.refuse("cross_entropy with weights or label smoothing")
+    if weight is not None or label_smoothing or ignore_index != _IGNORED:
+        FP.refuse("cross_entropy with weights, label smoothing or an ignored label")
     dim = 1 if scores.dim() > 1 else 0
     logarithms = fn.log_softmax(scores, dim)
     if target.shape != scores.shape:
@@ -274,10 +278,16 @@ def cross_entropy(
 
 
 def binary_cross_entropy_with_logits(
-    scores: FP, target: FP, *_: Any, reduction: str = "mean", **options: Any
+    scores: FP,
+    target: FP,
+    weight: None = None,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+    pos_weight: None = None,
 ) -> FP:
     """max(x, 0) - x y + log(1 + exp(-|x|))."""
-    if any(each is not None for each in options.values()):
+    if weight is not None or pos_weight is not None:
         FP.refuse("binary_cross_entropy_with_logits with weights")
     with torch.no_grad():
         above = less(0, scores)
@@ -291,10 +301,15 @@ def binary_cross_entropy_with_logits(
 
 
 def binary_cross_entropy(
-    values: FP, target: FP, *_: Any, reduction: str = "mean", **options: Any
+    values: FP,
+    target: FP,
+    weight: None = None,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
 ) -> FP:
     """-y log(p) - (1 - y) log(1 - p); of p from 2^-precision."""
-    if any(each is not None for each in options.values()):
+    if weight is not None:
         FP.refuse("binary_cross_entropy with weights")
     both = ar.stack([values, sub(1.0, values)])
     hits = ar.stack([target, sub(whole(torch.ones(()), target), target)])
