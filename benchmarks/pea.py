@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from zlib import crc32
 
@@ -21,18 +21,24 @@ from torch import Tensor, nn
 from benchmarks import harness
 from vfl import models
 from vfl.config.toml import Settings
+from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice
 from vfl.core.seeds import Secret, generator, use_one_thread
 from vfl.datasets.sources import read_bundled
-from vfl.datasets.sources.texts import Texts
+from vfl.datasets.sources.base import SetFormat
+from vfl.datasets.sources.texts import Texts, Tokens
+from vfl.models.features import PretrainedBottom
+from vfl.models.pretrained import describe, existing_model
 from vfl.mpc.secure_dpsgd import LocalStart, Rows, SecureSgd, train_alone, train_here
 from vfl.privacy.accountants import noise_for
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import prove
 
-TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise")
+TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise", "words")
 HOLDERS, STEPS, EPSILONS = 3, 120, (0.5, 1.0, 2.0, 4.0, 8.0)
-_CLIP, _LONGEST, _WORDS = 1.0, 8.0, 256
+_CLIP, _LONGEST, _WORDS, _TOKENS = 1.0, 8.0, 256, 1024
+#: Of epsilon and delta, what the mean of pretrained features takes.
+_OF_THE_MEAN = 0.1
 _RATES = (1.0, 4.0, 16.0)
 _ALMOST_NONE = 1e-3
 _NETWORK_RATES = (0.25, 1.0, 4.0)
@@ -132,6 +138,46 @@ def hashed_words(texts: Texts, columns: int = _WORDS) -> Tensor:
         hashes = torch.from_numpy(of_word[np.unique(texts.numbers[start:end])])
         result[row].index_add_(0, hashes % columns, 1 - (hashes >> 31 & 1).double() * 2)
     return _LONGEST * nn.functional.normalize(result, dim=1)
+
+
+def pretrained_words(spec: str, limit: int | None = None, length: int = _TOKENS) -> Tensor:
+    """Hidden states of reviews by a pretrained model; axes (rows, features), float64.
+
+    Args:
+        spec: of the bottom, such as ``pretrained:name=minilm,layer=4``.
+        limit: rows at most.
+        length: tokens of a review, from its first on.
+    """
+    bottom = models.make_bottom(spec)
+    if not isinstance(bottom, PretrainedBottom):
+        raise BadOptionError("reviews take another bottom", got=spec, want="pretrained:name=NAME")
+    form = SetFormat(length=length, tokenizer=bottom.name)
+    texts = read_bundled("review_polarity", limit=limit, form=form).cells
+    assert isinstance(texts, Tokens), "there is a tokenizer"
+    rows = torch.from_numpy(texts.rows(np.arange(0)))
+    width = describe(existing_model(bottom.name), bottom.part).shape.width
+    module = bottom.build((length,), width)
+    with torch.no_grad():
+        return torch.cat([module(part) for part in torch.split(rows, 32)]).double()
+
+
+def centred(task: Task, epsilon: float | None, part: float) -> Tensor:
+    """Features less their mean over the training rows, released with noise; their norm the longest.
+
+    Hidden states of one model share a large part, which a bound on their norm would spend. Each
+    row is scaled to norm 1, so adding or removing one moves the sum by 1.
+
+    Args:
+        task: whose features.
+        epsilon: of all; None without noise.
+        part: of epsilon and delta, that the mean takes.
+    """
+    rows = nn.functional.normalize(task.features, dim=1)
+    mean = rows[: task.train].mean(0)
+    if epsilon is not None:
+        noise = _SHARED * _noise(part * epsilon, part * task.delta, 1, 1.0) / task.train
+        mean += noise * torch.from_numpy(Secret.fresh().normal(tuple(mean.shape), "mean", 0))
+    return _LONGEST * nn.functional.normalize(rows - mean, dim=1)
 
 
 # --- linear models --------------------------------------------------------------------------------
@@ -368,6 +414,24 @@ def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[P
         yield row("each row", epsilon, local)
 
 
+def words_table(
+    task: Task, spec: str, limit: int | None, epsilons: Sequence[float], seeds: int
+) -> Iterator[PeaRow]:
+    """Reviews by a pretrained model, with the noise of holders together, and without any."""
+    if task.name != "reviews":
+        return
+    task, test = replace(task, features=pretrained_words(spec, limit)), slice(task.train, None)
+    for epsilon in (*epsilons, None):
+        noise = _SHARED * task.noise(epsilon, part=1 - _OF_THE_MEAN)
+        accuracies = []
+        for seed in range(seeds):
+            inputs = centred(task, epsilon, _OF_THE_MEAN)
+            own = (inputs[: task.train], task.labels[: task.train])
+            rate = best_rate(task, inputs, noise)
+            accuracies.append(judged(task, inputs, linear(task, own, rate, noise, seed), test))
+        yield _row("words", task, spec, epsilon, accuracies)
+
+
 def federated(
     task: Task, own: Rows, rate: float, noise: float, seed: int, rounds: int = 12
 ) -> Tensor:
@@ -429,18 +493,20 @@ def bench_pea(
     limit: int | None = None,
     shares: bool = True,
     networks: bool = True,
+    words: str | None = None,
 ) -> list[PeaRow]:
     """The tables of PEA (2022).
 
     Args:
         tasks: of mnist, cifar10 and reviews.
-        tables: of models, beginnings and noise.
+        tables: of models, beginnings, noise and words; the last is of reviews, with `words`.
         epsilon: of the first two.
-        epsilons: of the last.
+        epsilons: of the last two.
         seeds: trainings of each kind; VGG-16 has one.
         limit: rows of a task at most.
         shares: whether the protocols run too.
         networks: whether networks are trained.
+        words: bottom of a pretrained model, such as pretrained:name=minilm,layer=4.
     """
     use_one_thread()
     for table in tables:
@@ -453,6 +519,8 @@ def bench_pea(
                 rows = models_table(task, epsilon, seeds, shares=shares, networks=networks)
             elif table == "beginnings":
                 rows = beginnings_table(task, epsilon, seeds)
+            elif table == "words":
+                rows = words_table(task, words, limit, epsilons, seeds) if words else iter(())
             else:
                 rows = noise_table(task, epsilons, seeds)
             for row in rows:

@@ -2,11 +2,15 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks.pea import Task, bench_pea, released_rows
+from benchmarks.pea import Task, bench_pea, centred, released_rows, words_table
+from vfl.datasets.sources.texts import Tokens
+from vfl.models.collect import collect
 
 
 def stand_in(rows=400):
@@ -38,3 +42,31 @@ def test_rows_given_away_have_the_noise_and_the_labels_of_half_the_budget():
     assert kept == pytest.approx(math.e / (math.e + 1), abs=0.02)
     deviation = (noisy - inputs).std()
     assert deviation == pytest.approx(16 * task.noise_of_release(1.0), rel=0.02)
+
+
+def test_a_mean_released_with_noise_is_taken_off_and_rows_keep_their_longest_norm():
+    task = stand_in(4000)
+    shifted = replace(task, features=task.features + 20)
+    plain = centred(shifted, None, 0.1)
+    assert plain.norm(dim=1).allclose(torch.full((4000,), 8.0, dtype=torch.float64))
+    rows = torch.nn.functional.normalize(shifted.features, dim=1)
+    off = rows - rows[: task.train].mean(0)
+    torch.testing.assert_close(plain, 8 * torch.nn.functional.normalize(off, dim=1))
+    drawn = torch.stack([centred(shifted, 1.0, 0.1) for _ in range(2)])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_reviews_by_a_pretrained_model(tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers", reason="the extra llm is not installed")
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    (tmp_path / "v.txt").write_text("good 1 0\nbad 0 1\n")
+    collect(str(tmp_path / "v.txt"), tmp_path / "words")
+    task = replace(stand_in(), name="reviews")
+    texts = ["a good film" if label else "a bad film" for label in task.labels.tolist()]
+    monkeypatch.setattr(
+        "benchmarks.pea.read_bundled",
+        lambda name, limit, form: SimpleNamespace(cells=Tokens.of(texts, form.length, "words")),
+    )
+    found = list(words_table(task, "pretrained:name=words", None, [8.0], 1))
+    assert [row.epsilon for row in found] == [8.0, None]
+    assert all(row.accuracy > 0.95 for row in found)

@@ -22,7 +22,7 @@ class Connected:
             worker = tensors.Worker(name)
             worker.load(torch.from_numpy(LOADED), tag="rows")
             worker.grant("rows", epsilon=50)
-            self.threads.append(Thread(target=tensors.serve, args=(worker, ticket)))
+            self.threads.append(Thread(target=tensors.serve, args=(worker, ticket), daemon=True))
             self.threads[-1].start()
         self.workers = self.pool.wait()
 
