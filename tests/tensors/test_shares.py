@@ -1,5 +1,8 @@
 """Ordinary torch code on shares gives what it gives on floats, to the precision."""
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -173,3 +176,26 @@ def test_a_holder_that_stopped(workers, shared):
     for call in (lambda: x * x, lambda: x + 1, lambda: x.get()):
         with pytest.raises(LostPeerError, match="bob has stopped"):
             call()
+
+
+@pytest.mark.parametrize("mac", [False, True])
+def test_a_forgotten_session_never_waits_for_its_threads(monkeypatch, mac):
+    """The garbage collector may run where a thread is about to start: waiting there never ends."""
+    waited = []
+    real = ThreadPoolExecutor.shutdown
+
+    def shutdown(self, wait=True, **options):
+        waited.append(wait)
+        real(self, wait, **options)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
+    workers = tensors.virtual("alice", "bob", "carol")
+    alice, bob, carol = workers
+    x = tensors.fix_precision(torch.tensor([1.0, -2.0])).share(alice, bob, dealer=carol, mac=mac)
+    assert torch.relu(x).get().float_precision().tolist() == [1, 0]
+    for worker in workers:
+        worker.stop()
+    del x, workers, worker, alice, bob, carol
+    gc.collect()
+    assert waited
+    assert not any(waited)

@@ -193,13 +193,18 @@ class LocalParties(Generic[_Peer]):
         """What the parties saw since the session began."""
         return [leak for party in self.parties for leak in party.leakage.leaks()]
 
-    def close(self) -> None:
-        """End the session; closing twice is harmless."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the session; closing twice is harmless.
+
+        Args:
+            wait: until the threads have ended. The garbage collector calls this at any place, also
+                where a thread of this process is about to start, and must not wait for one there.
+        """
         self._ended = True
         for links in self._links:
             for link in links.values():
                 link.close()
-        self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=wait)
 
     def __enter__(self) -> Self:
         return self

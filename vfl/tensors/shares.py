@@ -607,7 +607,7 @@ class LockstepSession(Session):
         """By parties of their own: the words of a comparison have no axis of holders."""
         if self._members is None:
             self._members = LocalMembers(len(self.workers) - 1)
-            weakref.finalize(self, self._members.close)
+            weakref.finalize(self, self._members.close, wait=False)
         parts = [*value.share, blank(value.share.shape[1:])]
         found = self._members.run(
             lambda member: (
@@ -814,7 +814,7 @@ def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
         )
 
     session = PointerSession(holders, dealer, mac, ask, name)
-    weakref.finalize(session, parties.close)
+    weakref.finalize(session, parties.close, wait=False)
     return session
 
 
