@@ -36,7 +36,7 @@ from vfl.core.seeds import generator, use_one_thread
 from vfl.llm.as_printed import SCALE
 from vfl.llm.private_decoder import _GUARD, _SUM, PrivateDecoder, PrivateLayers
 from vfl.llm.two_party import Form, Growing, LocalRoles, Role, Shared
-from vfl.models.decoder import Decoder, DecoderShape, cached
+from vfl.models.decoder import Decoder, DecoderShape, KeyValues, cached
 from vfl.mpc.channel import Traffic
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import P0, P1
@@ -389,10 +389,11 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
     seconds = median(sum(took for _, took, *_ in each.found) for each in both)
     with torch.no_grad():
         layer = model.layers[0]
-        exact = layer.double()(x.double(), 0, None)[0][0, -1]
+        exact = layer.double()(x.double())[0, -1]
         layer.float()
-        _, kept = layer(x[:, :-1], 0, None)
-        plain = _plain(turns, lambda: layer(x[:, -1:], _CONTEXT - 1, kept))
+        cache = KeyValues()
+        layer(x[:, :-1], cache)
+        plain = _plain(turns, lambda: layer(x[:, -1:], KeyValues(cache.keys, cache.values)))
     error = float((_value([half for half, *_ in both[-1].found])[0] - exact).abs().max())
     played = Played([], seconds, 0.0, online, messages, offline, dealt)
     return played.row(

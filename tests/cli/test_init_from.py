@@ -52,7 +52,7 @@ def test_what_was_found_is_in_the_files(vfl, tmp_path):
     assert {one.table.id_type for one in (lender, bank, shop)} == {"number"}
     assert "country" not in shop.table.columns  # a constant
     text = Path("project/shop/party.toml").read_text()
-    assert "# country" in text
+    assert "#| country" in text
     assert "XY" not in text  # its only cell
     trial = read_experiment(Path("project/trial.toml"))
     data = load_data(trial)

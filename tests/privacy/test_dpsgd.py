@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from vfl.core.errors import BadOptionError, PrivacyError
-from vfl.core.seeds import Secret
+from vfl.core.seeds import Secret, scoped
 from vfl.models import BOTTOMS, make_bottom
+from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.pretrained import save_decoder
 from vfl.privacy.dpsgd import PrivateHalf, RowClipper
 from vfl.privacy.premise import prove
 
@@ -25,6 +27,7 @@ SHAPES = {
         8,
         False,
     ),
+    "pretrained": ("pretrained:name=small", (5,), 3, True),
     "periodic": ("periodic:hidden=8", (4,), 3, False),
     "identity": ("identity", (4,), 4, True),
 }
@@ -32,9 +35,17 @@ OVER_THE_BATCH = {"resnet20": (1, 8, 8), "efficientnet_b0": (3, 32, 32)}
 ROWS = 7
 
 
+@pytest.fixture(autouse=True)
+def small_model(tmp_path, monkeypatch):
+    """A model under the name 'small', of ten tokens."""
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    with scoped(0):
+        save_decoder(tmp_path / "small", Decoder(DecoderShape(vocabulary=10, width=8, heads=2)))
+
+
 def rows_for(spec, shape):
     draw = torch.Generator().manual_seed(3)
-    if spec.startswith(("gru4rec", "textcnn", "decoder_front")):
+    if spec.startswith(("gru4rec", "textcnn", "decoder_front", "pretrained")):
         return torch.randint(0, 9, (ROWS, *shape), generator=draw).float()
     return torch.randn(ROWS, *shape, generator=draw)
 

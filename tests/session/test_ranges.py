@@ -39,9 +39,12 @@ TOLD += (permuted.Facts, pea.OwnFacts, pea.Facts)
 #: What the schema bounds, at and beyond what floats and 64-bit integers hold.
 EXTREMES = ("0", "1e-300", "1e-6", "1e-3", "0.999", "1", "64", "1e3", "1e6", "1e9")
 BEYOND = ("1e300", "inf", "nan", "-1", "-1e300", str(2**63))
-#: Options whose largest value is a word for no bound.
-UNBOUNDED = {"clipped_noise:norm=inf", "gradient_noise:norm=inf"}
+#: Options whose largest value is a word for no bound, or whose -1 is one for all.
+UNBOUNDED = {"clipped_noise:norm=inf", "gradient_noise:norm=inf", "pretrained:layer=-1,name=small"}
 NEEDED = {"randtopk:alpha": "k=2", "gru4rec:embedding": "items=5", "gru4rec:dropout": "items=5"}
+NEEDED |= {f"pretrained:{option}": "name=small" for option in ("layer", "rank", "alpha")}
+NEEDED |= {f"{name}:bits": "rank=2" for name in ("decoder_front", "decoder_middle", "decoder")}
+NEEDED |= {"bottlenet:psnr": "k=2"}
 
 
 #: Families whose members torch checks, and those without a numeric option.

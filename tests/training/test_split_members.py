@@ -231,6 +231,8 @@ OPTIONS = {
     "topk": "topk:k=3",
     "size": "size:k=3",
     "error_feedback": "error_feedback:k=2",
+    "bottlenet": "bottlenet:k=3",
+    "fedlite": "fedlite:pieces=3,clusters=4",
 }
 DEFENSE_SPECS = [OPTIONS.get(name, name) for name in DEFENSES.names()]
 CODEC_SPECS = [OPTIONS.get(name, name) for name in CODECS.names()]
@@ -268,7 +270,8 @@ def test_every_defense_acts_as_in_a_session_or_is_refused(spec):
     train(plain, data)
     inputs = {name: data[name].inputs for name in COLUMNS}
     same = torch.equal(model.eval()(inputs), plain.eval()(inputs))
-    assert same is (spec == "none"), "a training without it ends with the same outputs"
+    harmless = spec in ("none", "vflip")  # VFLIP changes cuts alone that it takes for poisoned
+    assert same is harmless, "a training without it ends with the same outputs"
 
 
 @pytest.mark.parametrize("spec", ACCEPTED)

@@ -31,6 +31,7 @@ Floats = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.int64]
 
 _MOST_BITS = 8
+_ONE_BFLOAT16 = 0x3F80
 _COLUMN_BYTES = 2  # of one bfloat16
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -292,10 +293,10 @@ def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
             want=f"{stop} or more",
         )
     sent = np.frombuffer(view[head:stop], "<u2").astype(np.uint16)
-    factors = from_bfloat16(sent).astype(np.float64)
-    if not (np.isfinite(factors) & (factors >= 1)).all():
+    # Of the bits: to convert a signalling NaN is an error of floating point.
+    if (sent < _ONE_BFLOAT16).any() or (sent > LARGEST_BFLOAT16).any():
         raise CorruptFrameError("a payload's factor of a column is below 1 or not finite")
-    return _Kept(columns, factors), view[stop:]
+    return _Kept(columns, from_bfloat16(sent).astype(np.float64)), view[stop:]
 
 
 def _whole(columns: Floats, kept: _Kept, width: int) -> Tensor:

@@ -71,6 +71,7 @@ class _Parts:
         require_range("words", words, 0, MOST_NUMBERS)
         require_range("tokens", tokens, 0, _MOST_TOKENS)
         require_range("layers", layers, 0, _MOST_LAYERS)
+        require_range("heads", heads, 0, _MOST_TOKENS)
         require_range("front", front, 0, layers or _MOST_LAYERS)
         require_range("rank", rank, 0, tokens or _MOST_TOKENS)
         require_range("alpha", alpha, 0, MOST_WEIGHT)
