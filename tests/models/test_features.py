@@ -9,6 +9,7 @@ from model_folders import write_model
 from vfl.core.errors import BadOptionError, DataError, MissingDataError, WidthError
 from vfl.core.seeds import scoped
 from vfl.models import make_bottom
+from vfl.models.footprint import footprint
 from vfl.models.pretrained import load_pretrained
 
 #: 0 is padding, other numbers are tokens plus 1.
@@ -78,6 +79,13 @@ def test_a_frozen_model_computes_each_row_once_and_is_no_weight_of_the_run(model
     assert not computed
     first.sum().backward()
     assert module[2].weight.grad.abs().sum() > 0
+
+
+def test_memory_of_the_frozen_model_is_counted(model):
+    """A party's limit on memory is checked before a model is built."""
+    counted = footprint(make_bottom("pretrained:name=bert"), (6,), 5)
+    assert counted.parameters == 64 * 5 + 5
+    assert counted.buffer_bytes == 4 * sum(each.numel() for each in model.parameters())
 
 
 def test_weights_beside_another_frozen_model_are_refused(model, tmp_path):

@@ -147,6 +147,10 @@ class Features(nn.Module):
         self._layer, self._pool, self._shift = layer, pool, shift
         self._kept = _Kept(model) if frozen else None
         self.model = None if frozen else model
+        weights = sum(each.numel() for each in model.parameters())
+        if frozen and next(model.parameters()).is_meta:
+            # `footprint` counts what a module holds, and this one holds its model elsewhere.
+            self.register_buffer("weights", torch.empty(weights, device="meta"), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Axes (rows, tokens) or (rows, channels, height, width) in, (rows, features) out."""
