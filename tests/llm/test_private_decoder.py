@@ -403,7 +403,9 @@ def test_a_decoder_has_no_rules_of_chapter_5():
         private(decoder(layers=1), rules=Rules())
 
 
-@pytest.mark.parametrize("shape", [{"heads": 3}, {"groups": 3}, {"width": 6, "heads": 2, **LLAMA}])
+@pytest.mark.parametrize(
+    "shape", [{"layers": 0}, {"heads": 3}, {"groups": 3}, {"width": 6, "heads": 2, **LLAMA}]
+)
 def test_shapes_that_do_not_fit(shape):
     with pytest.raises(BadOptionError):
         decoder(**shape)

@@ -128,6 +128,6 @@ class Bound(Codec):
 
 
 def _real(spectra: npt.NDArray[np.complex128], width: int) -> Tensor:
-    """What has these spectra, held in the range of float32."""
+    """Vectors with these spectra, clipped to the range of float32."""
     values = np.fft.irfft(spectra, n=width, axis=-1)
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))

@@ -37,7 +37,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Kept(NamedTuple):
-    """Which columns of a batch travel, bool of axes (width,), and the factor of each of those."""
+    """The columns of a batch that travel, bool of axes (width,), and the factor of each one."""
 
     columns: npt.NDArray[np.bool_]
     factors: Floats
@@ -273,7 +273,7 @@ def _bfloat16(values: Floats) -> bytes:
 
 
 def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
-    """Which columns a payload has, and what follows."""
+    """The columns that a payload holds, and the bytes behind their description."""
     head = -(-width // 8)
     if len(view) < head:
         raise TruncatedFrameError(

@@ -80,7 +80,7 @@ class PurifyingTop(nn.Module):
 
 
 class Purification(Defense):
-    """What members of this file have in common.
+    """Base of the defenses in this file.
 
     Args:
         parties: how many cuts stand side by side in the merged one, of equal width; the label
@@ -108,7 +108,7 @@ class Purification(Defense):
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         if width % self.parties:
             raise SpecError(
-                "the merged cut is not of as many equal cuts as this defense was told",
+                "the merged cut is not of as many equal cuts as 'parties' says",
                 where="option 'parties'",
                 got=f"a merged width of {width} and parties={self.parties}",
                 want="merge = 'concat', cuts of one width, and as many parties as send or have one",

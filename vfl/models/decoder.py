@@ -50,7 +50,7 @@ class BlockShape:
 
     Attributes:
         width: of a token's vector.
-        layers: number of blocks; 0 leaves the embedding alone.
+        layers: number of blocks; 0 only where word vectors are all there is.
         heads: of queries.
         groups: heads of keys and values; fewer than `heads` is grouped-query attention.
         head_width: numbers of a head; 0 is width / heads.
@@ -190,7 +190,7 @@ class DecoderShape(BlockShape):
 
     def __post_init__(self) -> None:
         super(DecoderShape, self).__post_init__()
-        for name in ("vocabulary", "context"):
+        for name in ("vocabulary", "context", "layers"):
             require_range(name, getattr(self, name), 1)
 
 
@@ -456,7 +456,7 @@ class Decoder(_Stack):
         Args:
             tokens: int64, axes (texts, steps).
         """
-        first = self.layers[0].cache if len(self.layers) else None
+        first = self.layers[0].cache
         start = first.steps if isinstance(first, KeyValues) else 0
         x = self._through(self.embedded(tokens, start), self.shape.layers)
         return _capped(self.head(self.norm(x)), self.shape.head_cap)
@@ -647,7 +647,7 @@ class PictureShape(BlockShape):
 
     def __post_init__(self) -> None:
         super(PictureShape, self).__post_init__()
-        for name in ("size", "patch", "channels"):
+        for name in ("size", "patch", "channels", "layers"):
             require_range(name, getattr(self, name), 1)
         require_range("classes", self.classes, 0)
         for name in ("mean", "deviation"):

@@ -1,4 +1,4 @@
-"""What a tampering feature party remembers of its training rows, by their positions."""
+"""Memory of a tampering feature party: values of its training rows, by their positions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RowTable:
         return torch.stack(self._values)
 
     def seen(self, times: int, rows: int) -> bool:
-        """Whether nearly all of so many rows were recorded so often; a schedule may leave few out.
+        """Whether nearly all rows were recorded often enough; a schedule may leave a few out.
 
         Args:
             times: how often.
