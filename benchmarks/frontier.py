@@ -4,6 +4,8 @@
     python -m benchmarks.frontier --task bank --seeds 5
     python -m benchmarks.frontier --redraw                  # page and pictures of the stored rows
 
+The page has one line for each family of defenses. `frontier_places.csv`, beside it, has every one.
+
 A task is a grid file of `examples/frontier`, which names its defenses, most at five strengths. Each
 is trained, and attacked by a feature party that keeps what it received: its own bottom, every
 gradient, a few leaked labels. A secure top, with labels and top under multi-party computation and
@@ -12,13 +14,14 @@ party just that.
 
 What labels leak is what the worst of these attacks reaches above the best that reads nothing a
 label is in: attacks on inputs, and on label-free bottoms, which whoever has the inputs can make.
-Rows of every task lie in one CSV file, and page and pictures are made of it alone.
+Rows of every task lie in one CSV file. Page, places and pictures are made of that file alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,11 +44,11 @@ from benchmarks.studies import (
     store,
     stored,
     study_of,
+    write_rows,
 )
 from vfl.config import GridSettings
 from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice
-from vfl.experiments.attack_tables import ACCESS
 from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import (
     by_attack,
@@ -56,7 +59,7 @@ from vfl.experiments.leaderboard import (
 )
 from vfl.experiments.results import LoadedGrid
 from vfl.experiments.statistics import Estimate, by_victim
-from vfl.experiments.tables import MEASURES, Table, estimate_text
+from vfl.experiments.tables import MEASURES, Table
 from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "frontier"
@@ -275,11 +278,11 @@ def measure_of(task: str) -> str:
 
 
 def summary_of(found: Sequence[Frontier]) -> str:
-    """What all tasks show: a sentence and a line a task."""
+    """Results of all tasks: the answer and one line for each task."""
     beating = [one for each in found for one in each.named("beats it")]
     head = [
-        "task", "judged by", "the best label-free bottom", "reaches", "undefended", "its leak",
-        "defenses more accurate", "of them leak", "undecided", "few rounds not shown to leak",
+        "task", "best label-free bottom", "reaches", "undefended", "its leak",
+        "more accurate", "of them leak", "undecided", "best few rounds not shown to leak",
     ]  # fmt: skip
     lines = []
     for each in found:
@@ -293,8 +296,8 @@ def summary_of(found: Sequence[Frontier]) -> str:
         gained = "" if best is None else points_text(best.gain, "+")
         lines.append(
             [
-                *(each.task, measure_of(each.task), f"`{each.best.defense}`"),
-                points_text(each.best.utility),
+                *(each.task, f"`{each.best.defense}`"),
+                f"{points_text(each.best.utility)} ({measure_of(each.task)})",
                 *(points_text(one, "+") for one in (plain.gain, plain.leak)),
                 *(f"{len(ahead)} of {len(learned)}", str(len(leaking))),
                 str(len(each.named("undecided"))),
@@ -303,9 +306,10 @@ def summary_of(found: Sequence[Frontier]) -> str:
         )
     shown = f"Shown to beat it: {_listed(beating)}." if beating else "Nothing is shown to beat it."
     return (
-        "Each task has the most accurate bottom that never saw a label; utility is beside that "
-        f"one's, in points, with 95 % intervals over victims. **{shown}** A defense is counted as "
-        "more accurate, or as leaking, by its whole interval.\n\n" + Table(head, lines).markdown()
+        "The most accurate bottom model that never saw a label is the reference of each task. "
+        f"**{shown}** Gains and leaks are in points, with 95 % intervals over victims. A defense "
+        "counts as more accurate, or as leaking, only by its whole interval. The tables of the "
+        "tasks have one line for each family of defenses.\n\n" + Table(head, lines).markdown()
     )
 
 
@@ -314,29 +318,70 @@ def _listed(places: Sequence[Place]) -> str:
 
 
 def _missing(found: Frontier) -> str:
-    """Families of a task that were not run, and how many strengths of others."""
+    """A sentence on families of a task that were not run, and strengths of others; or nothing."""
     run, said = {one.defense for one in found.places}, []
     for family, specs in families_of(found.task).items():
         left = [spec for spec in specs if spec not in run]
         if left:
             some = "" if len(left) == len(specs) else f" ({len(left)} of {len(specs)} strengths)"
             said.append(family + some)
-    return ", ".join(said) or "nothing"
+    return f" Not run: {', '.join(said)}." if said else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRow:
+    """One line of the CSV file with all places; shares, with half widths of 95 % intervals."""
+
+    task: str
+    family: str
+    defense: str
+    utility: float
+    utility_half_width: float
+    gain: float
+    gain_half_width: float
+    attack: str
+    access: str
+    reaches: float
+    reaches_half_width: float
+    leak: float
+    leak_half_width: float
+    verdict: str
+    front: str
+
+
+def place_rows(found: Frontier) -> list[PlaceRow]:
+    """Every place of a task, the highest utility first."""
+
+    def figures(one: Estimate) -> tuple[float, float]:
+        return one.mean, nan if one.half_width is None else one.half_width
+
+    return [
+        PlaceRow(
+            found.task, one.family, one.defense, *figures(one.utility), *figures(one.gain),
+            one.attack, one.access, *figures(one.reaches), *figures(one.leak), one.verdict,
+            "yes" if one in found.front else "",
+        )
+        for one in found.places
+    ]  # fmt: skip
+
+
+def for_readers(found: Frontier) -> list[Place]:
+    """One place of each family: its most accurate that is not shown to leak, if it has one."""
+    chosen: dict[str, Place] = {}
+    for one in sorted(found.places, key=lambda one: (one.verdict == "leaks", -one.utility.mean)):
+        chosen.setdefault(one.family, one)
+    return [one for one in found.places if one in chosen.values()]
 
 
 def table_of(found: Frontier) -> Table:
-    """One line a defense, the highest utility first."""
-    head = [
-        "defense", "family", f"test {measure_of(found.task)}", "less the label-free bottom",
-        "worst attack", "who holds", "reaches", "leaks", "beside the label-free bottom", "front",
-    ]  # fmt: skip
+    """The places of `for_readers`, the highest utility first."""
+    head = ["defense", f"test {measure_of(found.task)}", "gain", "leak", "verdict"]
     lines = [
         [
-            *(one.defense, one.family, estimate_text(one.utility), estimate_text(one.gain, "+")),
-            *(one.attack, ACCESS[one.access], estimate_text(one.reaches)),
-            *(estimate_text(one.leak, "+"), one.verdict, "yes" if one in found.front else ""),
+            *(f"`{one.defense}`", points_text(one.utility), points_text(one.gain, "+")),
+            *(points_text(one.leak, "+"), one.verdict),
         ]
-        for one in found.places
+        for one in for_readers(found)
     ]
     return Table(head, lines)
 
@@ -371,28 +416,23 @@ def picture_of(found: Frontier) -> str:
 METHOD = f"""
 ## What was measured
 
-- One feature party attacks; on tables the label party has columns of its own. The attacker has
-  everything it received in the training (every gradient), its bottom, its inputs and {LEAKED}
-  leaked labels of each class, drawn anew for every victim. It does not tamper.
-- *Leaks*: what the worst attack reaches less what the best attack does that reads nothing a label
-  is in, seed by seed. Those are training from scratch, attacks on inputs and their components, and
-  all attacks on all label-free bottoms here, which whoever has the inputs can make. Worst and best
-  are the highest means.
-- Attacks on cuts infer labels of test rows, attacks on gradients those of training rows.
-- *Verdict*, beside the most accurate label-free bottom: "beats it" is a higher utility by the
-  paired 95 % interval, and a leak whose interval ends at or below {100 * MARGIN:g} point; "leaks"
-  is a leak whose interval begins above that; "no better" is a utility whose interval ends at or
-  below 0; anything else is "undecided".
+- One feature party attacks. On tables the label party has columns of its own. The attacker has
+  every gradient of the training, its bottom, its inputs and {LEAKED} leaked labels of each class,
+  drawn anew for every victim. It does not tamper.
+- *Gain*: test utility less that of the most accurate label-free bottom, seed by seed.
+- *Leak*: the worst attack less the best attack that reads nothing with a label in it, seed by seed.
+  The latter are training from scratch, attacks on inputs and their components, and all attacks on
+  all label-free bottoms, which anyone with the inputs can make.
+- Attacks on cuts infer labels of test rows; attacks on gradients infer labels of training rows.
+- *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
+  leak above that; "no better" is a gain of at most 0, each by its whole interval. Anything else is
+  "undecided".
 - `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
   exposed as undefended ones, which a mean over all rows hides.
-- *Secure top*: labels and top under multi-party computation, which tells a feature party the sum of
-  a batch's gradients at the cut and no row's. `gradient_averaging:rows=0` sends it just that sum,
-  so accuracy and leak are measured there; what such a protocol costs is not. One that discloses the
-  sum of the gradients of the bottom's weights instead would teach as much as undefended training.
+- *Secure top*: labels and top are under multi-party computation, which discloses the sum of a
+  batch's gradients at the cut. `gradient_averaging:rows=0` sends just that sum; the cost of such a
+  protocol is not measured here.
 - Intervals are Student's, over victims. Strengths were fixed before the grid ran.
-- By the clock of a busy machine, one cell at a time, of the cells whose times were kept: `mnist` 22
-  minutes (all 156), `fashion` 46 (138, one of which stood still for 14), `cifar` (ResNet-20, 6000
-  pictures of 16 x 16) 3 hours; 1.3 GB at the most in the last 38 and 108 of `mnist` and `cifar`.
 - Not tried: `adaptive` and the heavy pack, which cost more than the trainings; parties that tamper.
 """
 
@@ -401,7 +441,8 @@ def _note(found: Sequence[Frontier]) -> str:
     left = [task for task in TASKS if task not in {one.task for one in found}]
     return (
         "; `python -m benchmarks.frontier --task NAME`. "
-        f"Tasks not run: {', '.join(left) or 'none'}."
+        f"Tasks not run: {', '.join(left) or 'none'}. [Every place](frontier_places.csv), "
+        "[every attack on every victim](frontier.csv)."
     )
 
 
@@ -413,8 +454,8 @@ def task_section(found: Frontier, page: Path) -> Iterator[str]:
     yield f"\n## {found.task}\n"
     yield (
         f"{experiment.data.rows or WHOLE[found.task]} rows, {found.seeds} victims of each defense, "
-        f"`examples/frontier/{found.task}.toml`. The best without labels: {found.reference}, "
-        f"{points_text(found.reference_reaches)}. Not run: {_missing(found)}.\n"
+        f"`examples/frontier/{found.task}.toml`. The best attack without labels: "
+        f"`{found.reference}`, {points_text(found.reference_reaches)}.{_missing(found)}\n"
     )
     yield f"![{found.task}: accuracy against leaked labels]({drawn.name})\n"
     yield table_of(found).markdown()
@@ -447,7 +488,7 @@ def bench_frontier(
         jobs: cells at a time, a process each.
         out: folder of the grids.
         page: the page; rows lie beside it in a CSV file.
-        redraw: train nothing.
+        redraw: whether to train nothing.
     """
     file = page.with_suffix(".csv")
     rows = stored(file, COLUMNS)
@@ -464,7 +505,9 @@ def bench_frontier(
             rows = added(rows, pd.DataFrame(rows_of(task, folder), columns=COLUMNS), KEY, TASKS)
             store(file, rows)
     found = [frontier_of(rows[rows.task == one]) for one in TASKS if one in set(rows.task)]
-    PAGE.write(page, found)
+    PAGE.write(page, found, measured=not redraw)
+    places = [row for one in found for row in place_rows(one)]
+    write_rows(page.with_name(f"{page.stem}_places.csv"), PlaceRow, places)
     return found
 
 

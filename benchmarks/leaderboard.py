@@ -10,6 +10,11 @@ as it stands there, honestly and against a feature party that tampers. What was 
 attacked before is not done again, so that the same command goes on after it was stopped. Tables are
 looked for in `VFL_DATA`.
 
+The page has ten lines of each task. All rows lie beside it: `leaderboard.csv` has the worst attack
+on each defense at each number of leaked labels, `leaderboard_access.csv` the same by what the
+attacker holds, and `leaderboard_tasks.csv` one row a task. The page is made of these files alone;
+`--redraw` does that and trains nothing.
+
 `--verify 0.1` draws a tenth of the defenses on the page, trains their victims again, with the seeds
 of the page, and compares utility, the worst attack's reach and the verdict with the rows that are
 stored beside the page. Exit code 1 where one does not come out again.
@@ -19,17 +24,16 @@ from __future__ import annotations
 
 import csv
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import harness
-from benchmarks.studies import EXAMPLES, StudyPage, played, study_of
+from benchmarks.studies import EXAMPLES, StudyPage, played, points_text, study_of
 from vfl.core.registry import require_choice
 from vfl.core.text import csv_text
-from vfl.experiments.attack_tables import access_table, board_table
+from vfl.experiments.attack_tables import ACCESS, boards_by_access
 from vfl.experiments.cells import GridFolder, grid_settings_of
 from vfl.experiments.leaderboard import (
     UNDEFENDED,
@@ -39,8 +43,9 @@ from vfl.experiments.leaderboard import (
 )
 from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scores import BASELINES
+from vfl.experiments.statistics import Estimate
 from vfl.experiments.study import Results, Study
-from vfl.experiments.tables import seconds_text
+from vfl.experiments.tables import MEASURES, Table, seconds_text
 from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "leaderboard"
@@ -75,41 +80,41 @@ def entries_of(path: Path) -> list[LeaderboardEntry]:
     return leaderboard(grid.records, settings.margin, measure)
 
 
-def summary_of(task: str, entries: Sequence[LeaderboardEntry]) -> str:
-    """Which defenses are shown to leak, and which are not, in a line."""
-    defended = [one for one in entries if one.defense != UNDEFENDED]
-    safe = [one.defense for one in defended if one.worst.verdict != "leaks"]
-    leaks = f"{len(defended) - len(safe)} of {len(defended)} defenses are shown to give labels away"
-    return f"- **{task}**: {leaks}; not shown to: {', '.join(safe) or 'none'}."
+# --- rows -----------------------------------------------------------------------------------------
+
+Row = Mapping[str, str]
 
 
-def task_lines(path: Path, entries: Sequence[LeaderboardEntry]) -> Iterator[str]:
-    """What the page says of one task."""
+def task_row(path: Path, entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
+    """What was trained and attacked of one task."""
     grid, results = LoadedGrid(GridFolder(path)), Results.of(path)
     settings = grid_settings_of(grid.experiment)
-    measure = fitting_measure(grid.records, settings.measure)
-    yield f"\n## {grid.experiment.name}\n"
-    yield f"{results.sentence}\n"
-    if entries:
-        yield board_table(entries, settings.margin).markdown()
-    if (access := access_table(grid.records, settings.margin, measure)) is not None:
-        yield "Points above the best without the model, by what the attacker holds:\n"
-        yield access.markdown()
     victims = [cell for cell in grid.cells if cell.victim != BASELINES]
     attacked = {one.cell for one in grid.records if one.evaluator == "attack"}
-    yield (
-        f"{len(attacked)} of {len(victims)} victims, {len(settings.seeds)} seeds, "
-        f"{settings.draws} draws; attacks: {', '.join(settings.attacks)}.\n"
-    )
-    for cell in victims:
-        if (failure := grid.failures.get(cell.title)) is not None:
-            yield f"- {cell.title} ended early: {failure['what']}"
+    failed = [
+        f"{cell.title}: {grid.failures[cell.title]['what']}"
+        for cell in victims
+        if cell.title in grid.failures
+    ]
+    return {
+        "task": path.name,
+        "judged_by": MEASURES[entries[0].judged_by],
+        "margin": settings.margin,
+        "attacked": len(attacked),
+        "victims": len(victims),
+        "seeds": len(settings.seeds),
+        "draws": settings.draws,
+        "attacks": ", ".join(settings.attacks),
+        "failed": "; ".join(failed),
+        "sentence": results.sentence,
+    }
 
 
 def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dict[str, Any]]:
     """The worst attack on each defense at each number of leaked labels, as shares."""
     for entry in entries:
         for one in entry.standings:
+            less = entry.difference
             yield {
                 "task": task,
                 "defense": entry.defense,
@@ -124,55 +129,188 @@ def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dic
                 "above_half_width": one.advantage.half_width,
                 "victims": one.advantage.count,
                 "verdict": one.verdict,
+                "reaches_half_width": one.value.half_width,
+                "no_model_half_width": one.baseline_value.half_width,
+                "less_none": None if less is None else less.mean,
+                "less_none_half_width": None if less is None else less.half_width,
+                "affordable": entry.affordable,
             }
+
+
+def access_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The worst attack on each defense by what its attacker holds, as shares."""
+    grid = LoadedGrid(GridFolder(path))
+    settings = grid_settings_of(grid.experiment)
+    measure = fitting_measure(grid.records, settings.measure)
+    for holds, board in boards_by_access(grid.records, settings.margin, measure).items():
+        for entry in board:
+            one = entry.worst
+            yield {
+                "task": path.name,
+                "defense": entry.defense,
+                "holds": holds,
+                "above": one.advantage.mean,
+                "above_half_width": one.advantage.half_width,
+                "verdict": one.verdict,
+                "attack": one.attack,
+                "k": one.k,
+            }
+
+
+FILES = ("", "_tasks", "_access")
+
+
+def beside(page: Path, kind: str) -> Path:
+    """The file of rows of one kind of FILES beside a page."""
+    return page.with_name(f"{page.stem}{kind}.csv")
+
+
+def store_rows(paths: Sequence[Path], page: Path) -> None:
+    """Write the rows of some tasks' grids beside the page; rows of other tasks stay."""
+    new: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FILES}
+    for path in paths:
+        if entries := entries_of(path):
+            new[""] += standings_of(path.name, entries)
+            new["_tasks"].append(task_row(path, entries))
+            new["_access"] += access_rows(path)
+    for kind, rows in new.items():
+        if rows:
+            done = {row["task"] for row in rows}
+            kept = [row for row in _stored(beside(page, kind)) if row["task"] not in done]
+            whole = sorted([*kept, *rows], key=lambda row: TASKS.index(row["task"]))
+            text = csv_text(list(rows[0]), whole)
+            beside(page, kind).write_text(text, encoding="utf-8")
+
+
+# --- page -----------------------------------------------------------------------------------------
+
+LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A task's grid and its leaderboard."""
+    """Stored rows of one task.
 
-    path: Path
-    entries: Sequence[LeaderboardEntry]
+    Attributes:
+        about: its row of `leaderboard_tasks.csv`.
+        worst: of each defense the row at its worst number of leaked labels, the best protected
+            first.
+        cuts: the same of an attacker that holds cuts alone, by defense.
+    """
+
+    about: Row
+    worst: Sequence[Row]
+    cuts: Mapping[str, Row]
 
     @classmethod
-    def of(cls, path: Path) -> Board:
-        """That of a grid's folder."""
-        return cls(path, entries_of(path))
+    def of(cls, page: Path, task: str) -> Board:
+        """The rows of a task beside the page."""
+        found: dict[str, list[Row]] = {}
+        for row in _stored(page.with_suffix(".csv")):
+            if row["task"] == task:
+                found.setdefault(row["defense"], []).append(row)
+        worst = [max(rows, key=_badness) for rows in found.values()]
+        cuts = {
+            row["defense"]: row
+            for row in _stored(beside(page, "_access"))
+            if (row["task"], row["holds"]) == (task, ACCESS["cut"])
+        }
+        about = next(row for row in _stored(beside(page, "_tasks")) if row["task"] == task)
+        return cls(about, sorted(worst, key=_badness), cuts)
+
+    @property
+    def defended(self) -> list[Row]:
+        """Rows of defenses, without the undefended model's."""
+        return [row for row in self.worst if row["defense"] != UNDEFENDED]
+
+    @property
+    def undefended(self) -> Row:
+        """The undefended model's row."""
+        return next(row for row in self.worst if row["defense"] == UNDEFENDED)
+
+    @property
+    def safe(self) -> list[str]:
+        """Defenses that are not shown to leak."""
+        return [row["defense"] for row in self.defended if row["verdict"] != "leaks"]
+
+
+def _badness(row: Row) -> tuple[bool, float]:
+    return row["verdict"] == "leaks", float(row["above"])
+
+
+def _points(row: Row, name: str, sign: str = "") -> str:
+    if not row[name]:
+        return ""
+    half = row[f"{name}_half_width"]
+    return points_text(Estimate(float(row[name]), float(half) if half else None, 1), sign)
 
 
 def _note(boards: Sequence[Board]) -> str:
-    import torch
-
-    python = sys.version.split()[0]
-    return f", torch {torch.__version__}, Python {python}; `make leaderboard` writes this page."
+    return (
+        "; `make leaderboard` writes this page. All rows: [every defense](leaderboard.csv), "
+        "[by what the attacker holds](leaderboard_access.csv), [tasks](leaderboard_tasks.csv)."
+    )
 
 
 def summaries(boards: Sequence[Board]) -> Iterator[str]:
-    """What a reader of the page must know, and a line a task."""
+    """The answer of all tasks, a line a task."""
+    head = ["task", "undefended", "its leak", "shown to leak", "not shown to leak"]
+    lines = [
+        [
+            *(
+                one.about["task"],
+                f"{_points(one.undefended, 'utility')} ({one.about['judged_by']})",
+            ),
+            _points(one.undefended, "above", "+"),
+            f"{len(one.defended) - len(one.safe)} of {len(one.defended)}",
+            ", ".join(f"`{name}`" for name in one.safe) or "none",
+        ]
+        for one in boards
+    ]
     yield (
-        "Each task has a feature party that attacks the labels of the label party. A defense is "
-        "judged by the worst of all attacks that the attacker can run, beside the best it reaches "
-        'without the model; "protected" is a verdict about these attacks, on these rows, for '
-        "these seeds. docs/attacking.md says how verdicts are made.\n"
+        "A feature party attacks the labels of the label party. A *leak* is what the worst of its "
+        "attacks reaches above the best that it reaches without the model, in points, with 95 % "
+        "intervals over victims. A defense that is not shown to leak is not thereby shown to "
+        "protect: verdicts hold for these attacks, rows and seeds "
+        "([how verdicts are made](../attacking.md)).\n\n" + Table(head, lines).markdown()
     )
-    yield from (summary_of(one.path.name, one.entries) for one in boards)
 
 
-PAGE = StudyPage(
-    "Leaderboard: which defense holds against what",
-    _note,
-    summaries,
-    lambda board, page: task_lines(board.path, board.entries),
-)
+def task_lines(board: Board, page: Path) -> Iterator[str]:
+    """The section of one task: its undefended model and the defenses that leak least."""
+    about, chosen = board.about, board.defended[: LINES - 1]
+    yield f"\n## {about['task']}\n"
+    failed = f" Ended early: {about['failed']}." if about["failed"] else ""
+    yield (
+        f"{about['attacked']} of {about['victims']} victims, {about['seeds']} seeds, "
+        f"{about['draws']} draws of leaked labels; attacks: {about['attacks']}.{failed}\n"
+    )
+    head = [
+        "defense", f"test {about['judged_by']}", "less none", "leak to cuts alone", "leak",
+        "worst attack", "at k", "verdict",
+    ]  # fmt: skip
+    shown = [row for row in board.worst if row in chosen or row is board.undefended]
+    lines = [
+        [
+            *(f"`{row['defense']}`", _points(row, "utility"), _points(row, "less_none", "+")),
+            _points(board.cuts[row["defense"]], "above", "+")
+            if row["defense"] in board.cuts
+            else "",
+            *(_points(row, "above", "+"), row["attack"], row["k"], row["verdict"]),
+        ]
+        for row in shown
+    ]
+    yield Table(head, lines).markdown()
 
 
-def write_board(paths: Sequence[Path], page: Path) -> list[dict[str, Any]]:
-    """Write the page, and the rows it is made of beside it."""
-    boards = [Board.of(path) for path in paths]
-    PAGE.write(page, boards)
-    rows = [row for one in boards for row in standings_of(one.path.name, one.entries)]
-    if rows:
-        page.with_suffix(".csv").write_text(csv_text(list(rows[0]), rows), encoding="utf-8")
+PAGE = StudyPage("Leaderboard: which defense holds against what", _note, summaries, task_lines)
+
+
+def write_page(page: Path, measured: bool = True) -> list[dict[str, str]]:
+    """Write the page of the rows that lie beside it; those rows."""
+    rows = _stored(page.with_suffix(".csv"))
+    there = {row["task"] for row in rows}
+    PAGE.write(page, [Board.of(page, task) for task in TASKS if task in there], measured)
     return rows
 
 
@@ -243,6 +381,7 @@ def bench_leaderboard(
     out: Path = Path("runs/leaderboard"),
     page: Path = Path("docs/results/leaderboard.md"),
     plan: bool = False,
+    redraw: bool = False,
     verify: float | None = None,
     draw: int = 0,
 ) -> Sequence[dict[str, Any] | Check]:
@@ -254,8 +393,9 @@ def bench_leaderboard(
         seeds: one victim of each defense a seed.
         jobs: cells at a time, a process each.
         out: folder of the grids.
-        page: the page; rows lie beside it in a CSV file.
+        page: the page; its rows lie beside it in CSV files.
         plan: tell time and memory; train nothing.
+        redraw: write the page of the rows that are stored; train nothing.
         verify: a share of the page's defenses, again.
         draw: which of them; a number.
     """
@@ -263,7 +403,7 @@ def bench_leaderboard(
     for task in tasks:
         require_choice("task", task, TASKS)
     if verify:
-        rows = [row for row in _stored(page) if row["task"] in tasks]
+        rows = [row for row in _stored(page.with_suffix(".csv")) if row["task"] in tasks]
         chosen = drawn(rows, verify, draw)
         return [
             check
@@ -274,22 +414,27 @@ def bench_leaderboard(
                 played(grid_of(task, attack, seeds, defenses), out / f"verify-{draw}" / task, jobs),
             )
         ]
+    if redraw:
+        return write_page(page, measured=False)
     studies = {task: grid_of(task, attack, seeds) for task in tasks}
     for task, study in studies.items():
         seconds = SECONDS[task] * len(study.cells) / jobs
         seconds *= HEAVIER[task] if attack == "heavy" else 1
         harness.say(f"{task}: {len(study.cells)} cells, about {seconds_text(seconds)}")
     harness.say(f"about {GIGABYTES * jobs:.1f} GB of memory, {jobs} processes")
-    found: list[dict[str, Any]] = []
+    found: Sequence[dict[str, Any]] = []
     for task, study in () if plan else studies.items():
         played(study, out / task, jobs)
-        found = write_board([out / one for one in TASKS if (out / one).exists()], page)
+        store_rows([out / task], page)
+        found = write_page(page)
     return found
 
 
-def _stored(page: Path) -> list[dict[str, str]]:
-    with page.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def _stored(file: Path) -> list[dict[str, str]]:
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
 
 
 def shown(rows: Sequence[dict[str, Any] | Check]) -> str:

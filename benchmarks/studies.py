@@ -7,6 +7,7 @@ that a killed run goes on in; rows lie in one CSV file, and pages are made of th
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -92,9 +93,20 @@ class StudyPage(Generic[Found]):
     of_task: Callable[[Found, Path], Iterable[str]]
     method: str = ""
 
-    def write(self, page: Path, found: Sequence[Found]) -> None:
-        """Write it, and say where it lies."""
-        about = f"{datetime.now(UTC).date()}, vfl {VERSION}{self.note(found)}\n"
+    def write(self, page: Path, found: Sequence[Found], measured: bool = True) -> None:
+        """Write the page, and print its path.
+
+        Args:
+            page: its file.
+            found: results by task.
+            measured: whether something was measured now; if not, the page keeps its day and
+                version.
+        """
+        about = f"{datetime.now(UTC).date()}, vfl {VERSION}"
+        if not measured and page.exists():
+            known = re.search(r"^\d{4}-\d\d-\d\d, vfl [\d.]+\d", page.read_text("utf-8"), re.M)
+            about = known[0] if known else about
+        about += f"{self.note(found)}\n"
         parts = [f"# {self.title}\n", about, *self.shown(found)]
         parts += [part for one in found for part in self.of_task(one, page)]
         page.write_text("\n".join(parts) + self.method, encoding="utf-8")

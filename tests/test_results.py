@@ -33,7 +33,7 @@ def rows_of(name: str) -> list[Row]:
 
 def table_of(heading: str, first: str) -> list[list[str]]:
     """Cells of the table below a heading whose first column is called `first`; no head."""
-    pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    pages = {path: "\n" + path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
     wanted = f"\n{heading}\n", f"\n| {first} "
     (page,) = [path for path, text in pages.items() if all(one in text for one in wanted)]
     text = pages[page].split(wanted[0], 1)[1]
@@ -103,18 +103,50 @@ def test_attacks_on_labels(heading):
 
 
 def test_the_leaderboard():
-    """Utility, what the worst attack reaches and what it is above the best without the model."""
+    """The page has the undefended model, and the defenses that leak least, as they are stored."""
     stored = {(r["task"], r["defense"], r["k"]): r for r in rows_of("leaderboard.csv")}
+    names = "task", "defense", "holds"
+    access = {tuple(row[name] for name in names): row for row in rows_of("leaderboard_access.csv")}
+    summary = {
+        row[0]: row for row in table_of("# Leaderboard: which defense holds against what", "task")
+    }
     for task in {task for task, _, _ in stored}:
+        worst = {
+            defense: max(
+                (leaks(r), float(r["above"]))
+                for (t, d, _), r in stored.items()
+                if (t, d) == (task, defense)
+            )
+            for defense in {d for t, d, _ in stored if t == task}
+        }
+        shown_to = [name for name in worst if worst[name][0] and name != "none"]
+        assert summary[task][3] == f"{len(shown_to)} of {len(worst) - 1}"
         table = table_of(f"## {task}", "defense")
-        assert len(table) == len({d for t, d, _ in stored if t == task})
-        for defense, _, utility, _, _, attack, k, reaches, guess, without, above in table:
-            row = stored[task, defense, k]
-            assert attack == row["attack"]
-            pairs = [(utility, "utility"), (reaches, "reaches"), (guess, "guess")]
-            pairs += [(without, "no_model"), (above, "above")]
-            for cell, name in pairs:
-                assert_shows(cell.partition("±")[0], [100 * float(row[name])])
+        chosen = [row[0].strip("`") for row in table]
+        assert chosen == sorted(chosen, key=worst.__getitem__)
+        left = set(worst) - set(chosen)
+        assert "none" in chosen
+        assert min(map(worst.__getitem__, left)) >= max(
+            worst[name] for name in chosen if name != "none"
+        )
+        plain = float(stored[task, "none", "5"]["utility"])
+        for defense, utility, less, cuts, above, attack, k, verdict in table:
+            name = defense.strip("`")
+            row = stored[task, name, k]
+            assert (attack, verdict) == (row["attack"], row["verdict"])
+            assert (leaks(row), float(row["above"])) == worst[name]
+            assert_shows(
+                cuts.partition("±")[0], [100 * float(access[task, name, "cuts alone"]["above"])]
+            )
+            difference = [] if name == "none" else [100 * (float(row["utility"]) - plain)]
+            pairs = [(utility, [100 * float(row["utility"])]), (less, difference)]
+            for cell, values in [*pairs, (above, [100 * float(row["above"])])]:
+                assert_shows(cell.partition("±")[0], values)
+
+
+def leaks(row: Row) -> bool:
+    """Whether a stored row is shown to leak."""
+    return row["verdict"] == "leaks"
 
 
 def test_the_adaptive_attack_at_equal_time():
@@ -192,9 +224,12 @@ def test_attacks_from_outside():
         assert_shows(others, [max(rest), min(rest)])
 
 
+PLACE = ("utility", "gain", "reaches", "leak")
+
+
 def test_the_frontier():
-    """Places, verdicts and what the summary says of the label-free bottom, from rows by seed."""
-    stored = rows_of("frontier.csv")
+    """Places and verdicts from rows by seed; the page's lines are some of them."""
+    stored, places = rows_of("frontier.csv"), rows_of("frontier_places.csv")
     page = (RESULTS / "frontier.md").read_text(encoding="utf-8")
     summary, found = table_of("## What is shown", "task"), []
     for task in dict.fromkeys(row["task"] for row in stored):
@@ -216,31 +251,38 @@ def test_the_frontier():
         blind = [v for (d, _), v in reached.items() if family[d] in (FREE, "no model")]
         without = max(blind, key=mean)
         free = max((d for d in utility if family[d] == FREE), key=lambda d: mean(utility[d]))
-        table = table_of(f"## {task}", "defense")
-        assert {row[0] for row in table} == set(utility)
+        table = {row["defense"]: row for row in places if row["task"] == task}
+        assert set(table) == set(utility)
         beating, ahead = [], []
-        for defense, _, good, less, attack, _, reaches, leaks, verdict, _ in table:
+        for defense, row in table.items():
             worst = max(
                 (a for d, a in reached if d == defense), key=lambda a: mean(reached[defense, a])
             )
-            assert attack == worst
+            assert row["attack"] == worst
             gain = [a - b for a, b in zip(utility[defense], utility[free], strict=True)]
             leak = [a - b for a, b in zip(reached[defense, worst], without, strict=True)]
-            assert_shows(good, interval(utility[defense]))
-            assert_shows(reaches, interval(reached[defense, worst]))
-            for cell, values in ((less, gain), (leaks, leak)):
-                assert_shows(cell, interval(values))
+            exact = (utility[defense], gain, reached[defense, worst], leak)
+            for name, values in zip(PLACE, exact, strict=True):
+                cells = [100 * float(row[name]), 100 * float(row[f"{name}_half_width"])]
+                assert cells == pytest.approx(interval(values), abs=0.011)
             (gained, by), (leaked, over) = interval(gain), interval(leak)
             if gained - by > 0 and leaked + over <= 1 and family[defense] != FREE:
                 beating.append(defense)
             if gained - by > 0 and family[defense] not in (FREE, "undefended"):
-                ahead.append(verdict)
-            assert (verdict == "beats it") == (defense in beating)
+                ahead.append(row["verdict"])
+            assert (row["verdict"] == "beats it") == (defense in beating)
         (line,) = [row for row in summary if row[0] == task]
-        learned = [row for row in table if family[row[0]] not in (FREE, "undefended")]
-        assert line[2] == f"`{free}`"
-        assert line[6] == f"{len(ahead)} of {len(learned)}"
-        assert line[7] == str(ahead.count("leaks"))
+        learned = [one for one in table if family[one] not in (FREE, "undefended")]
+        assert line[1] == f"`{free}`"
+        assert line[5:7] == [f"{len(ahead)} of {len(learned)}", str(ahead.count("leaks"))]
+        chosen = table_of(f"## {task}", "defense")
+        kinds = [family[name.strip("`")] for name, *_ in chosen]
+        assert sorted(kinds) == sorted(set(family.values()) - {"no model"})
+        for name, good, gained, leaked, verdict in chosen:
+            row = table[name.strip("`")]
+            assert verdict == row["verdict"]
+            for cell, key in ((good, "utility"), (gained, "gain"), (leaked, "leak")):
+                assert_shows(cell, [100 * float(row[key]), 100 * float(row[f"{key}_half_width"])])
         found += beating
     assert ("Nothing is shown to beat it." in page) == (not found)
     assert all(f"`{defense}`" in page.split("\n##")[0] for defense in found)
