@@ -1,8 +1,11 @@
 """A served row is the predicted row: in one process, and over real streams, through HTTP."""
 
+import errno
 import json
+import os
 import shutil
 import ssl
+import tempfile
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -31,14 +34,14 @@ from served import (
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, RunFolderError, UserError, VFLError
+from vfl.core.errors import ConfigError, RunFolderError, StorageError, UserError, VFLError
 from vfl.datasets import PartyData, Split
 from vfl.datasets.encode import TableEncoder
 from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of
 from vfl.serving.local import serve
 from vfl.session.store.party_folder import own_ledger, own_terms
 from vfl.training import run
-from vfl.training.promotion import promote, promoted_runs, roll_back
+from vfl.training.promotion import promote, promoted_runs, roll_back, running_service
 from vfl.training.status import run_status
 from vfl.transport import session_certificate
 
@@ -211,6 +214,24 @@ def test_a_run_that_cannot_be_served_is_not_promoted(local, trained_run, other):
     assert promoted_runs(trained_run.parent) == []
     with pytest.raises(VFLError, match="there is no run here"):
         promote(trained_run.parent / "missing")
+
+
+def test_a_promotion_on_a_full_disk_changes_no_service(local, trained_run, other, monkeypatch):
+    client, create = local(), tempfile.mkstemp
+
+    def full(*, prefix, **options):
+        if prefix == ".promoted.json.":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return create(prefix=prefix, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", full)
+        with pytest.raises(StorageError, match="cannot be written"):
+            promote(other)
+    assert running_service(trained_run).run == "run"
+    assert promoted_runs(trained_run.parent) == []
+    (service,) = promote(other)
+    assert (service.run, service.address) == ("other", client.address)
 
 
 def test_without_a_service_a_promotion_is_kept_for_the_next_one(trained_run, other):

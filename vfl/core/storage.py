@@ -264,20 +264,39 @@ def write_pieces(
 
     What is not durable is not waited for: a crash of the machine may leave an empty file.
     """
+    with writing(path), prepared(path, pieces, mode, durable=durable):
+        pass
+
+
+@contextmanager
+def prepared(
+    path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
+) -> Iterator[None]:
+    """Write content beside a file first, and replace the file with it where the block ends well.
+
+    For a record of something that the block does: a full disk is found before it is done, and the
+    replacement afterwards takes no room.
+
+    Raises:
+        StorageError: the disk is full, or the folder takes no files.
+    """
     with writing(path):
         private_folder(path.parent)
         handle, aside = _aside(path)
-        try:
-            with os.fdopen(handle, "wb") as file:
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with writing(path):
                 file.writelines(pieces)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
                 os.chmod(aside, mode)
+            yield
+            with writing(path):
                 os.replace(aside, path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
 
 
 def _aside(path: Path) -> tuple[int, str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +23,10 @@ from vfl.core.errors import LostPeerError, UserError, VFLError, read_record
 from vfl.core.storage import (
     Seal,
     locked,
+    prepared,
     read_json,
     read_sealed_json,
-    write_sealed_json,
+    sealed_text,
     write_text,
 )
 from vfl.core.text import printable
@@ -96,16 +98,17 @@ def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
         RunFolderError: it has not ended well, or the record is not as it was written.
         UserError: a service cannot open it, and goes on with the run before.
         LostPeerError: a service does not say in time whether it can.
+        StorageError: the disk is full; no service has changed.
     """
     folder = RunFolder.open(run.resolve())
     folder.summary()
     runs = folder.path.parent
     with locked(runs):
         before = promoted_runs(runs)
-        services = _go_on_with(folder.path, wait_s)
-        if before[-1:] != [folder.path.name]:
-            _keep(folder, [*before, folder.path.name])
-    return services
+        if before[-1:] == [folder.path.name]:
+            return _go_on_with(folder.path, wait_s)
+        with _kept(folder, [*before, folder.path.name]):
+            return _go_on_with(folder.path, wait_s)
 
 
 def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningService]]:
@@ -130,9 +133,8 @@ def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningServ
                 fix="vfl promote RUN promotes any run that ended well",
             )
         folder = RunFolder.open(runs / promoted[-2])
-        services = _go_on_with(folder.path, wait_s)
-        _keep(folder, promoted[:-1])
-    return folder.path, services
+        with _kept(folder, promoted[:-1]):
+            return folder.path, _go_on_with(folder.path, wait_s)
 
 
 def runs_of(path: Path) -> Path:
@@ -146,7 +148,9 @@ def runs_of(path: Path) -> Path:
     return read_party_file(LabelFolder.find(path).party_file).store_path / "runs"
 
 
-def _keep(folder: RunFolder, promoted: Sequence[str]) -> None:
+@contextmanager
+def _kept(folder: RunFolder, promoted: Sequence[str]) -> Iterator[None]:
+    """Record the promoted runs where the block, which changes the services, ends well."""
     path, now = folder.path.parent / _PROMOTED_FILE, datetime.now(UTC).isoformat(timespec="seconds")
     known = {}
     if path.exists():
@@ -156,7 +160,8 @@ def _keep(folder: RunFolder, promoted: Sequence[str]) -> None:
         }
     listed = [{"run": name, "at": known.get(name, now)} for name in promoted]
     seal = Seal(_KIND, folder.about()["party"], "all")
-    write_sealed_json(path, {"promoted": listed}, seal)
+    with prepared(path, [sealed_text({"promoted": listed}, seal).encode()]):
+        yield
 
 
 def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
