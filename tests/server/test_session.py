@@ -1,5 +1,6 @@
 """A whole federated session over real streams; only Flower's part is played by a stand-in."""
 
+import pandas as pd
 import pytest
 from played_session import PARTY, PlayedSession, stand_in
 from stand_in_flower import Flower
@@ -75,6 +76,20 @@ def test_a_party_records_without_telling_anybody(session, tmp_path):
         assert not trace_of(tmp_path, name).exists()
     lenders = [path for path in (tmp_path / "lender" / "store").rglob("*") if path.is_file()]
     assert all(b'"phases"' not in path.read_bytes() for path in lenders)
+
+
+def test_each_owner_alone_is_shown_which_of_its_columns_are_left_out(session, tmp_path, capsys):
+    session.write("shop", 'columns = ["a", "b"]')
+    for name, column in (("shop", "plan"), ("lender", "note")):
+        path = tmp_path / name / "data.csv"
+        table = pd.read_csv(path).assign(**{column: [f"text {row}" for row in range(120)]})
+        table.to_csv(path, index=False)
+    session.play()
+    why = "(120 different texts are no categories)"
+    assert session.flower.said == [f"shop leaves out 'plan' {why}"]
+    assert capsys.readouterr().out.count(f"lender leaves out 'note' {why}") == 1
+    assert (session.run / "notes.txt").read_text().count("leaves out") == 1
+    assert "plan" not in (session.run / "notes.txt").read_text()
 
 
 def test_a_party_without_room_for_its_trace_says_only_that_it_failed(session, monkeypatch):

@@ -67,6 +67,7 @@ from vfl.session.store.party_folder import (
     own_ledger,
     own_secret,
     trained_digests,
+    unread_columns,
 )
 from vfl.session.store.session_ledger import Entry, Meter, Spent
 from vfl.session.store.witness import Announcement
@@ -191,6 +192,9 @@ class _PartySession:
         )
         self.recorders = own_recorders(party, self.terms, data, self.checkpoints)
         self.split = data.split
+        if self.trains and not message.start:
+            for line in unread_columns(party, data):
+                say(line)
 
     def _withdraw(self) -> None:
         """Let rows that others have erased leave the alignment; note what this party erased."""

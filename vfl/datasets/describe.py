@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,6 +18,7 @@ import pandas as pd
 
 from vfl.core.errors import DataError, MisalignedError
 from vfl.core.storage import is_database
+from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.alignment.join import align
 from vfl.datasets.cells import (
     AMBIGUOUS,
@@ -34,6 +35,7 @@ from vfl.datasets.csv_file import is_csv, sniff
 from vfl.datasets.encode import MAX_CATEGORIES, DateColumn
 from vfl.datasets.files import column_names, first_rows, read_table
 from vfl.datasets.table import (
+    OwnTable,
     Source,
     Table,
     TableFormat,
@@ -602,20 +604,20 @@ def _predicts(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, list[st
     return score, []
 
 
-def left_out(
-    source: Source, form: TableFormat, names: Sequence[str], begin: str = "no party is given"
-) -> list[str]:
-    """Columns of a table that nobody reads, and what their first rows say why.
+def left_out(table: OwnTable, read: Collection[str], begin: str) -> list[str]:
+    """Lines that name the columns of a table that no model reads, and why.
 
     Args:
-        source: the table.
-        form: how it is written.
-        names: those columns.
+        table: the table; its id columns are no inputs and have no line.
+        read: columns that become inputs or labels.
         begin: how each line begins.
     """
-    table = first_rows(source, form, names) if names else ()
-    facts = [_facts(table, name, form) for name in names if len(table)]  # type: ignore[arg-type]
-    return left_out_lines({fact.name: _becomes(fact, form.bins)[1] for fact in facts}, begin)
+    names = column_names(table.source, table.form)
+    known = {*id_columns(table.id_column, names), *read}
+    idle = [name for name in names if name not in known]
+    rows = first_rows(table.source, table.form, idle) if idle else ()
+    facts = [_facts(rows, name, table.form) for name in idle if len(rows)]  # type: ignore[arg-type]
+    return left_out_lines({fact.name: _becomes(fact, table.form.bins)[1] for fact in facts}, begin)
 
 
 def left_out_lines(becomes: Mapping[str, str], begin: str) -> list[str]:

@@ -66,6 +66,7 @@ from vfl.session.store.party_folder import (
     own_secret,
     own_terms,
     require_same_top,
+    unread_columns,
 )
 from vfl.session.store.session_ledger import Meter
 from vfl.session.terms import AlignTerms
@@ -128,6 +129,9 @@ def run_session(
                 return
             gone = _gone(terms, today)
             session = LabelSession(grid, experiment, party, terms, folder, simulation, front, gone)
+            if terms.mode == "train" and not resume:
+                for line in unread_columns(party, session.data):
+                    session.say(line)
             label, reports = session.play()
             if terms.mode == "train":
                 session.ledger.end(terms.run, label.weights_digest())

@@ -38,10 +38,8 @@ from vfl.datasets import (
     load_parties,
     load_table,
 )
-from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.describe import left_out
 from vfl.datasets.doubts import doubts
-from vfl.datasets.files import column_names
 from vfl.datasets.load import NO_ENCODERS
 from vfl.datasets.on_disk import OnDisk
 from vfl.server.whole_network import WholeNetworkLabel
@@ -235,14 +233,11 @@ def data_doubts(experiment: Experiment, data: Mapping[str, PartyData]) -> list[s
         "no party": OwnTable(own.source, own.id or "", None, table_format(own))
     }
     read = {name for each in data.values() for name in each.columns}
-    labels = [label.column, *(task.column for task in experiment.tasks or ())]
+    of_labels = [label.column, *(task.column for task in experiment.tasks or ())]
+    labels = [name for name in of_labels if name is not None]
     for name, table in tables.items():
-        names = column_names(table.source, table.form)
-        known = {*id_columns(table.id_column, names), *labels}
-        known |= {*data[name].columns} if name in data else read
-        idle = [each for each in names if each not in known]
         begin = "no party is given" if name == "no party" else f"{name} leaves out"
-        found += left_out(table.source, table.form, idle, begin)
+        found += left_out(table, {*labels, *(data[name].columns if name in data else read)}, begin)
     return found
 
 

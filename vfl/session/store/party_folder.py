@@ -46,6 +46,7 @@ from vfl.datasets import (
     read_encoder,
 )
 from vfl.datasets.alignment.positions import Alignment
+from vfl.datasets.describe import left_out
 from vfl.datasets.encode import NumberColumn
 from vfl.datasets.on_disk import OnDisk
 from vfl.privacy import PrivacyStatement
@@ -664,6 +665,13 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
             fix="put the table of the training back, or train again",
         )
     return data
+
+
+def unread_columns(party: PartyFile, data: PartyData) -> list[str]:
+    """Lines for a party's own screen that name the columns of its table that it leaves out."""
+    own = party.table
+    read = {*data.columns, *([] if own.label is None else [own.label])}
+    return left_out(own_table(party), read, f"{party.party} leaves out")
 
 
 def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyData:
