@@ -1,5 +1,6 @@
 """The documentation says what is true: its code runs, its files exist, its commands are there."""
 
+import csv
 import re
 import runpy
 import shlex
@@ -93,6 +94,20 @@ def test_files_that_are_named_exist(page):
     made = ROOT / "docs" / "reference"  # when the site is built, whose test follows its links
     missing = [str(path) for path in targets if not path.exists() and path.parent != made]
     assert missing == []
+
+
+def test_every_promise_has_files_and_tests_that_exist():
+    with (RESULTS / "security_promises.csv").open(encoding="utf-8", newline="") as file:
+        promises = list(csv.DictReader(file))
+    assert len(promises) > 80
+    for promise in promises:
+        kept, attacked = (promise[name].split(", ") for name in ("kept in", "attacked by"))
+        assert all((ROOT / path).exists() for path in [*kept, *attacked]), promise
+        assert any(path.startswith(("tests/", "scripts/")) for path in attacked), promise
+    shown = text_of(RESULTS / "security.md").replace("`", "")
+    named = re.findall(r"^\| (.+?) \| (?:vfl|scripts)/", shown, re.M)
+    assert len(named) > 5
+    assert set(named) <= {promise["promise"].replace("`", "") for promise in promises}
 
 
 def test_pages_are_linked():
