@@ -11,6 +11,7 @@ from vfl.datasets.alignment.ids import ID_RULES
 from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, MERGERS, TOPS
+from vfl.models.losses import LOSSES
 from vfl.models.optimizers import OPTIMIZERS, SCHEDULES
 from vfl.privacy.accountants import ACCOUNTANTS
 from vfl.session.secure_mode import SECURE
@@ -24,6 +25,7 @@ FAMILIES = {
     "bottoms": BOTTOMS,
     "mergers": MERGERS,
     "tops": TOPS,
+    "losses": LOSSES,
     "optimizers": OPTIMIZERS,
     "schedules": SCHEDULES,
     "alignments": PROTOCOLS,

@@ -23,6 +23,7 @@ OTHER = {
     "merge": "sum",
     "optimizer": "sgd",
     "keep": "best",
+    "measure": "accuracy",
     "precision": "bfloat16",
     "shuffle": "blocks",
     "alignment": "later",

@@ -23,6 +23,7 @@ Family = Literal[
     "bottoms",
     "mergers",
     "tops",
+    "losses",
     "optimizers",
     "schedules",
     "alignments",
@@ -41,8 +42,8 @@ def listing(
     """List codecs, defenses, attacks, models, data sets and more with their options.
 
     A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
-    bottoms, mergers, tops, optimizers, schedules, alignments, id_rules, accountants or sources;
-    without one, all are listed.
+    bottoms, mergers, tops, losses, optimizers, schedules, alignments, id_rules, accountants or
+    sources; without one, all are listed.
     """
     rows = [
         row
@@ -95,6 +96,7 @@ def registries() -> dict[str, Registry[Any]]:
     from vfl.datasets.sources import SOURCES
     from vfl.defenses import DEFENSES
     from vfl.models import BOTTOMS, MERGERS, TOPS
+    from vfl.models.losses import LOSSES
     from vfl.models.optimizers import OPTIMIZERS, SCHEDULES
     from vfl.privacy.accountants import ACCOUNTANTS
     from vfl.session.secure_mode import SECURE
@@ -108,6 +110,7 @@ def registries() -> dict[str, Registry[Any]]:
         "bottoms": BOTTOMS,
         "mergers": MERGERS,
         "tops": TOPS,
+        "losses": LOSSES,
         "optimizers": OPTIMIZERS,
         "schedules": SCHEDULES,
         "alignments": PROTOCOLS,

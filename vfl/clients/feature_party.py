@@ -85,8 +85,10 @@ class FeatureParty:
                     weights=(1.0, *(task.weight for task in terms.tasks.values())),
                 )
                 private = self._private(name, terms, own, shape)
-                build = self._steps.build if terms.mode == "train" else None
-                end = FeatureEnd(agreed, bottom, own, link, build, private)
+                build = self._steps.clipped(own.ranks.together(self._steps.build))
+                end = FeatureEnd(
+                    agreed, bottom, own, link, build if terms.mode == "train" else None, private
+                )
                 if "bottom" in defense.separate_rows:
                     whose = f"the bottom of party '{name}'"
                     require_rows_apart(end.model, end.through_model, [shape], whose)
@@ -121,7 +123,7 @@ class FeatureParty:
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains and self._steps.changes:
-            self._steps.begin(exchange.epoch)
+            self._steps.begin(exchange.epoch, exchange.trained)
         inputs, rows = self._rows(exchange)
         if self._held is not None and not len(inputs):
             return  # it has none of these rows, and the label party knows

@@ -116,7 +116,7 @@ class MiddleParty:
                 compiled=train.compile,
             )
             self._steps = Optimization(train)
-            build = self._steps.build if terms.mode == "train" else None
+            build = self._steps.clipped(self._steps.build) if terms.mode == "train" else None
             self._merger = models.make_merger(terms.merge).build(terms.widths)
             whole = _Model(model, self._merger, adapters)
             self.end = FeatureEnd(agreed, whole, own, link, build)
@@ -134,7 +134,7 @@ class MiddleParty:
         merged = self._merger(*self._cuts.cuts(exchange).values())
         if exchange.trains:
             if self._steps.changes:
-                self._steps.begin(exchange.epoch)
+                self._steps.begin(exchange.epoch, exchange.trained)
             self.end.send_cut(merged, exchange.step, exchange.rows)
         else:
             self.end.send_query(merged, exchange.step)

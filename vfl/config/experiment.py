@@ -44,6 +44,10 @@ MAX_STEPS = 2**32
 NETWORK = "network"
 
 
+#: What validation rows are measured by; the label party alone computes it.
+Measure = Literal["loss", "accuracy", "auc", "log_loss", "f1", "hit_rate", "rmse", "mae", "r2"]
+#: Of these, what is better where it is lower, and what a regression has.
+FALLING, OF_NUMBERS = ("loss", "log_loss", "rmse", "mae"), ("loss", "rmse", "mae", "r2")
 #: What becomes of rows that some feature party lacks.
 MissingRows = Literal["intersection", "token"]
 
@@ -186,6 +190,8 @@ class LabelSettings(Settings):
         column: the label column of its table.
         task: whether labels are classes or numbers.
         top: the top model, as a spec.
+        loss: what a training minimises, as a spec (`vfl list losses`); None is cross-entropy of
+            classes and the squared error of numbers.
         class_weight: "balanced" lets every class count as much as any other in the training loss,
             however rare; how rare each is stays at the label party.
         hits: also tell how often the label is among the so many largest outputs; 0 does not.
@@ -198,6 +204,7 @@ class LabelSettings(Settings):
     column: str | None = None
     task: Literal["classification", "regression"] = "classification"
     top: str = "mlp:hidden=64"
+    loss: Spec | None = None
     class_weight: Literal["none", "balanced"] = "none"
     hits: int = Field(default=0, ge=0, le=1_000_000)
     calibration: Literal["none", "isotonic", "platt"] = "none"
@@ -240,6 +247,10 @@ class TrainSettings(Settings):
             other options are in its spec (`vfl list optimizers`); momentum is of sgd.
         schedule: how the learning rate changes from epoch to epoch, as a spec (`vfl list
             schedules`); "none" leaves it.
+        warmup_steps: over so many first batches the learning rate rises linearly to what the
+            schedule says; 0 begins with it.
+        clip_norm: the gradient of each party's own weights is scaled down to this Euclidean norm
+            before a step; 0 leaves it. No party knows the norm of all parties' gradients.
         checkpoint_every: exchanges between two checkpoints.
         in_flight: cuts that may await their gradients at once. 1 is exact; m hides all but a share
             of a slow link's delay, and each gradient is then that of weights m - 1 steps old.
@@ -247,8 +258,9 @@ class TrainSettings(Settings):
             float32 either way.
         compile: whether bottoms, top and middle run as `torch.compile` makes them, for networks
             whose steps are long enough to make up for the minutes that compiling may take.
-        patience: stop after so many epochs without a lower validation loss; 0 never stops early.
-        keep: "best" ends with the weights of the lowest validation loss, "last" with the last.
+        patience: stop after so many epochs without a better validation measure; 0 never stops.
+        keep: "best" ends with the weights of the best validation measure, "last" with the last.
+        measure: what of the validation rows says which epoch is better.
         shuffle: "full" permutes all training rows in each epoch. "blocks" permutes blocks of them,
             and then the rows of each window of blocks (`vfl.session.schedule.shuffled_in_blocks`),
             and deals rows to the parts of the split block by block: for a table on disk.
@@ -261,6 +273,8 @@ class TrainSettings(Settings):
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
     optimizer: Spec = "adam"
     schedule: Spec = "none"
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000_000)
+    clip_norm: float = Field(default=0.0, ge=0, le=1e6)
     learning_rate: float = Field(default=1e-3, gt=0, le=1e6)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1000)
@@ -270,6 +284,7 @@ class TrainSettings(Settings):
     compile: bool = False
     patience: int = Field(default=0, ge=0, le=100_000)
     keep: Literal["last", "best"] = "last"
+    measure: Measure = "loss"
     shuffle: Literal["full", "blocks"] = "full"
     block_rows: int = Field(default=4096, ge=1, le=1_000_000)
     window_blocks: int = Field(default=64, ge=1, le=1_000_000)

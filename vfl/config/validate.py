@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from vfl.config.experiment import (
     ALIGNMENT_NAME,
     NETWORK,
+    OF_NUMBERS,
     DataSettings,
     DPSettings,
     Experiment,
@@ -50,6 +51,8 @@ _OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type")
 _OF_SETS = ("side", "classes", "length", "vocabulary", "tokenizer")
 #: Studies, which train networks of one label party.
 _STUDIES = ("compare", "grid", "value")
+#: What the validation rows of a classification are measured by.
+_OF_CLASSES = ("loss", "accuracy", "auc", "log_loss", "f1", "hit_rate")
 
 
 class Agreed(Protocol):
@@ -207,6 +210,8 @@ def _of_dp_beside(agreed: Agreed) -> Iterator[str]:
         yield f"[dp] needs secure = 'none', 'sum' or 'pea': {why}"
     if agreed.middle is not None or agreed.tasks:
         yield "[dp] counts one top and its bottoms, and neither [middle] nor [[tasks]] is counted"
+    if train.clip_norm:
+        yield "[dp] bounds each row's gradient by dp.clip: leave train.clip_norm out"
     if train.precision != "float32":
         yield "[dp] needs train.precision = 'float32': norms of rows must not be rounded below it"
     if train.warm_start:
@@ -315,6 +320,9 @@ def of_experiment(experiment: Experiment) -> Iterator[str]:
     if experiment.is_table and (given := set_by_hand(data, *_OF_SETS)):
         yield f"data.{given[0]} is for data sets by name, and this is a table"
     yield from _of_calibration(experiment)
+    measure, kind = experiment.train.measure, experiment.label.task
+    if measure not in (own := OF_NUMBERS if kind == "regression" else _OF_CLASSES):
+        yield f"train.measure = '{measure}' is not of a {kind}: {', '.join(own)}"
     beyond = [epoch for epoch in trace.epochs if epoch > experiment.train.epochs]
     if beyond:
         yield f"trace.epochs has {beyond[0]}, and train.epochs {experiment.train.epochs}"
@@ -487,6 +495,9 @@ def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
     if train.optimizer.partition(":")[0].lower() != "sgd":
         for name in set_by_hand(train, "momentum"):
             yield f"train.{name}", f"train.optimizer = '{train.optimizer}' has none"
+    if not train.patience and train.keep != "best":
+        for name in set_by_hand(train, "measure"):
+            yield f"train.{name}", "neither train.patience nor train.keep = 'best' judges by it"
     if train.shuffle != "blocks":
         for name in set_by_hand(train, "block_rows", "window_blocks"):
             yield f"train.{name}", "train.shuffle = 'full' has no blocks"
@@ -677,6 +688,7 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
         (("train", "optimizer"), "optimizer", content),
         (("train", "schedule"), "schedule", content),
         (("label", "top"), "top", None),
+        (("label", "loss"), "loss", label.get("task", LabelSettings().task)),
         *((("parties", name, "bottom"), "bottom", None) for name in parties),
     ]
     if content.get("model", NETWORK) != NETWORK:
@@ -702,6 +714,8 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
     for one in tasks:
         if isinstance(top := one.get("top"), str):
             yield Named(("tasks", "top"), "top", top)
+        if isinstance(loss := one.get("loss"), str):
+            yield Named(("tasks", "loss"), "loss", loss, one.get("task", LabelSettings().task))
     for table, key, family, beside in (
         ("compare", "codecs", "wanted codec", widths),
         ("grid", "defenses", "defense", numbers),

@@ -28,7 +28,7 @@ from torch.optim import lr_scheduler
 
 from vfl.core.errors import BadOptionError, SpecError
 from vfl.core.registry import MOST, Registry
-from vfl.core.torch_internals import unhooked
+from vfl.core.torch_internals import OptimizerFactory, unhooked
 
 Member = TypeVar("Member")
 
@@ -176,6 +176,10 @@ class OptimizerSettings(Protocol):
     @property
     def schedule(self) -> str: ...
     @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def clip_norm(self) -> float: ...
+    @property
     def epochs(self) -> int: ...
     @property
     def learning_rate(self) -> float: ...
@@ -195,7 +199,7 @@ class Optimization:
         settings: what all parties agreed on.
 
     Attributes:
-        changes: whether a schedule changes the learning rate, so that each step needs `begin`.
+        changes: whether the learning rate changes, so that each step needs `begin`.
 
     Raises:
         SpecError: there is no such optimiser or schedule, or it does not take its options.
@@ -227,8 +231,9 @@ class Optimization:
         self._made: list[Mapping[str, Any]] = []
         self._built: optim.Optimizer | None = None
         self._schedule: lr_scheduler.LRScheduler | None = None
-        self.changes = settings.schedule != NO_SCHEDULE
-        if self.changes:
+        self._warmup, self._clip_norm = settings.warmup_steps, settings.clip_norm
+        self.changes = settings.schedule != NO_SCHEDULE or self._warmup > 0
+        if settings.schedule != NO_SCHEDULE:
             self._schedule = self._scheduled(settings.schedule)
             self._now(settings.epochs)
 
@@ -244,14 +249,42 @@ class Optimization:
             raise _no_options("train.optimizer", problem) from None
         return self._built
 
-    def begin(self, epoch: int) -> None:
-        """Give the optimiser what the schedule says of an epoch, from 1; nothing without one."""
-        if self._schedule is not None and self._built is not None:
-            for group in self._built.param_groups:
-                group.update(self._now(epoch))
+    def clipped(self, build: OptimizerFactory) -> OptimizerFactory:
+        """Optimisers that scale the gradient of all their weights down before every step.
+
+        Where ranks sum their gradients before a step, `build` is theirs: the norm is of the sum.
+        """
+        if not self._clip_norm:
+            return build
+
+        def built(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+            weights = list(parameters)
+            optimizer = build(weights)
+            optimizer.register_step_pre_hook(lambda *_: self._clip(weights))
+            return optimizer
+
+        return built
+
+    def _clip(self, weights: list[nn.Parameter]) -> None:
+        nn.utils.clip_grad_norm_(weights, self._clip_norm)
+
+    def begin(self, epoch: int, trained: int = 0) -> None:
+        """Give the optimiser what schedule and warm-up say of a step.
+
+        Args:
+            epoch: from 1.
+            trained: training steps of all epochs before this one.
+        """
+        if not self.changes or self._built is None:
+            return
+        now = {"lr": self._options["lr"]} if self._schedule is None else dict(self._now(epoch))
+        if trained < self._warmup:
+            now["lr"] *= (trained + 1) / self._warmup
+        for group in self._built.param_groups:
+            group.update(now)
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, from 1."""
+        """The learning rate of an epoch, from 1; during warm-up it is lower."""
         return float(self._of(epoch)["lr"])
 
     def momentum(self, epoch: int) -> float:

@@ -254,6 +254,12 @@ def task_and_rows(
             got=wrong[0],
             want="label.class_weight = 'none', and no weights of rows",
         )
+    if objective.loss is not None:
+        raise ExposedCutError(
+            "the protocol of this mode has its own loss",
+            got=f"label.loss = '{objective.loss}'",
+            want="label.loss left out",
+        )
     task = objective.make_task()
     labels, weights = data.labels, None
     if labels is not None and terms.mode == "train":

@@ -451,8 +451,7 @@ class FeatureEnd(_End):
         self._hears = uses(self.defense, "received")
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
-            build = own.ranks.together(optimizer)
-            self._optimizer = own.adversary.optimizer(build(self._trainable))
+            self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
         self.private = None
         if private is not None and self._optimizer is not None:
             self.private = private(self.model, self.through_model)

@@ -16,7 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from vfl.config import TrainSettings
-from vfl.core.errors import ProtocolError
+from vfl.config.experiment import FALLING
+from vfl.core.errors import DataError, ProtocolError
 from vfl.core.seeds import permutation
 
 Phase = Literal["train", "validation", "test", "predict"]
@@ -37,6 +38,7 @@ class Exchange:
         last: whether this exchange ends its phase in this epoch.
         saves: whether every party saves a checkpoint before it, if it saves any.
         confirmed: whether the label party says that it has a query; while serving it asks on.
+        trained: training exchanges before this one.
     """
 
     step: int
@@ -46,6 +48,7 @@ class Exchange:
     last: bool
     saves: bool = False
     confirmed: bool = True
+    trained: int = 0
 
     @property
     def trains(self) -> bool:
@@ -136,7 +139,7 @@ def training(
     the aligned rows. In place of a batch size, a function may give the batches of an epoch. Every
     `checkpoint_every`-th exchange is one to save before; 0 saves nothing.
     """
-    step = 0
+    step = trained = 0
     for epoch in range(1, epochs + 1):
         if isinstance(batch_size, int):
             order = train[permutation(seed, len(train), "order", epoch)]
@@ -152,8 +155,8 @@ def training(
         for phase, groups in parts:
             for rows, last in _and_last(groups):
                 saves = step > 0 and checkpoint_every > 0 and step % checkpoint_every == 0
-                yield Exchange(step, phase, epoch, rows, last, saves)
-                step += 1
+                yield Exchange(step, phase, epoch, rows, last, saves, trained=trained)
+                step, trained = step + 1, trained + (phase == "train")
 
 
 def _and_last(groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
@@ -172,8 +175,10 @@ def one_epoch(
 ) -> Iterator[Exchange]:
     """The training exchanges of one epoch alone, numbered from `step`; see `training`."""
     groups = batches(train[permutation(seed, len(train), "order", epoch)], batch_size)
+    before = (epoch - 1) * len(groups)
     for index, rows in enumerate(groups):
-        yield Exchange(step + index, "train", epoch, rows, last=index == len(groups) - 1)
+        last = index == len(groups) - 1
+        yield Exchange(step + index, "train", epoch, rows, last, trained=before + index)
 
 
 def starting(exchanges: Iterable[Exchange], step: int) -> Iterator[Exchange]:
@@ -233,15 +238,16 @@ class EarlyStopping:
     """One party's part in early stopping on the validation rows: how long, and which weights stay.
 
     Only the label party can judge. It tells the others one byte an epoch, in its answer to the last
-    validation query: whether the loss was the best so far, and whether to stop. So the label party
-    calls `judge`, the others `obey`.
+    validation query: whether the measure was the best so far, and whether to stop. So the label
+    party calls `judge`, the others `obey`.
 
     Args:
-        settings: `patience` and `keep` decide; without either nothing is judged or sent.
+        settings: `patience`, `keep` and `measure` decide; without the first two nothing is judged
+            or sent.
         read, write: the party's own weights and states, and how they are put back.
 
     Attributes:
-        best_epoch: epoch of the lowest validation loss so far; 0 before the first.
+        best_epoch: epoch of the best validation measure so far; 0 before the first.
         stopped: epoch after which training stopped early; 0 while it goes on.
     """
 
@@ -264,9 +270,25 @@ class EarlyStopping:
         asked = settings.patience > 0 or settings.keep == "best"
         return asked and exchange.phase == "validation" and exchange.last
 
-    def judge(self, loss: float, exchange: Exchange) -> bytes:
-        """Decide after an epoch's validation, at the label party; what the others are sent."""
-        verdict = Verdict.NONE
+    def judge(self, figures: Mapping[str, float], exchange: Exchange) -> bytes:
+        """Decide after an epoch's validation, at the label party; what the others are sent.
+
+        Args:
+            figures: of the validation rows, by name.
+            exchange: the last one of the validation.
+
+        Raises:
+            DataError: these rows do not have the measure, as an AUC where a class is missing.
+        """
+        measure = self._settings.measure
+        if (value := figures.get(f"validation_{measure}")) is None:
+            raise DataError(
+                "the validation rows do not have the measure that the training is judged by",
+                where=f"train.measure = '{measure}'",
+                want=", ".join(name.removeprefix("validation_") for name in figures),
+                fix="another measure, or more validation rows: an AUC needs rows of every class",
+            )
+        loss, verdict = value if measure in FALLING else -value, Verdict.NONE
         if loss < self._lowest:
             self._lowest = loss
             verdict |= Verdict.BEST

@@ -37,6 +37,8 @@ from vfl.models.optimizers import NO_SCHEDULE
 #: party that learns what its columns add.
 BESIDE, EXPLAIN = "beside=", "explain="
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
+#: Settings of [train] that earlier digests do not have, by the value that means their absence.
+_SINCE = {"warm_start": None, "warmup_steps": 0, "clip_norm": 0, "measure": "loss"}
 _NAMED = 4
 SHORT = 80  #: characters of a setting that are told as they are
 
@@ -54,12 +56,13 @@ class TaskTerms(Settings):
 
     Attributes:
         weight: of its gradients at the feature parties, where those of the first one weigh 1.
-        task, top, class_weight, hits, calibration: see `LabelSettings`.
+        task, top, loss, class_weight, hits, calibration: see `LabelSettings`.
     """
 
     weight: float = Field(gt=0, le=1e6)
     task: Literal["classification", "regression"] = "classification"
     top: Spec = "mlp:hidden=64"
+    loss: Spec | None = None
     class_weight: Literal["none", "balanced"] = "none"
     hits: int = Field(default=0, ge=0, le=1_000_000)
     calibration: Literal["none", "isotonic", "platt"] = "none"
@@ -308,12 +311,13 @@ class Terms(Settings):
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
         if self.train.schedule == NO_SCHEDULE:
             unsaid |= {"schedule"}
-        if self.train.warm_start is None:
-            unsaid |= {"warm_start"}
+        unsaid |= {one for one, usual in _SINCE.items() if getattr(self.train, one) == usual}
         if unsaid:
             left_out.setdefault("train", unsaid)
         if all(party.branches == 1 for party in self.parties.values()):
             left_out.setdefault("parties", {name: {"branches"} for name in self.parties})
+        if plain := [name for name, task in self.tasks.items() if task.loss is None]:
+            left_out.setdefault("tasks", {name: {"loss"} for name in plain})
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     def settings(self) -> dict[str, str]:

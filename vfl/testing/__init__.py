@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vfl.testing.defense import DefenseContract
     from vfl.testing.holders import HolderContract, Protocol
     from vfl.testing.link import LinkContract
+    from vfl.testing.loss import LossContract
     from vfl.testing.merger import MergerContract
     from vfl.testing.model import BottomContract, TopContract
     from vfl.testing.optimizer import OptimizerContract
@@ -38,6 +39,7 @@ _HOMES = {
     "HolderContract": "vfl.testing.holders",
     "InputAttackContract": "vfl.testing.attack",
     "LinkContract": "vfl.testing.link",
+    "LossContract": "vfl.testing.loss",
     "MergerContract": "vfl.testing.merger",
     "OptimizerContract": "vfl.testing.optimizer",
     "Protocol": "vfl.testing.holders",
@@ -59,6 +61,7 @@ __all__ = [
     "HolderContract",
     "InputAttackContract",
     "LinkContract",
+    "LossContract",
     "MergerContract",
     "OptimizerContract",
     "Protocol",

@@ -38,6 +38,7 @@ from vfl.core.errors import (
 )
 from vfl.core.registry import parse
 from vfl.datasets import sources
+from vfl.models.losses import make_loss
 from vfl.models.mlp import MLPBottom
 from vfl.models.optimizers import NO_SCHEDULE, Optimization
 from vfl.session.dp_plan import refuse_codec, refuse_defense
@@ -325,6 +326,7 @@ _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "schedule": lambda _, content: _check_schedule(content),
     "bottom": lambda spec, _: models.make_bottom(spec),
     "top": lambda spec, _: models.make_top(spec),
+    "loss": lambda spec, task: make_loss(spec, str(task)),
     "adversary": lambda spec, _: _check_adversary(spec),
     "attack": lambda spec, _: _check_attack(spec),
 }

@@ -54,8 +54,9 @@ _LABEL_PARTY = "the label party"
 MOST_BYTES = 1 << 32
 #: Settings of [train] and of each party that have no part in models of cells.
 _IDLE = (
-    "optimizer", "schedule", "learning_rate", "momentum", "weight_decay", "in_flight",
-    "batch_size", "shuffle", "checkpoint_every", "precision", "compile",
+    "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
+    "weight_decay", "in_flight", "batch_size", "shuffle", "checkpoint_every", "precision",
+    "compile",
 )  # fmt: skip
 _IDLE_OF_PARTIES = ("bottom", "width", "branches")
 

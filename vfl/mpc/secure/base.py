@@ -261,12 +261,14 @@ def check_training(train: TrainSettings) -> None:
         ExposedCutError: with the reason.
     """
     wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "schedule": "none"}
-    wanted["in_flight"] = 1
+    wanted |= {"in_flight": 1, "warmup_steps": 0, "clip_norm": 0}
     reasons = {
         "optimizer": "its steps are no linear function of the gradient, which nobody may see",
         "momentum": "a fraction of shared numbers would have to be cut off at every step",
         "weight_decay": "a fraction of shared numbers would have to be cut off at every step",
         "schedule": "the learning rate is a number of the protocol, and stays",
+        "warmup_steps": "the learning rate is a number of the protocol, and stays",
+        "clip_norm": "the norm of a gradient would be disclosed",
         "in_flight": "weights that wait for several gradients are not built for shares",
     }
     for name, value in wanted.items():

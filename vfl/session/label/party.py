@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
 
 from vfl import defenses, models
 from vfl.compression import StepContext
@@ -34,6 +33,7 @@ from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData, Split
 from vfl.defenses import Defense, LabelKind
 from vfl.defenses.base import Chain, Undefended, uses
+from vfl.models.losses import CrossEntropy, Loss, SquaredError, make_loss, weighted_mean
 from vfl.models.optimizers import Optimization
 from vfl.privacy import PrivacyStatement
 from vfl.privacy.dpsgd import PrivateHalf
@@ -115,24 +115,25 @@ class Task(nn.Module):
 
 
 class Classification(Task):
-    """Cross-entropy over classes.
+    """A loss over classes.
 
     Args:
         hits: rows whose class is among so many largest outputs are counted; 0 counts none.
         calibration: of the probabilities; None leaves them.
+        loss: what is minimised; None is cross-entropy.
     """
 
     name = "classification"
 
-    def __init__(self, hits: int = 0, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self, hits: int = 0, calibration: Calibration | None = None, loss: Loss | None = None
+    ) -> None:
         super().__init__(calibration)
-        self.hits = hits
+        self.hits, self.loss = hits, loss or CrossEntropy()
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """The loss of logits of axes (rows, classes) for codes of axes (rows,)."""
-        if weights is None:
-            return cross_entropy(outputs, labels)
-        return weighted_mean(cross_entropy(outputs, labels, reduction="none"), weights)
+        return self.loss(outputs, labels, weights)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
         return classification_quality(evidence, labels, self.hits)
@@ -149,10 +150,13 @@ class ManyClasses(Classification):
 
 
 class Regression(Task):
-    """Mean squared error of labels made standard: minus their mean, over their deviation.
+    """A loss of labels made standard: minus their mean, over their deviation.
 
     The top learns numbers around 0 and 1 whatever the labels' units; whatever is told outside,
     losses too, is in the labels' own.
+
+    Args:
+        loss: what is minimised; None is the mean squared error.
     """
 
     name = "regression"
@@ -160,8 +164,9 @@ class Regression(Task):
     center: Tensor
     scale: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, loss: Loss | None = None) -> None:
         super().__init__()
+        self.loss = loss or SquaredError()
         self.register_buffer("center", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
 
@@ -177,22 +182,21 @@ class Regression(Task):
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """The loss of outputs of axes (rows, 1) for labels of axes (rows,)."""
-        targets = (labels - self.center) / self.scale
-        if weights is None:
-            return mse_loss(outputs[:, 0], targets)
-        return weighted_mean((outputs[:, 0] - targets) ** 2, weights)
+        return self.loss(outputs[:, 0], (labels - self.center) / self.scale, weights)
 
     def answers(self, outputs: Tensor) -> Tensor:
         return outputs.double() * self.scale + self.center
 
     def own_units(self, loss: float) -> float:
-        return loss * float(self.scale) ** 2
+        return loss * float(self.scale) ** self.loss.power
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
         return regression_quality(evidence, labels)
 
 
-def make_task(name: str, outputs: int, hits: int = 0, calibration: str = "none") -> Task:
+def make_task(
+    name: str, outputs: int, hits: int = 0, calibration: str = "none", loss: str | None = None
+) -> Task:
     """The task of a name.
 
     Args:
@@ -200,14 +204,18 @@ def make_task(name: str, outputs: int, hits: int = 0, calibration: str = "none")
         outputs: number of classes, or 1.
         hits: see `Classification`.
         calibration: "none", "isotonic" or "platt".
+        loss: a spec; None is the usual one of the task.
 
     Raises:
-        SpecError: probabilities of so many classes are not calibrated.
+        SpecError: probabilities of so many classes are not calibrated, or the loss is of another
+            task.
     """
+    asked = None if loss is None else make_loss(loss, name)
     if name == "regression":
-        return Regression()
+        return Regression(asked)
     if calibration == "none":
-        return Classification(hits) if outputs <= FEW_CLASSES else ManyClasses(hits)
+        kind = Classification if outputs <= FEW_CLASSES else ManyClasses
+        return kind(hits, loss=asked)
     if outputs > FEW_CLASSES:
         raise SpecError(
             "probabilities of so many classes are not calibrated",
@@ -215,17 +223,7 @@ def make_task(name: str, outputs: int, hits: int = 0, calibration: str = "none")
             got=f"{outputs} classes",
             want=f"at most {FEW_CLASSES}",
         )
-    return Classification(hits, Calibration(calibration, outputs))
-
-
-def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """sum(w * v) / sum(w), both of axes (rows,); 0 where no row weighs anything.
-
-    >>> float(weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])))
-    2.0
-    """
-    total = weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-    return (weights * values).sum() / total
+    return Classification(hits, Calibration(calibration, outputs), asked)
 
 
 def training_weights(
@@ -355,7 +353,8 @@ class Meter:
         elif self.task.name == "classification":
             found = {"loss": loss, "accuracy": self.correct / self.rows}
         else:
-            found = {"loss": loss, "rmse": loss**0.5}
+            squared = isinstance(self.task, Regression) and self.task.loss.power == 2
+            found = {"loss": loss} | ({"rmse": loss**0.5} if squared else {})
         return {f"{self.phase}_{name}": value for name, value in found.items()}
 
     def _quality(self) -> dict[str, float]:
@@ -516,6 +515,7 @@ class Objective:
         hits: a hit rate at so many classes is measured; 0 measures none.
         bottom: a module for the own columns instead of the one the terms name.
         calibration: "none", "isotonic" or "platt".
+        loss: a spec; None is the usual one of the task.
     """
 
     top: str | nn.Module
@@ -525,6 +525,7 @@ class Objective:
     hits: int = 0
     bottom: nn.Module | None = None
     calibration: str = "none"
+    loss: str | None = None
 
     @classmethod
     def of(
@@ -536,11 +537,12 @@ class Objective:
     ) -> Objective:
         """What the settings name, with other models if some are given."""
         weighing = label.class_weight, label.hits
-        return cls(top or label.top, label.task, outputs, *weighing, bottom, label.calibration)
+        how = label.calibration, label.loss
+        return cls(top or label.top, label.task, outputs, *weighing, bottom, *how)
 
     def make_task(self) -> Task:
         """The task that says it; see `make_task`."""
-        return make_task(self.task, self.outputs, self.hits, self.calibration)
+        return make_task(self.task, self.outputs, self.hits, self.calibration, self.loss)
 
 
 def _nothing(_: Any) -> None:
@@ -739,8 +741,7 @@ class AnyLabelParty:
                 self._note_apart(outputs, labels, apart)
         if not self.stopping.judges(exchange):
             return None
-        figures = self.progress.meter(exchange.phase).figures()
-        return self.stopping.judge(figures["validation_loss"], exchange)
+        return self.stopping.judge(self.progress.meter(exchange.phase).figures(), exchange)
 
     def _note_apart(
         self, outputs: Tensor, labels: Tensor, groups: Mapping[str, np.ndarray]
@@ -817,7 +818,7 @@ class LabelParty(AnyLabelParty):
         missing = self._take_models(top, bottom, merger, own)
         self._optimizer, self._steps = None, Optimization(terms.train)
         if terms.mode == "train" and self._trainable:
-            build = own.ranks.together(self._steps.build)
+            build = self._steps.clipped(own.ranks.together(self._steps.build))
             self._optimizer = own.adversary.optimizer(build(self._trainable))
         self._at_branches = RowsAtBranches(terms, data.split.train, data.name)
         self._plan = PrivacyPlan.of(terms, len(data.split.train))
@@ -1004,7 +1005,7 @@ class LabelParty(AnyLabelParty):
     def _train(self, whole: Exchange) -> None:
         exchange = whole if self._ranks.alone else self._ranks.share(whole)
         if self._steps.changes:
-            self._steps.begin(exchange.epoch)
+            self._steps.begin(exchange.epoch, exchange.trained)
         context = StepContext(exchange.step, training=True, secret=self._secret)
         counts = None
         if self._positions is not None:

@@ -1,0 +1,186 @@
+"""What a training minimises at the label party: losses by name.
+
+A loss of one's own is a subclass of `Loss` with one method: the loss of each row. Its name comes
+from an entry point in the group ``vfl.losses``, from `--plugin` or from `LOSSES.register`, at the
+label party alone; `vfl.testing.LossContract` tests it.
+
+>>> make_loss("focal:gamma=2", "classification")(torch.zeros(1, 2), torch.tensor([0]))
+tensor(0.1733)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vfl.core.errors import SpecError
+from vfl.core.registry import Registry, require, require_range
+
+
+class Loss(ABC):
+    """The loss of a batch is the weighted mean of the losses of its rows.
+
+    Attributes:
+        task: "classification" or "regression".
+        power: a loss of labels that are c times as large is c to this power times as large.
+    """
+
+    task: ClassVar[str] = "classification"
+    power: ClassVar[int] = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            outputs: of the top; axes (rows, classes), and (rows,) of a regression.
+            targets: codes of axes (rows,), or what a defense makes of them, probabilities of axes
+                (rows, classes); numbers of axes (rows,) in a regression.
+            weights: of the rows, axes (rows,); None weighs all alike.
+        """
+        rows = self.rows(outputs, targets)
+        return rows.mean() if weights is None else weighted_mean(rows, weights)
+
+    @abstractmethod
+    def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each row, which depends on no other row; axes (rows,)."""
+
+
+class CrossEntropy(Loss):
+    """Cross-entropy, with label smoothing (Szegedy et al. 2016, section 7).
+
+    Args:
+        smoothing: share of each label that all classes get in equal parts, from 0 to below 1.
+
+    >>> CrossEntropy(smoothing=0.5)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor(0.6269)
+    """
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        require("smoothing", smoothing, "from 0 to below 1", 0 <= smoothing < 1)
+        self.smoothing = smoothing
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is None:  # torch's own mean, whose last bits differ from those of a mean of rows
+            return functional.cross_entropy(outputs, targets, label_smoothing=self.smoothing)
+        return super().__call__(outputs, targets, weights)
+
+    def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        how = {"reduction": "none", "label_smoothing": self.smoothing}
+        return functional.cross_entropy(outputs, targets, **how)  # type: ignore[arg-type]
+
+
+class Focal(Loss):
+    """Cross-entropy times (1 - p)^gamma, p the probability of the label (Lin et al. 2017, eq 4).
+
+    Rows that are classified well weigh less, which helps where most rows are of one easy class.
+
+    Args:
+        gamma: from 0, which is cross-entropy.
+
+    >>> Focal(gamma=1)(torch.zeros(1, 2), torch.tensor([0]))  # log(2) / 2
+    tensor(0.3466)
+    """
+
+    def __init__(self, gamma: float = 2.0) -> None:
+        require_range("gamma", gamma, 0, 100)
+        self.gamma = gamma
+
+    def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        surprise = functional.cross_entropy(outputs, targets, reduction="none")
+        missed = (1 - torch.exp(-surprise)).clamp(min=1e-12)  # whose root has a gradient
+        return missed**self.gamma * surprise
+
+
+class SquaredError(Loss):
+    """Squared error.
+
+    >>> SquaredError()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
+    tensor(5.)
+    """
+
+    task = "regression"
+    power = 2
+
+    def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets) ** 2
+
+
+class AbsoluteError(Loss):
+    """Absolute error, whose minimum is a median.
+
+    >>> AbsoluteError()(torch.tensor([1.0, -3.0]), torch.tensor([0.0, 0.0]))
+    tensor(2.)
+    """
+
+    task = "regression"
+    power = 1
+
+    def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).abs()
+
+
+class Huber(Loss):
+    """Half the squared error near 0, and linear beyond (Huber 1964).
+
+    Args:
+        delta: where it becomes linear, in standard deviations of the labels.
+
+    >>> Huber()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
+    tensor(1.5000)
+    """
+
+    task = "regression"
+    power = 2  # of labels and delta
+
+    def __init__(self, delta: float = 1.0) -> None:
+        require_range("delta", delta, 1e-6, 1e6)
+        self.delta = delta
+
+    def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.huber_loss(outputs, targets, reduction="none", delta=self.delta)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """sum(w * v) / sum(w), both of axes (rows,); 0 where no row weighs anything.
+
+    >>> float(weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])))
+    2.0
+    """
+    total = weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
+    return (weights * values).sum() / total
+
+
+LOSSES: Registry[Loss] = Registry(
+    kind="loss",
+    contract=Loss,  # type: ignore[type-abstract]
+    members={
+        "cross_entropy": "vfl.models.losses:CrossEntropy",
+        "focal": "vfl.models.losses:Focal",
+        "squared_error": "vfl.models.losses:SquaredError",
+        "absolute_error": "vfl.models.losses:AbsoluteError",
+        "huber": "vfl.models.losses:Huber",
+    },
+    group="vfl.losses",
+    aliases={"mse": "squared_error", "mae": "absolute_error"},
+)
+
+
+def make_loss(spec: str, task: str) -> Loss:
+    """The loss that a spec names.
+
+    Args:
+        spec: such as ``cross_entropy:smoothing=0.1``.
+        task: "classification" or "regression".
+
+    Raises:
+        SpecError: there is no such loss or option, or it is of the other task.
+    """
+    loss = LOSSES.make(spec)
+    if loss.task != task:
+        fitting = [name for name in LOSSES.names() if LOSSES.member(name).task == task]
+        raise SpecError(f"this loss is of a {loss.task}", got=spec, want=", ".join(fitting))
+    return loss
