@@ -4,7 +4,7 @@
     python -m benchmarks.frontier --task bank --seeds 5
     python -m benchmarks.frontier --redraw                  # page and pictures of the stored rows
 
-The page has one line for each family of defenses. `frontier_places.csv`, beside it, has every one.
+The page has some lines of each task. `frontier_places.csv`, beside it, has every defense.
 
 A task is a grid file of `examples/frontier`, which names its defenses, most at five strengths. Each
 is trained, and attacked by a feature party that keeps what it received: its own bottom, every
@@ -308,8 +308,9 @@ def summary_of(found: Sequence[Frontier]) -> str:
     return (
         "The most accurate bottom model that never saw a label is the reference of each task. "
         f"**{shown}** Gains and leaks are in points, with 95 % intervals over victims. A defense "
-        "counts as more accurate, or as leaking, only by its whole interval. The tables of the "
-        "tasks have one line for each family of defenses.\n\n" + Table(head, lines).markdown()
+        "counts as more accurate, or as leaking, only by its whole interval. Each task shows "
+        "the most accurate defenses of different families, first those not shown to leak.\n\n"
+        + Table(head, lines).markdown()
     )
 
 
@@ -365,11 +366,20 @@ def place_rows(found: Frontier) -> list[PlaceRow]:
     ]  # fmt: skip
 
 
+#: Defenses of a task on the page, beside the undefended model and the reference.
+LINES = 4
+
+
 def for_readers(found: Frontier) -> list[Place]:
-    """One place of each family: its most accurate that is not shown to leak, if it has one."""
-    chosen: dict[str, Place] = {}
+    """The places on the page, the highest utility first.
+
+    They are the undefended model, the best label-free bottom, and the most accurate defenses of
+    different families, first of all those that are not shown to leak.
+    """
+    chosen: dict[str, Place] = {found.best.family: found.best}
     for one in sorted(found.places, key=lambda one: (one.verdict == "leaks", -one.utility.mean)):
-        chosen.setdefault(one.family, one)
+        if len(chosen) < LINES + 1 or one.family == UNDEFENDED:
+            chosen.setdefault(one.family, one)
     return [one for one in found.places if one in chosen.values()]
 
 

@@ -10,10 +10,10 @@ as it stands there, honestly and against a feature party that tampers. What was 
 attacked before is not done again, so that the same command goes on after it was stopped. Tables are
 looked for in `VFL_DATA`.
 
-The page has ten lines of each task. All rows lie beside it: `leaderboard.csv` has the worst attack
-on each defense at each number of leaked labels, `leaderboard_access.csv` the same by what the
-attacker holds, and `leaderboard_tasks.csv` one row a task. The page is made of these files alone;
-`--redraw` does that and trains nothing.
+The page has seven lines of each task. All rows lie beside it: `leaderboard.csv` has the worst
+attack on each defense at each number of leaked labels, `leaderboard_access.csv` the same by what
+the attacker holds, and `leaderboard_tasks.csv` one row a task. The page is made of these files
+alone; `--redraw` does that and trains nothing.
 
 `--verify 0.1` draws a tenth of the defenses on the page, trains their victims again, with the seeds
 of the page, and compares utility, the worst attack's reach and the verdict with the rows that are
@@ -184,7 +184,7 @@ def store_rows(paths: Sequence[Path], page: Path) -> None:
 
 # --- page -----------------------------------------------------------------------------------------
 
-LINES = 10
+LINES = 7
 
 
 @dataclass(frozen=True, slots=True)

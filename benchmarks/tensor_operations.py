@@ -1,7 +1,8 @@
 """Rounds, bytes and errors of operations on shared tensors, beside CrypTen's own counters.
 
 Two holders and a dealer run one program (`vfl.tensors.Party`) as threads of this process; their
-messages are counted. `--write` puts the table into docs/results/tensors.md.
+messages are counted. `--write` puts all rows into docs/results/tensor_operations.csv, and some of
+them into docs/results/tensors.md.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from vfl import tensors
 from vfl.config.toml import Settings
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import use_one_thread
+from vfl.core.text import csv_text
 from vfl.mpc.many.members import LocalMembers, Member
 from vfl.mpc.rules import name_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "tensors.md"
+FILE = PAGE.with_name("tensor_operations.csv")
+#: Operations on the page.
+ON_PAGE = ("x * y", "x < y", "relu", "max_pool2d", "exp", "x / y", "sigmoid", "softmax of 10")
 _BEGIN, _END = "<!-- operations -->\n", "<!-- end -->"
 _PEER = Path(__file__).parent / "peers" / "crypten_operations.py"
 COUNT = 1000
@@ -92,16 +97,18 @@ def bench_tensor_operations(*, crypten: str = "", write: bool = False) -> list[O
 
     Args:
         crypten: the Python that has CrypTen installed; without one it is left out.
-        write: put the table into docs/results/tensors.md.
+        write: whether to write the rows to FILE, and those of ON_PAGE to PAGE.
     """
     use_one_thread()
     beside = _peer(crypten) if crypten else {}
     with LocalMembers(2) as members:
         rows = [measured(members, name, beside.get(name, {})) for name in OPERATIONS]
     if write:
+        lines = stored(rows)
+        FILE.write_text(csv_text(list(lines[0]), lines), encoding="utf-8")
         text = PAGE.read_text()
         head, _, rest = text.partition(_BEGIN)
-        PAGE.write_text(f"{head}{_BEGIN}{markdown(rows)}{_END}{rest.partition(_END)[2]}")
+        PAGE.write_text(f"{head}{_BEGIN}{markdown(lines)}{_END}{rest.partition(_END)[2]}")
     return rows
 
 
@@ -162,15 +169,41 @@ def _peer(python: str) -> dict[str, dict[str, Any]]:
     return {row.pop("name"): row for row in rows}
 
 
-def markdown(rows: list[OperationRow]) -> str:
-    """The table of docs/results/tensors.md."""
+def stored(rows: list[OperationRow]) -> list[dict[str, str]]:
+    """Rows of FILE."""
+
+    def text(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    return [
+        {
+            "operation": row.name,
+            "rounds": str(row.rounds),
+            "crypten_rounds": text(row.peer_rounds, "d"),
+            "holder_bytes": text(row.holder_bytes, ".0f"),
+            "crypten_bytes": text(row.peer_bytes, ".0f"),
+            "dealer_bytes": text(row.dealer_bytes, ".0f"),
+            "error": text(row.error, ".1e"),
+            "crypten_error": text(row.peer_error, ".1e"),
+        }
+        for row in rows
+    ]
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """The table of PAGE, of rows as they are stored."""
+
+    def beside(row: dict[str, str], ours: str, theirs: str) -> str:
+        return row[ours] + (f" ({row[theirs]})" if row[theirs] else "")
+
     lines = ["| operation | rounds | holders, bytes | dealer, bytes | error |", "| --- " * 5 + "|"]
     for row in rows:
-        peer = row.peer_rounds is not None
-        rounds = f"{row.rounds} ({row.peer_rounds})" if peer else f"{row.rounds}"
-        sent = f"{row.holder_bytes:.0f}" + (f" ({row.peer_bytes:.0f})" if peer else "")
-        error = f"{row.error:.1e}" + (f" ({row.peer_error:.1e})" if peer else "")
-        lines.append(f"| `{row.name}` | {rounds} | {sent} | {row.dealer_bytes:.0f} | {error} |")
+        if row["operation"] in ON_PAGE:
+            rounds = beside(row, "rounds", "crypten_rounds")
+            sent = beside(row, "holder_bytes", "crypten_bytes")
+            error = beside(row, "error", "crypten_error")
+            cells = (f"`{row['operation']}`", rounds, sent, row["dealer_bytes"], error)
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 

@@ -50,6 +50,6 @@ def test_the_worst_attack_stands_beside_the_best_without_a_model(found):
 
 def test_trees_and_networks_stand_in_one_table(found):
     said = summary_of([found])
-    for model in ("trees", "trees, nodes told", "network", "label-free network: `label_free`"):
+    for model in ("trees", "trees, nodes known", "network", "label-free network: `label_free`"):
         assert f"| {model} " in said
     assert [row[0] for row in table_of(found).rows] == ["as they are", "max_bin=4"]
