@@ -4,6 +4,7 @@ import torch
 
 from vfl.llm.private_decoder import mixture, scores_of, softmax
 from vfl.llm.two_party import Form, Growing, LocalRoles
+from vfl.llm.weights import LayerShape
 from vfl.mpc.rules import MODES
 from vfl.testing import HolderContract, Protocol
 
@@ -29,7 +30,9 @@ def asked_of(constants, steps):
 
     def both(party, note):
         kept = {
-            name: party.constant(name, tuple(each.shape), 16, *([each] if party.role == 0 else []))
+            name: party.constant(
+                LayerShape(name, tuple(each.shape), 16), *([each] if party.role == 0 else [])
+            )
             for name, each in constants.items()
         }
         material = party.prepare(lambda role: steps(role, kept))

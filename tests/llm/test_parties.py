@@ -214,9 +214,9 @@ def test_bytes_on_the_wire_are_the_model_and_told_framing(parties, mode):
     phases = {name: row["bytes"] for name, row in reply.phases.items()}
     assert phases["online"] == told["online"]
     assert phases["offline"] == told["offline"]
-    weights = 8 * sum(a * b for _, (a, b), _ in llm.layer_shapes(project.model.shape))
-    layers = len(llm.layer_shapes(project.model.shape))
-    assert phases["setup"] == weights + layers * HEADER_BYTES
+    layers = llm.layer_shapes(project.model.shape, project.file("user").terms.form)
+    weights = sum(-(-one.shape[0] * one.shape[1] * one.ring // 8) for one in layers)
+    assert phases["setup"] == weights + len(layers) * HEADER_BYTES
     # A record of TLS 1.3 adds header, type and tag; greetings of TLS and ours come once.
     records = 22 * (reply.phases["online"]["messages"] + reply.phases["control"]["messages"])
     words = reply.phases["control"]["between"]["owner and user"]

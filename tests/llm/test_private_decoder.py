@@ -7,8 +7,9 @@ import torch
 
 from vfl.core.errors import BadOptionError, DataError, ProtocolError, ReusedPadError
 from vfl.core.frame import HEADER_BYTES
+from vfl.llm.packing import packed_bytes
 from vfl.llm.private_decoder import Sampling, softmax
-from vfl.llm.two_party import Form, Role, packed_bytes
+from vfl.llm.two_party import Form, Role
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape, cached
 from vfl.mpc import private
 
@@ -181,7 +182,7 @@ def test_a_layer_costs_what_the_model_says(mode, integer_bits):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_token_costs_what_the_model_says(mode):
-    """The embedding by one-hot, the layers, the last norm, the head and the index.
+    """The embedding by one-hot, the layers, the last norm and its weights, the head and the index.
 
     The first layer's norm is shown 16 bits behind the point, where the others are shown 11.
     """
@@ -190,10 +191,10 @@ def test_a_token_costs_what_the_model_says(mode):
         hidden.generate([9], 1)
         found = traffic(hidden)
     layers, messages = layer_model(mode, width, 256, 4)
-    parts = [(vocabulary, 34), (width, 21), (width, 40), (vocabulary, 24), (vocabulary, 1), (4, 8)]
+    parts = [(vocabulary, 28), (width, 21), (width, 54), (vocabulary, 24), (vocabulary, 1), (4, 8)]
     more = packed_bytes(width, 5)
     if mode == "thesis":
-        parts += [(width, 23), (width, 40), (vocabulary, 26)]
+        parts += [(width, 23), (width, 54), (width, 40), (vocabulary, 26)]
         more *= 2
     ends = more + sum(packed_bytes(*part) for part in parts)
     assert found == (2 * layers + ends, 2 * messages + len(parts))

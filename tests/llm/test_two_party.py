@@ -7,16 +7,10 @@ import torch.nn.functional as F
 
 from vfl.core.errors import ReusedPadError, RingRangeError, RunFolderError, WidthError
 from vfl.llm.material import MaterialStore
+from vfl.llm.packing import pack_elements, packed_bytes, unpack_elements
 from vfl.llm.private_decoder import gated_silu, mixture, scores_of, softmax
-from vfl.llm.two_party import (
-    Form,
-    Growing,
-    LocalRoles,
-    Shared,
-    pack_elements,
-    packed_bytes,
-    unpack_elements,
-)
+from vfl.llm.two_party import Form, Growing, LocalRoles, Shared
+from vfl.llm.weights import LayerShape
 
 MODES = ["fast", "thesis"]
 ROWS, INNER, WIDTH = 3, 40, 16
@@ -90,7 +84,7 @@ def asked(party, values, bits=BITS, ring=RING):
 
 def linear(party, name, weight, bias=None, bits=16):
     own = (weight, bias) if party.role == 0 else ()
-    return party.constant(name, tuple(weight.shape), bits, *own)
+    return party.constant(LayerShape(name, tuple(weight.shape), bits), *own)
 
 
 def constants_of(table, **weights):

@@ -44,6 +44,8 @@ _MAGIC = b"vflseal1"
 _LENGTH = struct.Struct("<I")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _HEADER_LIMIT_BYTES = 4096
+_ALIGNED_BYTES = 64
+_PIECE_BYTES = 1 << 20
 _ZEROS = "0" * 64
 #: Where the digest stands in a record of JSON, at its end, and in the header of safetensors.
 _JSON_DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n}\n\Z')
@@ -386,6 +388,8 @@ def read_lines(path: Path) -> Iterator[Any]:
 def write_sealed(path: Path, payload: Iterable[bytes], seal: Seal) -> None:
     """Replace a file by a sealed container, atomically; its payload comes in pieces."""
     header = json.dumps(stamp() | asdict(seal)).encode()
+    # Numbers that are mapped from the file begin at a multiple of their size.
+    header += b" " * (-(len(_MAGIC) + _LENGTH.size + len(header)) % _ALIGNED_BYTES)
 
     def pieces() -> Iterator[bytes]:
         digest = hashlib.sha256()
@@ -416,6 +420,32 @@ def read_sealed(path: Path, seal: Seal) -> bytes:
         raise damaged(path)
     seal.check(_record(view[start : start + length], path), path)
     return bytes(body[start + length :])
+
+
+def checked_span(path: Path, seal: Seal) -> range:
+    """Where the payload of a sealed container lies in its file, which is read in pieces.
+
+    Raises:
+        RunFolderError: it is missing, not as it was written, or something else.
+    """
+    least, start = len(_MAGIC) + _LENGTH.size + _DIGEST_BYTES, len(_MAGIC) + _LENGTH.size
+    try:
+        with path.open("rb") as file:
+            size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
+            head = file.read(min(start + _HEADER_LIMIT_BYTES, max(size - _DIGEST_BYTES, 0)))
+            digest.update(head)
+            for at in range(len(head), size - _DIGEST_BYTES, _PIECE_BYTES):
+                digest.update(file.read(min(_PIECE_BYTES, size - _DIGEST_BYTES - at)))
+            said = file.read()
+    except FileNotFoundError:
+        raise RunFolderError("a file of the run folder is missing", where=str(path)) from None
+    if size < least or not hmac.compare_digest(digest.digest(), said) or head[:8] != _MAGIC:
+        raise damaged(path)
+    (length,) = _LENGTH.unpack_from(head, len(_MAGIC))
+    if length > len(head) - start:
+        raise damaged(path)
+    seal.check(_record(head[start : start + length], path), path)
+    return range(start + length, size - _DIGEST_BYTES)
 
 
 def sealed_text(record: Mapping[str, Any], seal: Seal) -> str:
@@ -605,7 +635,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-        digest.update(value.numpy().tobytes())
+        digest.update(value.numpy().reshape(-1).view("uint8").data)
     return digest.hexdigest()
 
 

@@ -52,7 +52,6 @@ from torch import Tensor
 from vfl.core.errors import MissingPackageError, ProtocolError
 from vfl.llm.two_party import (
     INSECURE_FLOAT,
-    Constant,
     Form,
     Pick,
     Role,
@@ -61,6 +60,7 @@ from vfl.llm.two_party import (
     Wanted,
     indices_within,
 )
+from vfl.llm.weights import Constant, LayerShape, Matrix
 from vfl.mpc.ring import require_integer_bits
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.stream import PadStream
@@ -117,9 +117,30 @@ class FloatRole(Role):
         """The elements themselves."""
         return elements
 
+    def constant(
+        self, layer: LayerShape, weight: Tensor | None = None, bias: Tensor | None = None
+    ) -> Constant:
+        """`Role.constant` on floats: one message, and a mask that is kept."""
+        number = self.next_number()
+        if self.role == P1:
+            (masked,) = self._receive(P0, number, (layer.shape, layer.ring))
+            return Constant(layer, masked=masked)
+        mask = self.pad(P2 if self.role == P0 else P0, layer.shape, "U", number)
+        if self.role == P2:
+            return Constant(layer, mask=mask)
+        assert weight is not None, "P0 has the weights"
+        exact = self.encode(weight, layer.bits, layer.name, layer.ring - 1 - layer.bits)
+        self._send(P1, number, (exact - mask, layer.ring))
+        return Constant(layer, exact, bias)
+
     def multiply(self, shared: Shared, constant: Constant) -> Shared:
         """`Role.multiply` on floats."""
-        return self._multiply(shared, constant, torch.matmul, constant.shape)
+
+        def product(left: Tensor, right: Matrix | Tensor) -> Tensor:
+            assert isinstance(right, Tensor), "kept whole"
+            return left @ (right.t() if constant.turned else right)
+
+        return self._multiply(shared, constant, product, constant.shape)
 
     def _low_bits(self, shared: Shared, shown: int | None) -> tuple[int, int]:
         return 0, 0

@@ -139,7 +139,7 @@ class LlmTerms(Settings):
             classifier.
         labels: names of a classifier's classes.
         end_tokens: that end an answer.
-        mode, shown_bytes, first_bytes, integer_bits: see `vfl.llm.two_party.Form`.
+        mode, shown_bytes, first_bytes, integer_bits, inner_bits: see `vfl.llm.two_party.Form`.
         dealer_counts: whether the dealer takes part in the beginning of every question and counts
             its material as used, so that not even owner and user together use it twice after both
             were put back from a copy. `vfl llm init` writes true.
@@ -158,6 +158,7 @@ class LlmTerms(Settings):
     shown_bytes: int = Field(default=3, ge=2, le=8)
     first_bytes: int = Field(default=4, ge=2, le=8)
     integer_bits: int = Field(default=8, ge=4, le=15)
+    inner_bits: int = Field(default=8, ge=4, le=15)
     dealer_counts: bool = False
     limits: LlmLimits = LlmLimits()
 
@@ -172,7 +173,8 @@ class LlmTerms(Settings):
     @property
     def form(self) -> Form:
         """How the protocols compute."""
-        return Form(self.mode, self.shown_bytes, self.first_bytes, self.integer_bits)
+        sizes = self.shown_bytes, self.first_bytes, self.integer_bits, self.inner_bits
+        return Form(self.mode, *sizes)
 
     def digest(self) -> str:
         """SHA-256 of all of it."""

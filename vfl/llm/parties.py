@@ -54,7 +54,8 @@ from vfl.llm.file import LlmFile, LlmParty
 from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import OnToken, PrivateLayers, greedy, layer_shapes
-from vfl.llm.two_party import Constant, Pick, Role
+from vfl.llm.two_party import Pick, Role
+from vfl.llm.weights import BLOCK, WeightStore
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, Binding
@@ -89,7 +90,8 @@ _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
 _GRACE_S = 2.0
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
-_PARTS = ("weight", "bias", "masked", "mask")
+#: Of the files of shared weights; an earlier vfl kept them otherwise, and they are shared anew.
+_STORED = 2
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,80}$")]
@@ -261,10 +263,9 @@ class _EnoughError(Exception):
 
 
 def most_bytes(shape: DecoderShape, tokens: int) -> int:
-    """No message about so many tokens, or of the weights, is larger."""
-    weights = max(rows * outputs for _, (rows, outputs), _ in layer_shapes(shape))
+    """No message about so many tokens, or of a block of the weights, is larger."""
     widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
-    return max(8 * weights, 2 * 8 * tokens * widest, _TALK_BYTES)
+    return max(8 * (BLOCK + widest), 2 * 8 * tokens * widest, _TALK_BYTES)
 
 
 class Party:
@@ -273,11 +274,15 @@ class Party:
     Args:
         file: the party's own.
         say: told in one line what happens.
+
+    Attributes:
+        digest: SHA-256 of the weights, at the model owner alone.
     """
 
     def __init__(self, file: LlmFile, say: Say) -> None:
         self.file, self.terms, self.say = file, file.terms, say
         self.name: LlmParty = file.party
+        self.digest = ""
         self.role = ROLES[self.name]
         self.shape = self.terms.architecture
         self.folder = file.store_path
@@ -286,6 +291,7 @@ class Party:
         self._pins = read_pins(
             file.beside("peers"), [each for each in PARTIES if each != self.name]
         )
+        self._layers: tuple[str, PrivateLayers] | None = None
         self._timeouts = Timeouts(
             step_s=file.patience_s, idle_s=file.patience_s, rejoin_window_s=file.rejoin_s
         )
@@ -519,24 +525,26 @@ class Party:
         path = self.folder / "setup.json"
         if not path.exists():
             return {}
-        return read_sealed_json(path, Seal("setup", self.name, None))
+        found = read_sealed_json(path, Seal("setup", self.name, None))
+        return found if found.get("stored") == _STORED else {}
 
     def store(self, setup: str) -> MaterialStore:
         """The material of a sharing."""
         return MaterialStore(self.folder / f"material-{setup}", self.name, setup)
 
     def layers(self, setup: str) -> PrivateLayers:
-        """What was shared once per weights.
+        """What was shared once per weights; read from the disk once, and mapped from there.
 
         Raises:
             RunFolderError: it is missing or damaged.
         """
-        found = load_weights(self._layers_path(setup), Seal("shared weights", self.name, setup))
-        constants = {
-            name: Constant(name, axes, bits, **{p: found.get(f"{name} {p}") for p in _PARTS})
-            for name, axes, bits in layer_shapes(self.shape)
-        }
-        return PrivateLayers(self.shape, constants, found.get("positions"))
+        if self._layers is None or self._layers[0] != setup:
+            weights, shapes = self._weights(setup), layer_shapes(self.shape, self.terms.form)
+            constants = {layer.name: weights.get(layer) for layer in shapes}
+            path = self.folder / f"layers-{setup}.safetensors"
+            found = load_weights(path, Seal("positions", self.name, setup)) if path.exists() else {}
+            self._layers = setup, PrivateLayers(self.shape, constants, found.get("positions"))
+        return self._layers[1]
 
     def shared(
         self, role: Role, plan: Talk, account: Account, model: Decoder | Encoder | None = None
@@ -549,21 +557,17 @@ class Party:
         if not plan.fresh:
             return self.layers(setup)
         account.phase, began = "setup", time.monotonic()
-        layers = PrivateLayers.share(role, self.shape, model)
-        found = {
-            f"{name} {part}": tensor
-            for name, constant in layers.constants.items()
-            for part in _PARTS
-            if (tensor := getattr(constant, part)) is not None
-        }
+        layers = PrivateLayers.share(role, self.shape, model, self._weights(setup).put)
         if layers.positions is not None:
-            found["positions"] = layers.positions
-        save_weights(self._layers_path(setup), found, Seal("shared weights", self.name, setup))
-        digest = "" if model is None else weights_digest(model.state_dict())
+            path = self.folder / f"layers-{setup}.safetensors"
+            found = {"positions": layers.positions}
+            save_weights(path, found, Seal("positions", self.name, setup))
+        digest = self.digest
         facts = account.facts("setup", time.monotonic() - began)
-        record = {"setup": setup, "weights": digest, "spent": facts}
+        record = {"stored": _STORED, "setup": setup, "weights": digest, "spent": facts}
         write_sealed_json(self.folder / "setup.json", record, Seal("setup", self.name, setup))
         self._remove_all_but(setup)
+        self._layers = setup, layers
         return layers
 
     def restored(self) -> None:
@@ -585,8 +589,8 @@ class Party:
             if path.name.startswith(("layers-", "material-")) and not kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _layers_path(self, setup: str) -> Path:
-        return self.folder / f"layers-{setup}.safetensors"
+    def _weights(self, setup: str) -> WeightStore:
+        return WeightStore(self.folder / f"layers-{setup}", self.name, setup)
 
     def _token(self, peer: str) -> str:
         return _bytes(self.file.beside("peers") / f"{peer}.token").decode(errors="replace").strip()
@@ -605,7 +609,7 @@ class Owner(Party):
                 want=repr(self.shape),
             )
         self._model = model
-        self._digest = weights_digest(model.state_dict())
+        self.digest = weights_digest(model.state_dict())
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
         account = Account()
@@ -621,7 +625,7 @@ class Owner(Party):
     def _known(self) -> str:
         """The sharing of these very weights; "" if there is none."""
         facts = self.setup()
-        return str(facts["setup"]) if facts.get("weights") == self._digest else ""
+        return str(facts["setup"]) if facts.get("weights") == self.digest else ""
 
     def _deal(self, wire: Wire, asked: Talk) -> None:
         known = self._known()
@@ -667,7 +671,7 @@ class Owner(Party):
         session = asked.session + secrets.token_hex(16)
         plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
         # Before anything is dealt for what would be refused.
-        self.ledger.require(self._digest, asked.texts, self.terms.limits)
+        self.ledger.require(self.digest, asked.texts, self.terms.limits)
         if not both:
             wire.send_talk(plan)
             return
@@ -675,7 +679,7 @@ class Owner(Party):
             wires = self.called_to_count(streams, {"user": wire}, plan, account)
             wire.send_talk(plan)
             role, material = self.take(wires, plan)
-        self.ledger.count(self._digest, asked.texts)
+        self.ledger.count(self.digest, asked.texts)
         account.phase = "online"
         layers = self.layers(known)
         program = _program(layers, _blank(asked), asked.count, wants=lambda going: not wire.ends())
@@ -690,7 +694,7 @@ class Owner(Party):
     def restored(self) -> None:
         """Likewise; all questions that the limits allow for these weights count as answered."""
         super().restored()
-        self.ledger.count(self._digest, self.terms.limits.max_questions)
+        self.ledger.count(self.digest, self.terms.limits.max_questions)
 
 
 class Dealer(Party):
@@ -817,7 +821,7 @@ class User(Party):
             record["spent"] = account.facts("setup", record["spent"]["seconds"])
         facts = account.facts("offline", seconds, max(1, len(plan.names)))
         record.setdefault("kinds", {})[asked.kind] = facts
-        kept = {name: record[name] for name in ("setup", "weights", "spent", "kinds")}
+        kept = {name: record[name] for name in ("stored", "setup", "weights", "spent", "kinds")}
         write_sealed_json(self.folder / "setup.json", kept, Seal("setup", self.name, plan.setup))
 
     def ask(

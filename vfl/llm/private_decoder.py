@@ -28,7 +28,8 @@ from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 from vfl.core.storage import weights_digest
 from vfl.llm.material import MaterialStore
-from vfl.llm.two_party import Constant, Form, Function, Growing, LocalRoles, Pick, Role, Shared
+from vfl.llm.two_party import Form, Function, Growing, LocalRoles, Pick, Role, Shared
+from vfl.llm.weights import Constant, LayerShape
 from vfl.models.decoder import (
     APPROXIMATIONS,
     Decoder,
@@ -57,8 +58,10 @@ _ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 10, 12
 _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
 _ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
-#: The last layers, of which there is one a token.
+#: The last layers, of which there is one a token. Of a head that shares the embedding's weights,
+#: which are shared once, a norm's weights are multiplied before, and its input is rounded again.
 _LAST, _LAST_WEIGHT = 14, 16
+_TIED, _TIED_WEIGHT, _GAIN = 12, 18, 12
 #: What P1 needs to see of a value before a function. Words' vectors are small until a layer has
 #: added to them (Llama 2: .02), and the first norm makes their errors large with them.
 _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
@@ -153,17 +156,28 @@ class PrivateLayers:
     positions: Tensor | None = None
 
     @classmethod
-    def share(cls, party: Role, shape: DecoderShape, model: Decoder | Encoder | None) -> Self:
-        """Initialisation, once per weights; the model is P0's, None elsewhere.
+    def share(
+        cls,
+        party: Role,
+        shape: DecoderShape,
+        model: Decoder | Encoder | None,
+        keep: Callable[[Constant], Constant] = lambda constant: constant,
+    ) -> Self:
+        """Initialisation, once per weights, layer by layer.
+
+        Args:
+            party: whose part it is.
+            shape: the architecture.
+            model: P0's, None elsewhere.
+            keep: gets what the party has of each layer, and gives what is used of it later.
 
         Raises:
             RingRangeError: a weight is too large; it names the layer.
         """
-        own = {} if model is None else linear_layers(model)
-        constants = {
-            name: party.constant(name, axes, bits, *own.get(name, ()))
-            for name, axes, bits in layer_shapes(shape)
-        }
+        constants = {}
+        for layer in layer_shapes(shape, party.form):
+            own = () if model is None else linear_layer(model, layer.name)
+            constants[layer.name] = keep(party.constant(layer, *own))
         learned = model is not None and shape.positions == "learned"
         positions = (
             model.positions.weight.detach().double() if model is not None and learned else None
@@ -218,9 +232,7 @@ class PrivateLayers:
         for index in range(self.shape.layers):
             x = self.layer(party, index, x, start, caches[index], count)
         x = x.map(lambda share: share[steps - 1 :: steps])
-        ring = _LAST + _LAST_WEIGHT + party.form.integer_bits + _GUARD
-        last = self._normed(party, x, "norm", ring, _LAST)
-        scores = party.multiply(last, self.constants["head"])
+        scores = self._scores(party, x)
         chosen = party.choose(scores, pick, shown=_SCORE_SEEN)
         if not all(0 <= token < self.shape.vocabulary for token in chosen):
             raise ProtocolError(
@@ -230,9 +242,20 @@ class PrivateLayers:
             )
         return chosen
 
+    def _scores(self, party: Role, x: Shared) -> Shared:
+        """Of each text its vector's, axes (texts, vocabulary)."""
+        ring = _head_ring(party.form)
+        if not is_tied(self.shape):
+            last = self._normed(party, x, "norm", ring, _LAST)
+            return party.multiply(last, self.constants["head"])
+        last = self._normed(party, x, "norm", ring + _LAST + _GAIN - _TIED, _LAST)
+        last = party.scale(last, self.constants["norm"])
+        last = last.dropped(last.bits - _TIED)
+        return party.multiply(last, self.constants["tokens"].transposed())
+
     def classify(self, party: Role, tokens: Sequence[int], segments: Sequence[int]) -> Tensor:
         """Logits of the classes of one text, at P1; zeros elsewhere. The shape is an encoder's."""
-        shape, ring = self.shape, _sum_ring(party)
+        shape, ring = self.shape, _sum_ring(party.form)
         assert isinstance(shape, EncoderShape), "a classifier's"
         one_hot = torch.cat(
             [
@@ -254,7 +277,7 @@ class PrivateLayers:
             ring_next = ring if last else ring + _ATTENTION_RING
             normed = self._normed(party, x, f"{name}.mlp_norm", ring_next)
         pooled = party.multiply(normed, self.constants["pooler"])
-        ring = _LAST + _LAST_WEIGHT + party.form.integer_bits + _GUARD
+        ring = _head_ring(party.form)
         found = party.apply(pooled, torch.tanh, _LAST, ring, "pooler", "elements")
         logits = party.show_all(party.multiply(found, self.constants["head"]), "classes")
         return torch.zeros(1, shape.classes) if logits is None else logits
@@ -269,17 +292,18 @@ class PrivateLayers:
         texts: int = 1,
     ) -> Shared:
         """One layer of some new tokens; axes (texts x steps, width)."""
-        name, ring = f"layers.{index}", _sum_ring(party)
+        name, ring = f"layers.{index}", _sum_ring(party.form)
         shown, wide = _SEEN if index else _WORDS_SEEN, ring + _ATTENTION_RING
         normed = self._normed(party, x, f"{name}.attention_norm", wide, shown=shown)
         x = x.plus(self._attention(party, name, normed, start, caches, texts))
-        normed = self._normed(party, x, f"{name}.mlp_norm", ring)
+        normed = self._normed(party, x, f"{name}.mlp_norm", _inner_ring(party.form))
         return x.plus(self._mlp(party, name, normed))
 
     def _embedded(self, party: Role, one_hot: Tensor, start: int, texts: int) -> Shared:
-        ring = _sum_ring(party)
+        tokens = self.constants["tokens"]
+        ring = _sum_ring(party.form) - (_SUM - tokens.layer.bits)
         x = party.question(one_hot.shape, one_hot.double(), 0, ring, "tokens")
-        x = party.multiply(x, self.constants["tokens"])
+        x = party.multiply(x, tokens).finer(_SUM)
         own = self.positions
         steps = len(one_hot) // texts
         return party.plus_own(
@@ -300,7 +324,8 @@ class PrivateLayers:
         return party.scale(normed, self.constants[f"{name}_skip"])
 
     def _mlp(self, party: Role, name: str, normed: Shared) -> Shared:
-        kind, ring = self.shape.mlp, _sum_ring(party)
+        kind, ring = self.shape.mlp, _sum_ring(party.form)
+        normed = normed.within(_inner_ring(party.form))
         inner = party.multiply(normed, self.constants[f"{name}.mlp_in"])
         function: Function = gated_silu
         rows, width = inner.share.shape
@@ -324,7 +349,7 @@ class PrivateLayers:
         caches: tuple[Growing, Growing],
         texts: int,
     ) -> Shared:
-        shape, ring = self.shape, _sum_ring(party)
+        shape, ring = self.shape, _sum_ring(party.form)
         parts = party.multiply(normed, self.constants[f"{name}.attention_in"])
         steps = parts.share.shape[0] // texts
         keys, seen = shape.groups * shape.head_width, start + steps
@@ -334,7 +359,7 @@ class PrivateLayers:
         )
         if shape.positions == "rotary":
             q, k = (_turned(party, each, start, shape) for each in (q, k))
-        score_ring = _QUERY + _KEY + party.form.integer_bits + _GUARD
+        score_ring = _QUERY + _KEY + party.form.inside + _GUARD
         q, k = (
             each.dropped(each.bits - bits).within(score_ring)
             for each, bits in ((q, _QUERY), (k, _KEY))
@@ -381,8 +406,21 @@ class PrivateLayers:
         return apart.reshape(-1, len(share) // texts, width)
 
 
-def _sum_ring(party: Role) -> int:
-    return _SUM + party.form.integer_bits + _GUARD
+def _sum_ring(form: Form) -> int:
+    return _SUM + form.integer_bits + _GUARD
+
+
+def _inner_ring(form: Form) -> int:
+    return _SUM + form.inside + _GUARD
+
+
+def _head_ring(form: Form) -> int:
+    return _LAST + _LAST_WEIGHT + form.inside + _GUARD
+
+
+def is_tied(shape: DecoderShape) -> bool:
+    """Whether a decoder's head shares the embedding's weights, and so its constant."""
+    return shape.tied and not isinstance(shape, EncoderShape)
 
 
 def _normed_bits(width: int) -> int:
@@ -406,62 +444,89 @@ def _turned(party: Role, heads: Shared, start: int, shape: DecoderShape) -> Shar
     return Shared(share, heads.bits + _TURN, heads.ring, heads.known)
 
 
-def layer_shapes(shape: DecoderShape) -> list[tuple[str, tuple[int, int], int]]:
-    """Linear layers in the order in which they are shared: name, (inputs, outputs), bits."""
+def layer_shapes(shape: DecoderShape, form: Form) -> list[LayerShape]:
+    """Linear layers in the order in which they are shared."""
     width, keys = shape.width, shape.groups * shape.head_width
     gated, normed = 2 if shape.mlp == "silu" else 1, _normed_bits(width)
+    ring, inner_ring, head_ring = _sum_ring(form), _inner_ring(form), _head_ring(form)
     inputs = shape.vocabulary + (shape.segments if isinstance(shape, EncoderShape) else 0)
-    found = [("tokens", (inputs, width), _SUM)]
+    if is_tied(shape):
+        both = max(head_ring, ring - (_SUM - _TIED_WEIGHT))
+        found = [LayerShape("tokens", (inputs, width), _TIED_WEIGHT, both)]
+        assert _TIED + _TIED_WEIGHT == _LAST + _LAST_WEIGHT, "one ring"
+    else:
+        found = [LayerShape("tokens", (inputs, width), _SUM, ring)]
     for index in range(shape.layers):
-        name = f"layers.{index}"
+        name, wide = f"layers.{index}", ring + _ATTENTION_RING
+        inner = gated * shape.inner
         found += [
-            (f"{name}.attention_in", (width, width + 2 * keys), _ATTENTION - normed),
-            (f"{name}.attention_out", (width, width), _MIXED_WEIGHT),
-            (f"{name}.mlp_in", (width, gated * shape.inner), _SUM - normed),
-            (f"{name}.mlp_out", (shape.inner, width), _SUM - normed),
+            LayerShape(
+                f"{name}.attention_in", (width, width + 2 * keys), _ATTENTION - normed, wide
+            ),
+            LayerShape(f"{name}.attention_out", (width, width), _MIXED_WEIGHT, ring),
+            LayerShape(f"{name}.mlp_in", (width, inner), _SUM - normed, inner_ring),
+            LayerShape(f"{name}.mlp_out", (shape.inner, width), _SUM - normed, ring),
         ]
         if not shape.causal:
             skips = (f"{name}.{part}_skip" for part in ("attention", "mlp"))
-            found += [(skip, (1, width), _SUM - normed) for skip in skips]
+            found += [LayerShape(skip, (1, width), _SUM - normed, ring) for skip in skips]
     if isinstance(shape, EncoderShape):
         return [
             *found,
-            ("pooler", (width, width), _SUM - normed),
-            ("head", (width, shape.classes), _LAST_WEIGHT),
+            LayerShape("pooler", (width, width), _SUM - normed, ring),
+            LayerShape("head", (width, shape.classes), _LAST_WEIGHT, head_ring),
         ]
-    return [*found, ("head", (width, shape.vocabulary), _LAST_WEIGHT)]
+    if is_tied(shape):
+        return [*found, LayerShape("norm", (1, width), _GAIN, head_ring + _LAST + _GAIN - _TIED)]
+    return [*found, LayerShape("head", (width, shape.vocabulary), _LAST_WEIGHT, head_ring)]
 
 
 def linear_layers(model: Decoder | Encoder) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """P0's weights, axes (inputs, outputs), and biases, norms folded in; by name.
+    """All of P0's weights and biases as `linear_layer` gives them, and the head's."""
+    names = [each.name for each in layer_shapes(model.shape, Form()) if each.name != "norm"]
+    return {name: linear_layer(model, name) for name in (*names, "head")}
+
+
+def linear_layer(model: Decoder | Encoder, name: str) -> tuple[Tensor, Tensor | None]:
+    """P0's weights of a layer, axes (inputs, outputs), and its bias; norms are folded in.
 
     The scale of attention goes into the queries' weights.
     """
     shape, encoder = model.shape, isinstance(model, Encoder)
-    found: dict[str, tuple[Tensor, Tensor | None]] = {}
-    before: nn.Module = model.norm
-    for index, layer in enumerate(model.layers):
-        assert isinstance(layer, DecoderLayer), "both models have these"
-        name = f"layers.{index}"
-        attention, mlp = layer.attention_norm, layer.mlp_norm
-        if encoder:  # there a norm stands behind the part it is named for
-            found[f"{name}.attention_skip"] = _norm_weights(before)
-            found[f"{name}.mlp_skip"] = _norm_weights(attention)
-            attention, mlp, before = before, attention, mlp
-        weight, bias = _folded(attention, layer.attention_in)
-        scale = torch.ones(weight.shape[1], dtype=torch.float64)
-        scale[: shape.width] = shape.head_width**-0.5
-        found[f"{name}.attention_in"] = weight * scale, None if bias is None else bias * scale
-        found[f"{name}.mlp_in"] = _folded(mlp, layer.mlp_in)
-        for part in ("attention_out", "mlp_out"):
-            found[f"{name}.{part}"] = _folded(None, getattr(layer, part))
-    tokens = model.tokens.weight.detach().double()
+    *inside, part = name.split(".")
+    if inside:
+        index = int(inside[1])
+        layer = _layer_of(model, index)
+        # In an encoder a norm stands behind the part it is named for.
+        earlier = _layer_of(model, index - 1).mlp_norm if index else model.norm
+        before = earlier if encoder else layer.attention_norm
+        between = layer.attention_norm if encoder else layer.mlp_norm
+        if part.endswith("_skip"):
+            return _norm_weights(before if part == "attention_skip" else between)
+        norm = {"attention_in": before, "mlp_in": between}.get(part)
+        weight, bias = _folded(norm, getattr(layer, part))
+        if part == "attention_in":
+            scale = torch.ones(weight.shape[1], dtype=torch.float64)
+            scale[: shape.width] = shape.head_width**-0.5
+            weight, bias = weight * scale, None if bias is None else bias * scale
+        return weight, bias
+    if part == "norm":
+        return _norm_weights(model.norm)
+    if part == "tokens":
+        tokens = model.tokens.weight.detach()
+        if isinstance(model, Encoder):
+            tokens = torch.cat([tokens, model.segments.weight.detach()])
+        return tokens, None
     if isinstance(model, Encoder):
-        found["pooler"] = _folded(before, model.pooler)
-        tokens = torch.cat([tokens, model.segments.weight.detach().double()])
-    found["head"] = _folded(None if encoder else model.norm, model.head)
-    found["tokens"] = tokens, None
-    return found
+        last = _layer_of(model, -1).mlp_norm
+        return _folded(last, model.pooler) if part == "pooler" else _folded(None, model.head)
+    return _folded(model.norm, model.head)
+
+
+def _layer_of(model: Decoder | Encoder, index: int) -> DecoderLayer:
+    layer = model.layers[index]
+    assert isinstance(layer, DecoderLayer), "both models have these"
+    return layer
 
 
 def _norm_weights(norm: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -35,19 +35,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import BadOptionError, InsecureWarning, ReusedPadError, WidthError
 from vfl.core.frame import Link
 from vfl.core.registry import named, require_choice, require_range
+from vfl.llm.packing import pack_elements, packed_bytes, unpack_elements
+from vfl.llm.weights import (
+    Constant,
+    Drawn,
+    LayerShape,
+    Matrix,
+    Packed,
+    multiplied,
+    room_for,
+    scaled,
+)
 from vfl.mpc.channel import Shape
-from vfl.mpc.engine import Engine, masked_product, one_way_product
+from vfl.mpc.engine import Engine, masked_product
 from vfl.mpc.in_process import LocalParties
 from vfl.mpc.numbers import RING, Ring
 from vfl.mpc.permuted import permutation
-from vfl.mpc.ring import ELEMENT_BITS, batched, decode, encode, matmul, narrow, require_integer_bits
+from vfl.mpc.ring import ELEMENT_BITS, batched, decode, encode, require_integer_bits
 from vfl.mpc.rules import HOLDERS, LEAST_PERMUTED, MODES, NAMES, P0, P1, P2, Mode
 from vfl.mpc.shares import blank
-from vfl.mpc.stream import PadStream
+from vfl.mpc.stream import KEY_BYTES, PadStream
 
 _Result = TypeVar("_Result")
 
@@ -63,7 +73,10 @@ _AS_PRINTED = "vfl.llm.as_printed:role_of"
 _INSECURE = (
     "float sharing is insecure: who asks again averages its noise away, and reads texts and weights"
 )
-_FIX = "more integer bits: vfl llm init --integer-bits 13, or Form(integer_bits=13)"
+_FIX = (
+    "more bits: between layers vfl llm init --integer-bits 15, or Form(integer_bits=15); inside a "
+    "layer, and of scores, --inner-bits 10"
+)
 
 #: f on values of axes (rows, width), which come permuted, or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
@@ -87,7 +100,9 @@ class Form:
         first_bytes: of P1's share of it in thesis mode, and where the share was not known ahead;
             likewise.
         integer_bits: bits before the point that values between layers may have. One costs a
-            transformer's layer a bit of every element of every message.
+            transformer's layer a bit of most elements of most messages.
+        inner_bits: the same of values inside a layer and of tokens' scores, which stay small where
+            values between layers grow; never more than `integer_bits`.
         fused_tokens: tokens that are looked at, up to which a next token's softmax is fused with
             its product in fast mode, two messages less; the dealer then sends them once more,
             permuted. 0 never does.
@@ -101,6 +116,7 @@ class Form:
     shown_bytes: int = 3
     first_bytes: int = 4
     integer_bits: int = 8
+    inner_bits: int = 8
     fused_tokens: int = 64
     retrieval: Literal["sets", "bfv"] = "sets"
     sharing: Literal["ring", "insecure_float"] = "ring"
@@ -110,6 +126,7 @@ class Form:
         require_range("shown_bytes", self.shown_bytes, 2, 8)
         require_range("first_bytes", self.first_bytes, self.shown_bytes, 8)
         require_range("integer_bits", self.integer_bits, 4, 15)
+        require_range("inner_bits", self.inner_bits, 4, 15)
         require_range("fused_tokens", self.fused_tokens, 0)
         require_choice("retrieval", self.retrieval, ("sets", "bfv"))
         require_choice("sharing", self.sharing, ("ring", INSECURE_FLOAT))
@@ -122,6 +139,11 @@ class Form:
                     want=f'Form("thesis", sharing="{INSECURE_FLOAT}"), or ring sharing',
                 )
             warnings.warn(_INSECURE, InsecureWarning, stacklevel=3)
+
+    @property
+    def inside(self) -> int:
+        """Bits before the point inside a layer."""
+        return min(self.inner_bits, self.integer_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,31 +188,19 @@ class Shared:
         share = _rounded(self.share, bits)
         return replace(self, share=share, bits=self.bits - bits, ring=self.ring - bits)
 
+    def finer(self, bits: int) -> Shared:
+        """The same value with so many fraction bits, which are no fewer, in a ring as much larger.
+
+        >>> Shared(torch.tensor([5]), 10, 30).finer(12)
+        Shared(share=tensor([20]), bits=12, ring=32, known=False)
+        """
+        more = bits - self.bits
+        share = self.share if self.share.is_floating_point() else self.share << more
+        return replace(self, share=share, bits=bits, ring=min(ELEMENT_BITS, self.ring + more))
+
     def within(self, ring: int) -> Shared:
         """The same in a ring that is no larger."""
         return replace(self, ring=min(self.ring, ring))
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A weight of P0's, after initialisation.
-
-    Attributes:
-        name: of the layer.
-        shape: (inputs, outputs).
-        bits: of its fraction.
-        weight, bias: at P0 alone; the weight may be `narrow`.
-        masked: E = X - U, at P0 and P1.
-        mask: U, at P2 alone.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    bits: int
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    masked: Tensor | None = None
-    mask: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -275,31 +285,33 @@ class Role(Engine):
         return found
 
     def constant(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        bits: int,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
+        self, layer: LayerShape, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Constant:
         """Initialisation of SecureMul_F (algorithm 6.1, lines 1 and 2), once per weights.
 
-        P1 learns X - U. One message, P0 to P1, 8 bytes an element; U is a pad of P0 and P2.
+        P1 learns X - U, of each element the bits of the layer's ring: in messages of one block of
+        rows each, P0 to P1. U is drawn from a seed that P0 and P2 have in common; P0 forgets it.
 
         Raises:
             RingRangeError: a weight does not fit; it names the layer.
         """
         number = self.next_number()
-        if self.role == P2:
-            return Constant(name, shape, bits, mask=self.pad(P0, shape, "U", number))
         if self.role == P1:
-            (masked,) = self._receive(P0, number, (shape, ELEMENT_BITS))
-            return Constant(name, shape, bits, masked=masked)
+            empty = Packed(layer.shape, layer.ring, lambda: iter(()))
+            pieces = [self.channels[P0].receive_bytes(number, size) for size in empty.sizes]
+            return Constant(layer, masked=replace(empty, pieces=lambda: iter(pieces)))
+        seed = self.pad(P2 if self.role == P0 else P0, (KEY_BYTES // 8,), "U", number)
+        mask = Drawn(seed.numpy().tobytes(), layer.shape)
+        if self.role == P2:
+            return Constant(layer, mask=mask)
         assert weight is not None, "P0 has the weights"
-        exact = self.encode(weight, bits, name, _WEIGHT_INTEGER_BITS)
-        masked = self._as_sent(exact - self.pad(P2, shape, "U", number))
-        self._send(P1, number, (masked, ELEMENT_BITS))
-        return Constant(name, shape, bits, narrow(exact), bias, masked)
+        kept = room_for(weight, layer.bits)
+        for start, drawn in mask.blocks():
+            rows = slice(start, start + len(drawn))
+            exact = self.encode(weight[rows], layer.bits, layer.name, _WEIGHT_INTEGER_BITS)
+            self._send(P1, number, (exact - drawn, layer.ring))
+            kept[rows] = exact
+        return Constant(layer, kept, bias)
 
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
@@ -358,47 +370,51 @@ class Role(Engine):
 
         The plain reference is ``Y @ X + bias``.
         """
-        return self._multiply(shared, constant, matmul, constant.shape)
+        operation = partial(multiplied, turned=constant.turned)
+        return self._multiply(shared, constant, operation, constant.shape)
 
     def scale(self, shared: Shared, constant: Constant) -> Shared:
         """Likewise with a factor of its own for each column, axes (1, columns): a norm's weights.
 
         The plain reference is ``Y * X + bias``.
         """
-        return self._multiply(shared, constant, torch.mul, (constant.shape[1], constant.shape[1]))
+        return self._multiply(shared, constant, scaled, (constant.shape[1], constant.shape[1]))
 
     def _multiply(
         self,
         shared: Shared,
         constant: Constant,
-        operation: Callable[[Tensor, Tensor], Tensor],
+        operation: Callable[[Tensor, Matrix | Tensor], Tensor],
         widths: tuple[int, int],
     ) -> Shared:
+        """Z = Y X; the mask V of Y is P1's alone, so P0's share of V X is its share of V U.
+
+        Raises:
+            ValueError: the weights were shared for a smaller ring.
+        """
+        if shared.ring > constant.layer.ring:
+            name = constant.layer.name
+            raise ValueError(f"{name}: shared for a ring of {constant.layer.ring} bits")
         number, rows, ring = self.next_number(), shared.share.shape[0], shared.ring
         v_shape, z_shape = (rows, widths[0]), (rows, widths[1])
-        bits, early = shared.bits + constant.bits, self._is_early(shared)
+        bits, early = shared.bits + constant.layer.bits, self._is_early(shared)
         share, numbers = blank(z_shape), Ring(ring)
         if self.deals:
-            v = self._mask(v_shape, "V", number=number)
-            self._deal([operation(v, _given(constant.mask))], "W", number, numbers=numbers)
+            v = self.pad(P1, v_shape, "V", number)
+            self._deal([operation(v, constant.of(P2))], "W", number, numbers=numbers)
+        elif self.offline and self.first:
+            theirs = self._receive(P1, number, (v_shape, ring)) if early else []
+            self._keep(*theirs, *self._dealt([z_shape], "W", number, numbers))
         elif self.offline:
-            v = self._mask(v_shape, "V", number=number)
+            v = self.pad(P2, v_shape, "V", number)
             (w,) = self._dealt([z_shape], "W", number, numbers)
-            product = one_way_product(RING, operation, (v, _given(constant.masked)), w)
-            if self.first:
-                theirs = self._receive(P1, number, (v_shape, ring))[0] if early else 0
-                self._keep(theirs - v, product)
-            else:
-                share = product
-                self._keep(share, *([] if early else [v]))
-                if early:
-                    self._send(P0, number, (shared.share - v, ring))
+            share = w + operation(v, constant.of(P1))
+            self._keep(share, *([] if early else [v]))
+            if early:
+                self._send(P0, number, (shared.share - v, ring))
         elif self.first:
-            difference, product = self._take(), self._take()
-            if not early:
-                difference = difference + self._receive(P1, number, (v_shape, ring))[0]
-            factors = shared.share + difference, _given(constant.weight)
-            share = one_way_product(RING, operation, factors, product)
+            difference = self._take() if early else self._receive(P1, number, (v_shape, ring))[0]
+            share = operation(shared.share + difference, constant.of(P0)) + self._take()
         else:
             share = self._take()
             if not early:
@@ -914,78 +930,6 @@ def _rounded(share: Tensor, bits: int) -> Tensor:
     if share.is_floating_point():  # nothing is dropped of floats
         return share
     return share + ((1 << bits) >> 1) >> bits
-
-
-def packed_bytes(count: int, bits: int) -> int:
-    """Of so many elements.
-
-    >>> packed_bytes(3, 34)
-    13
-    """
-    return -(-count * bits // 8)
-
-
-def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
-    """So many bits of each element, above its `low` lowest; the lowest bit first.
-
-    >>> bytes(pack_elements(torch.tensor([0x01020304, 0x0A0B0C0D]), 12, low=8)).hex()
-    '03c2b0'
-    """
-    words = np.ascontiguousarray(elements.reshape(-1).numpy().astype("<i8", copy=False))
-    if COMPILED:
-        packed = np.zeros(_packed_words(len(words), bits), np.uint64)
-        _pack_pass(words.view(np.uint64), bits, low, packed)
-        return packed.view(np.uint8)[: packed_bytes(len(words), bits)].data
-    raw = (words >> low).view(np.uint8).reshape(-1, 8)
-    if bits % 8 == 0:
-        return np.ascontiguousarray(raw[:, : bits // 8]).reshape(-1).data
-    return np.packbits(np.unpackbits(raw, 1, bits, "little"), bitorder="little").data
-
-
-def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) -> Tensor:
-    """The elements of `pack_elements`, with zeros elsewhere; int64 of axes (count,)."""
-    packed = np.frombuffer(payload, np.uint8)
-    if COMPILED:
-        padded = np.zeros(_packed_words(count, bits), np.uint64)
-        padded.view(np.uint8)[: len(packed)] = packed
-        words = np.empty(count, np.uint64)
-        _unpack_pass(padded, bits, low, words)
-        return torch.from_numpy(words.view(np.int64))
-    raw = np.zeros((count, 8), np.uint8)
-    if bits % 8 == 0:
-        raw[:, : bits // 8] = packed.reshape(count, -1)
-    else:
-        flat = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
-        raw[:, : -(-bits // 8)] = np.packbits(flat, 1, "little")
-    return torch.from_numpy(raw.view("<i8").reshape(-1).astype(np.int64, copy=False)) << low
-
-
-def _packed_words(count: int, bits: int) -> int:
-    """Words of 64 bits that hold so many elements, and one more that a last one may begin in."""
-    return count * bits // 64 + 2
-
-
-@compiled
-def _pack_pass(elements: np.ndarray, bits: int, low: int, packed: np.ndarray) -> None:
-    """Into words of zeros; uint64 of axes (elements,) and (words,)."""
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
-    for place in range(len(elements)):
-        value = (elements[place] >> np.uint64(low)) & mask
-        word, shift = place * bits >> 6, place * bits & 63
-        packed[word] |= value << np.uint64(shift)
-        if shift + bits > 64:
-            packed[word + 1] = value >> np.uint64(64 - shift)
-
-
-@compiled
-def _unpack_pass(packed: np.ndarray, bits: int, low: int, elements: np.ndarray) -> None:
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
-    for place in range(len(elements)):
-        word, shift = place * bits >> 6, place * bits & 63
-        value = packed[word] >> np.uint64(shift)
-        if shift + bits > 64:
-            value |= packed[word + 1] << np.uint64(64 - shift)
-        elements[place] = (value & mask) << np.uint64(low)
 
 
 def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Tensor:

@@ -304,7 +304,7 @@ def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) 
         else:
             part = weights.take_of(name, kind)
             parts.append(part.t().contiguous() if turned and kind == "weight" else part)
-    made = torch.cat(parts)
+    made = parts[0] if len(parts) == 1 else torch.cat(parts)  # one stays mapped from its file
     if names.plus_one and module.endswith("norm"):
         made = made + 1
     if names.interleaved and module.endswith("attention_in"):

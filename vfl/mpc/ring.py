@@ -46,8 +46,6 @@ _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
 _LEAST_TERMS_OF_CARD = 1 << 23
 #: Rows up to which the compiled loop is faster, by the type of the right operand.
 _FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
-#: Types of fewer bits that the right operand of a product may have, the smallest first.
-_NARROW = (np.int16, np.int32)
 #: Terms up to which a product of one row is faster as a sum, where no loop is compiled.
 _FEW_TERMS = 1 << 18
 #: Terms of a product below which torch's own loop over further axes is faster.
@@ -134,7 +132,8 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     """The product in the ring; axes (rows, inner) and (inner, columns).
 
     A single column is faster as a vector, but not when the left operand is a transposed view; so is
-    a single row. The right operand may be `narrow`.
+    a single row. The right operand may be of int16 or int32: a product of one row reads each
+    element once, so it takes as long as the memory does.
     """
     if COMPILED and len(left) <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous():
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
@@ -146,6 +145,8 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
         return torch.mv(left, right[:, 0])[:, None]
     if left.shape[0] == 1 and right.stride(1) == 1:
         return torch.mv(right.t(), left[0])[None]
+    if 0 < len(left) <= _FEW_ROWS[torch.int64] and right.stride(0) == 1:  # a transposed view
+        return torch.stack([torch.mv(right.t(), row) for row in left])
     if limbs_pay(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left, right)
     return left @ right
@@ -164,24 +165,6 @@ def batched(left: Tensor, right: Tensor) -> Tensor:
     if left.shape[1] == 1 and right.numel() <= _FEW_TERMS:  # torch's product of integers is slow
         return (left.transpose(1, 2) * right).sum(1, keepdim=True)
     return left @ right
-
-
-def narrow(elements: Tensor) -> Tensor:
-    """The same elements in the smallest type that holds them and `matmul` is faster with.
-
-    A product of one row reads each element once, so it takes as long as the memory does.
-
-    >>> int(narrow(torch.tensor([2**40])))
-    1099511627776
-    """
-    if not COMPILED or elements.dtype != torch.int64 or not elements.numel():
-        return elements
-    least, most = torch.aminmax(elements)
-    for kind in _NARROW:
-        ends = np.iinfo(kind)
-        if ends.min <= int(least) and int(most) <= ends.max:  # numpy asks for pages of 2 MiB
-            return torch.from_numpy(elements.numpy().astype(kind))
-    return elements
 
 
 def inner(left: Tensor, right: Tensor) -> Tensor:

@@ -1,0 +1,125 @@
+"""Ring elements in messages and files: so many bits of each, one behind the other.
+
+Where numba is installed a compiled loop packs; else eight elements, which begin at a byte, are the
+step of eight passes over all of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.core.compiled import COMPILED, compiled
+
+#: Elements after which a new one begins at a byte again, whatever their bits.
+_GROUP = 8
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Of so many elements.
+
+    >>> packed_bytes(3, 34)
+    13
+    """
+    return -(-count * bits // 8)
+
+
+def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
+    """So many bits of each element, above its `low` lowest; the lowest bit first.
+
+    >>> bytes(pack_elements(torch.tensor([0x01020304, 0x0A0B0C0D]), 12, low=8)).hex()
+    '03c2b0'
+    """
+    words = np.ascontiguousarray(elements.reshape(-1).numpy().astype("<i8", copy=False))
+    if COMPILED:
+        packed = np.zeros(_packed_words(len(words), bits), np.uint64)
+        _pack_pass(words.view(np.uint64), bits, low, packed)
+        return packed.view(np.uint8)[: packed_bytes(len(words), bits)].data
+    return _packed(words.view(np.uint64), bits, low)
+
+
+def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) -> Tensor:
+    """The elements of `pack_elements`, with zeros elsewhere; int64 of axes (count,)."""
+    packed = np.frombuffer(payload, np.uint8)
+    if COMPILED:
+        padded = np.zeros(_packed_words(count, bits), np.uint64)
+        padded.view(np.uint8)[: len(packed)] = packed
+        words = np.empty(count, np.uint64)
+        _unpack_pass(padded, bits, low, words)
+        return torch.from_numpy(words.view(np.int64))
+    return torch.from_numpy(_unpacked(packed, count, bits, low).view(np.int64))
+
+
+def _packed(elements: np.ndarray, bits: int, low: int) -> memoryview:
+    """Without a compiled loop: element i of all groups at once, for each i."""
+    count, size = len(elements), packed_bytes(len(elements), bits)
+    values = np.zeros((-(-count // _GROUP), _GROUP), np.uint64)
+    values.reshape(-1)[:count] = (elements >> np.uint64(low)) & _mask(bits)
+    if bits < _GROUP:  # words of neighbouring groups would overlap
+        raw = values.view(np.uint8).reshape(-1, 8)
+        return np.packbits(np.unpackbits(raw, 1, bits, "little"), bitorder="little").data[:size]
+    packed = np.zeros(len(values) * bits + _GROUP, np.uint8)
+    for each in range(_GROUP):
+        words, above, shift = _words(packed, len(values), each, bits)
+        words |= values[:, each] << np.uint64(shift)
+        if shift + bits > 64:
+            above |= (values[:, each] >> np.uint64(64 - shift)).astype(np.uint8)
+    return packed[:size].data
+
+
+def _unpacked(packed: np.ndarray, count: int, bits: int, low: int) -> np.ndarray:
+    groups = -(-count // _GROUP)
+    padded = np.zeros(groups * bits + _GROUP, np.uint8)
+    padded[: len(packed)] = packed
+    values = np.empty((groups, _GROUP), np.uint64)
+    for each in range(_GROUP):
+        words, above, shift = _words(padded, groups, each, bits)
+        found = words >> np.uint64(shift)
+        if shift + bits > 64:
+            found |= above.astype(np.uint64) << np.uint64(64 - shift)
+        values[:, each] = (found & _mask(bits)) << np.uint64(low)
+    return values.reshape(-1)[:count]
+
+
+def _words(
+    packed: np.ndarray, groups: int, each: int, bits: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Of one element of each group the word it begins in, the byte behind that, and the shift."""
+    first, shift = divmod(each * bits, 8)
+    words = np.ndarray((groups,), "<u8", packed.data, first, (bits,))
+    behind = min(first + 8, len(packed) - 1)
+    above = np.ndarray((groups,), np.uint8, packed.data, behind, (bits,)) if shift else words
+    return words, above, shift
+
+
+def _mask(bits: int) -> np.uint64:
+    return np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+
+
+def _packed_words(count: int, bits: int) -> int:
+    """Words of 64 bits that hold so many elements, and one more that a last one may begin in."""
+    return count * bits // 64 + 2
+
+
+@compiled
+def _pack_pass(elements: np.ndarray, bits: int, low: int, packed: np.ndarray) -> None:
+    """Into words of zeros; uint64 of axes (elements,) and (words,)."""
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    for place in range(len(elements)):
+        value = (elements[place] >> np.uint64(low)) & mask
+        word, shift = place * bits >> 6, place * bits & 63
+        packed[word] |= value << np.uint64(shift)
+        if shift + bits > 64:
+            packed[word + 1] = value >> np.uint64(64 - shift)
+
+
+@compiled
+def _unpack_pass(packed: np.ndarray, bits: int, low: int, elements: np.ndarray) -> None:
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    for place in range(len(elements)):
+        word, shift = place * bits >> 6, place * bits & 63
+        value = packed[word] >> np.uint64(shift)
+        if shift + bits > 64:
+            value |= packed[word + 1] << np.uint64(64 - shift)
+        elements[place] = (value & mask) << np.uint64(low)

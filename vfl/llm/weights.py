@@ -1,0 +1,322 @@
+"""What a sharing of the weights leaves each party, in blocks of rows: no party holds a copy whole.
+
+The model owner (P0) keeps its weights as whole numbers, mapped from a file. P1 keeps them under
+masks, packed, and reads a block at a time. P2 keeps a seed a matrix and draws the mask from it
+whenever it deals.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.core.errors import RunFolderError
+from vfl.core.storage import Seal, checked_span, private_folder, read_sealed, write_sealed
+from vfl.llm.packing import packed_bytes, unpack_elements
+from vfl.mpc.ring import ELEMENT_BITS, matmul
+from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.stream import KEY_BYTES, PadStream
+
+#: Elements of a block, in whole rows: as 8 bytes each they stay in a processor's cache.
+BLOCK = 1 << 18
+#: Types of stored weights, the smallest first.
+_TYPES = (torch.int16, torch.int32, torch.int64)
+
+
+class Matrix(Protocol):
+    """A matrix of ring elements that is made, or read, a block of rows at a time."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Axes (rows, columns)."""
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """The first row of each block and its rows, int64 of axes (rows, columns), in order."""
+
+
+def spans(shape: Sequence[int]) -> list[tuple[int, int]]:
+    """First row and end of each block of a matrix.
+
+    >>> spans((1000, 1024))
+    [(0, 256), (256, 512), (512, 768), (768, 1000)]
+    """
+    rows, columns = shape
+    each = max(1, BLOCK // max(columns, 1))
+    return [(start, min(start + each, rows)) for start in range(0, rows, each)]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A matrix in memory, or mapped from a file; whole numbers of any type."""
+
+    elements: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Axes (rows, columns)."""
+        rows, columns = self.elements.shape
+        return rows, columns
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """See `Matrix`; of a type of fewer bits where it is stored so."""
+        for start, end in spans(self.shape):
+            yield start, self.elements[start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A uniform mask that its seed stands for (AES-128 in counter mode).
+
+    It masks one matrix, once: a new sharing of the weights has a new seed.
+
+    >>> mask = Drawn(bytes(32), (3, 2))
+    >>> [torch.equal(a, b) for (_, a), (_, b) in zip(mask.blocks(), mask.blocks())]
+    [True]
+    """
+
+    seed: bytes
+    shape: tuple[int, int]
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """See `Matrix`; drawn anew each time, and the same."""
+        stream = PadStream(self.seed)
+        for number, (start, end) in enumerate(spans(self.shape)):
+            elements = stream.elements64((end - start) * self.shape[1], "U", number)
+            yield start, torch.from_numpy(elements.view("int64")).reshape(-1, self.shape[1])
+
+    def __repr__(self) -> str:
+        return f"Drawn(..., {self.shape})"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Masked weights of so many bits each, as their blocks came, in memory or in a file."""
+
+    shape: tuple[int, int]
+    bits: int
+    pieces: Callable[[], Iterator[bytes | memoryview]]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each block."""
+        columns = self.shape[1]
+        return [
+            packed_bytes((end - start) * columns, self.bits) for start, end in spans(self.shape)
+        ]
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """See `Matrix`; zeros above the bits."""
+        for (start, end), piece in zip(spans(self.shape), self.pieces(), strict=True):
+            count = (end - start) * self.shape[1]
+            elements = unpack_elements(memoryview(piece), count, self.bits)
+            yield start, elements.reshape(-1, self.shape[1])
+
+
+class LayerShape(NamedTuple):
+    """A linear layer before its weights are shared.
+
+    Attributes:
+        name: of the layer.
+        shape: (inputs, outputs).
+        bits: of a weight's fraction.
+        ring: bits of an element of the products with it.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    bits: int
+    ring: int = ELEMENT_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A weight of P0's, after initialisation.
+
+    Attributes:
+        layer: name, axes and bits.
+        weight, bias: at P0 alone; the weight of a type with as few bits as it needs.
+        masked: E = X - U, at P1 alone; of floats and in tests it may be a tensor, as the next one.
+        mask: U, at P2 alone.
+        turned: whether inputs and outputs stand for each other: the head of a decoder that shares
+            the embedding's weights.
+    """
+
+    layer: LayerShape
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    masked: Matrix | Tensor | None = None
+    mask: Matrix | Tensor | None = None
+    turned: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(inputs, outputs)."""
+        inputs, outputs = self.layer.shape
+        return (outputs, inputs) if self.turned else (inputs, outputs)
+
+    def of(self, role: int) -> Matrix | Tensor:
+        """What a role multiplies with."""
+        found = {P0: self.weight, P1: self.masked, P2: self.mask}[role]
+        assert found is not None, "each role has its own"
+        return found
+
+    def transposed(self) -> Constant:
+        """The same weights with inputs and outputs exchanged, without a bias."""
+        return replace(self, bias=None, turned=not self.turned)
+
+
+def multiplied(left: Tensor, right: Matrix | Tensor, *, turned: bool = False) -> Tensor:
+    """The product in the ring, a block of the right operand at a time.
+
+    Args:
+        left: int64, axes (rows, inner).
+        right: axes (inner, columns), or (columns, inner) if turned.
+        turned: whether the transposed matrix is meant.
+
+    >>> two = Whole(torch.tensor([[1, 2], [3, 4]], dtype=torch.int16))
+    >>> multiplied(torch.tensor([[1, 10]]), two).tolist()
+    [[31, 42]]
+    >>> multiplied(torch.tensor([[1, 10]]), two, turned=True).tolist()
+    [[21, 43]]
+    """
+    matrix = Whole(right) if isinstance(right, Tensor) else right
+    rows, columns = matrix.shape
+    if turned:
+        found = torch.empty(len(left), rows, dtype=torch.int64)
+        for start, block in matrix.blocks():
+            found[:, start : start + len(block)] = matmul(left, block.t())
+        return found
+    found = torch.zeros(len(left), columns, dtype=torch.int64)
+    for start, block in matrix.blocks():
+        found += matmul(left[:, start : start + len(block)], block)
+    return found
+
+
+def scaled(left: Tensor, right: Matrix | Tensor) -> Tensor:
+    """Each column times a factor of its own; axes (rows, columns) and (1, columns)."""
+    if not isinstance(right, Tensor):
+        ((_, right),) = right.blocks()
+    return left * right
+
+
+def room_for(weight: Tensor, bits: int) -> Tensor:
+    """Uninitialised elements of the smallest type that holds a weight's; of the same axes."""
+    ends = torch.aminmax(weight) if weight.numel() else (0.0, 0.0)
+    most = max(abs(float(end)) for end in ends) * 2.0**bits + 1
+    kind = next((each for each in _TYPES if most < torch.iinfo(each).max), torch.int64)
+    return torch.empty(weight.shape, dtype=kind)
+
+
+class WeightStore:
+    """One party's part of a sharing of the weights, a sealed file a matrix.
+
+    Args:
+        folder: of this sharing; its owner's alone.
+        party: whose it is.
+        setup: name of the sharing.
+    """
+
+    def __init__(self, folder: Path, party: str, setup: str) -> None:
+        self._folder, self._party, self._setup = folder, party, setup
+        private_folder(folder)
+
+    def put(self, constant: Constant) -> Constant:
+        """Keep what a party has of a layer; the same, read from its file."""
+        name = constant.layer.name
+        if isinstance(constant.masked, Packed):
+            self._write(f"{name}.masked", constant.masked.pieces())
+        if isinstance(constant.mask, Drawn):
+            self._write(f"{name}.seed", iter([constant.mask.seed]))
+        if constant.weight is not None:
+            elements = constant.weight.numpy()
+            self._write(
+                f"{name}.weight",
+                (elements[start:end].tobytes() for start, end in spans(elements.shape)),
+            )
+        if constant.bias is not None:
+            self._write(f"{name}.bias", iter([constant.bias.double().numpy().tobytes()]))
+        return self.get(constant.layer)
+
+    def get(self, layer: LayerShape) -> Constant:
+        """What was kept of a layer.
+
+        Raises:
+            RunFolderError: a file is missing, damaged, or another's.
+        """
+        weight: Tensor | None = None
+        bias: Tensor | None = None
+        masked: Packed | None = None
+        mask: Drawn | None = None
+        if self._path(f"{layer.name}.seed").exists():
+            seed = self._read(f"{layer.name}.seed", KEY_BYTES)
+            mask = Drawn(seed, layer.shape)
+        elif self._path(f"{layer.name}.weight").exists():
+            weight = self._mapped(layer)
+            if self._path(f"{layer.name}.bias").exists():
+                outputs = layer.shape[1]
+                raw = self._read(f"{layer.name}.bias", 8 * outputs)
+                bias = torch.frombuffer(bytearray(raw), dtype=torch.float64)
+        else:
+            masked = self._packed(layer)
+        return Constant(layer, weight, bias, masked, mask)
+
+    def _packed(self, layer: LayerShape) -> Packed:
+        path = self._path(f"{layer.name}.masked")
+
+        @cache  # read whole once a process, and only where it is used: a question needs none of it
+        def start() -> int:
+            checked = checked_span(path, self._seal(path.name))
+            self._require(len(checked) == sum(found.sizes), path)
+            return checked.start
+
+        def pieces() -> Iterator[bytes]:
+            at = start()
+            with path.open("rb") as file:
+                file.seek(at)
+                for size in found.sizes:
+                    yield file.read(size)
+
+        found = Packed(layer.shape, layer.ring, pieces)
+        return found
+
+    def _mapped(self, layer: LayerShape) -> Tensor:
+        path = self._path(f"{layer.name}.weight")
+        checked = checked_span(path, self._seal(path.name))
+        count = layer.shape[0] * layer.shape[1]
+        item, rest = divmod(len(checked), max(count, 1))
+        kinds = {2: np.int16, 4: np.int32, 8: np.int64}
+        self._require(rest == 0 and item in kinds, path)
+        mapped = np.memmap(path, kinds[item], "c", checked.start, layer.shape)
+        return torch.from_numpy(np.asarray(mapped))
+
+    def _read(self, name: str, size: int) -> bytes:
+        path = self._path(name)
+        found = read_sealed(path, self._seal(name))
+        self._require(len(found) == size, path)
+        return found
+
+    def _write(self, name: str, pieces: Iterator[bytes | memoryview]) -> None:
+        write_sealed(self._path(name), map(bytes, pieces), self._seal(name))
+
+    def _seal(self, name: str) -> Seal:
+        return Seal(f"shared weights {name}", self._party, self._setup)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
+
+    @staticmethod
+    def _require(fits: bool, path: Path) -> None:
+        if not fits:
+            raise RunFolderError(
+                "shared weights have another size",
+                where=os.fspath(path),
+                fix="vfl llm restored FOLDER, and deal anew",
+            )
