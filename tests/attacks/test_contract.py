@@ -244,13 +244,19 @@ class TestGradientAttacks(GradientAttackContract):
         "gradient_similarity",
         "gradient_similarity:epochs=2,rounds=0",
         "gradient_teacher:epochs=2,steps=40",
+        "gradient_mixture:steps=40",
+        "gradient_mixture:epochs=1,steps=0",
+        "batch_sums",
         "surrogate",
     )
     epochs = 3
 
 
 class TestGradientAttacksOnTwoClasses(GradientAttackContract):
-    specs = ("gradient_norm:epochs=2", "gradient_direction", "gradient_direction:epochs=2")
+    specs = (
+        "gradient_norm:epochs=2", "gradient_direction", "gradient_direction:epochs=2",
+        "gradient_mixture:steps=40", "batch_sums:epochs=2",
+    )  # fmt: skip
     classes, positive = 2, 0.1
 
 

@@ -69,6 +69,19 @@ def test_leaked_rows_are_no_targets(alone):
         _ = heard_by_the_bank(alone, k=0).view.leaked
 
 
+def test_partners_hand_over_their_columns_of_the_same_rows():
+    experiment, data, frames, _ = trained("bank", "shop")
+    draw = generator(0, "leak")
+    case = training_case(experiment, data, frames, "bank", 1, draw, partners=["shop"])
+    alone = training_case(experiment, data, frames, "bank", 1, generator(0, "leak"))
+    train = torch.from_numpy(data["lender"].split.train)
+    leaked = draw_leak(data["lender"].labels[train], 1, generator(0, "leak"))
+    (partner,) = case.view.only({Grant.INPUTS, Grant.LEAKED, Grant.PARTNERS}).partners
+    assert torch.equal(partner.leaked.inputs, data["shop"].inputs[train[leaked]])
+    assert partner.targets.rows == case.view.targets.rows == alone.view.targets.rows
+    assert Grant.PARTNERS not in alone.view.threat.grants
+
+
 def test_who_heard_a_training_has_its_own_cuts_of_the_last_epoch(alone):
     _, data, frames, _ = alone
     case = heard_by_the_bank(alone)

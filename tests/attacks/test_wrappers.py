@@ -4,7 +4,7 @@ import pytest
 import torch
 from recorded_digits import Recorded, left
 
-from vfl.attacks import Grant, SentCuts, ThreatModel, make
+from vfl.attacks import Grant, SentCuts, ThreatModel, Transcript, make
 from vfl.attacks.cases import Victim, received_case, summed_case, training_case
 from vfl.attacks.scoring import attempt
 from vfl.attacks.wrappers import mean_cuts
@@ -26,16 +26,16 @@ def sent():
 
 
 def test_each_row_has_the_mean_of_its_own_cuts():
-    assert mean_cuts(sent(), 3).tolist() == [[0.0, 2.0], [1.0, 2.0], [2.0, 1.5]]
-    assert mean_cuts(sent(), 3, last=2).tolist() == [[0.0, 2.5], [1.0, 2.5], [2.0, 2.0]]
+    assert mean_cuts(Transcript(3, sent())).tolist() == [[0.0, 2.0], [1.0, 2.0], [2.0, 1.5]]
+    assert mean_cuts(Transcript(3, sent()), last=2).tolist() == [[0.0, 2.5], [1.0, 2.5], [2.0, 2.0]]
 
 
 def test_a_row_without_a_cut_is_told():
     with pytest.raises(UserError, match="no recorded cut") as problem:
-        mean_cuts(sent(), 3, last=1)
+        mean_cuts(Transcript(3, sent()), last=1)
     assert problem.value.got == "1 of 3 rows without one"
     with pytest.raises(UserError):
-        mean_cuts([], 3)
+        mean_cuts(Transcript(3, []))
 
 
 @pytest.fixture(scope="module")

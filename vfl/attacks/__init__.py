@@ -5,7 +5,8 @@
 
 Attacks stand by what they look for: `labels`, `inputs`, `membership`, `active` and `permuted`;
 `wrappers` change what another attack is given. Reading one takes `base` and its own file. Above
-them: `view` (threat models and what they grant), `cases` (what a victim or a recording gives),
+them: `view` (threat models and what they grant), `transcript` (evidence by row over all
+messages), `cases` (what a victim or a recording gives),
 `scoring` and `baselines`.
 
 To add an attack: one file with a subclass of `Attack`, one line below (or, from another package,
@@ -16,13 +17,12 @@ an entry point in the group ``vfl.attacks``), and the contract tests of `vfl.tes
 from __future__ import annotations
 
 from vfl.attacks.base import Attack, Goal
+from vfl.attacks.transcript import RecordedExchange, SentCuts, Transcript
 from vfl.attacks.view import (
     Evidence,
     Grant,
     GrantedRows,
     Holdings,
-    RecordedExchange,
-    SentCuts,
     ThreatModel,
     View,
 )
@@ -62,6 +62,8 @@ ATTACKS: Registry[Attack] = Registry(
         "gradient_direction": "vfl.attacks.labels.gradients:GradientDirection",
         "gradient_similarity": "vfl.attacks.labels.gradients:GradientSimilarity",
         "gradient_teacher": "vfl.attacks.labels.gradients:GradientTeacher",
+        "gradient_mixture": "vfl.attacks.labels.gradient_mixture:GradientMixture",
+        "batch_sums": "vfl.attacks.labels.batch_sums:BatchSums",
         "surrogate": "vfl.attacks.labels.surrogate:Surrogate",
         "inversion": "vfl.attacks.inputs.inversion:Inversion",
         "white_box_inversion": "vfl.attacks.inputs.white_box_inversion:WhiteBoxInversion",
@@ -107,6 +109,7 @@ __all__ = [
     "RecordedExchange",
     "SentCuts",
     "ThreatModel",
+    "Transcript",
     "View",
     "make",
 ]

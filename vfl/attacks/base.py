@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl.attacks.view import Grant, GrantedRows, RecordedExchange, View
+from vfl.attacks.view import Grant, GrantedRows, View
 from vfl.core.errors import UserError
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import scoped
@@ -287,40 +287,9 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
 
 def _gradients(view: View, seen: GrantedRows) -> Tensor:
     """Each row's mean gradient in every epoch, axes (rows, epochs x width); 0 where it had none."""
-    exchanges = view.exchanges
     first = view.targets.rows if seen.leaked else 0
-    rows, width = first + seen.rows, exchanges[0].gradients.shape[1]
-    epochs = [
-        [one for one in exchanges if one.epoch == epoch]
-        for epoch in sorted({one.epoch for one in exchanges})
-    ]
-    means = [mean_by_row(some, lambda one: one.gradients, rows, width) for some in epochs]
-    return torch.cat(means, 1)[first:]
-
-
-def mean_by_row(
-    exchanges: Iterable[RecordedExchange],
-    value: Callable[[RecordedExchange], Tensor],
-    rows: int,
-    width: int,
-) -> Tensor:
-    """The mean of a value of each row over exchanges; 0 for a row that is in none of them.
-
-    Args:
-        exchanges: some of the training.
-        value: gives the value of each row of an exchange, axes (rows, width).
-        rows: how many rows are of interest, the first ones.
-        width: columns of that value.
-
-    Returns:
-        float32, axes (rows, width).
-    """
-    total, count = torch.zeros(rows, width), torch.zeros(rows, 1)
-    for one in exchanges:
-        known = one.rows < rows
-        total.index_add_(0, one.rows[known], value(one)[known])
-        count.index_add_(0, one.rows[known], torch.ones(int(known.sum()), 1))
-    return total / count.clamp(min=1)
+    means = view.transcript.by_epoch(lambda one: one.gradients).flatten(1)
+    return means[first : first + seen.rows]
 
 
 def learned_part(bottom: nn.Module) -> nn.Module:

@@ -20,14 +20,13 @@ from vfl import compression, defenses, models
 from vfl.attacks.active.base import ActiveAdversary
 from vfl.attacks.base import OwnBottom, before_last, through
 from vfl.attacks.scoring import Case, seeking
+from vfl.attacks.transcript import RecordedExchange, SentCuts
 from vfl.attacks.view import (
     Evidence,
     Grant,
     GrantedRows,
     Holdings,
     Maker,
-    RecordedExchange,
-    SentCuts,
     ThreatModel,
     TopMaker,
     TrainedBy,
@@ -618,6 +617,9 @@ TRAINING = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR, Grant.TOP_RECIPE, Grant.CUTS}
     | {Grant.EPOCHS, Grant.UNLABELLED}
 )
+_COLUMNS_OF_PARTNER = ThreatModel(
+    "feature party", "training", frozenset({Grant.INPUTS, Grant.LEAKED})
+)
 #: Grants of a label party once the network is in use; and of one that recorded the training.
 RECEIVING = COLUMNS | {Grant.OUTPUTS, Grant.QUERIES}
 RECALLING = COLUMNS | {Grant.EPOCHS}
@@ -631,6 +633,7 @@ def training_case(
     k: int,
     draw: torch.Generator,
     new_top: TopMaker | None = None,
+    partners: Sequence[str] = (),
 ) -> Case:
     """The labels of the training rows against what a feature party was sent; see `seeking` too.
 
@@ -642,6 +645,7 @@ def training_case(
         k: leaked training labels of each class; 0 leaks nothing.
         draw: which rows leak.
         new_top: makes an untrained top for cuts of a width; None is the experiment's.
+        partners: feature parties that hand it their columns of the same rows.
 
     Raises:
         TooFewRowsError: a class has fewer rows to leak.
@@ -665,8 +669,16 @@ def training_case(
         exchanges=exchanges,
         prior=_prior_of(label),
         new_top=new_top or top_recipe(experiment, classes),
+        partners=[
+            View(
+                _COLUMNS_OF_PARTNER, classes, Holdings(Evidence(of[targets]), Evidence(of[leaked]))
+            )
+            for of in (_inputs_of(data[name]) for name in partners)
+        ],
     )
-    threat = ThreatModel("feature party", "training", _with_leaks(TRAINING, k, classes))
+    grants = _with_leaks(TRAINING, k, classes)
+    grants |= {Grant.PARTNERS} if partners else set()
+    threat = ThreatModel("feature party", "training", grants, colluding=tuple(partners))
     return seeking(Case(View(threat, classes, holdings), labels[targets]))
 
 

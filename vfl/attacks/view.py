@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
+from vfl.attacks.transcript import RecordedExchange, SentCuts, Transcript
 from vfl.core.errors import NotGrantedError, UserError
 
 Held = TypeVar("Held")
@@ -157,46 +158,6 @@ Merge = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SentCuts:
-    """Cuts of one message.
-
-    Attributes:
-        step: its number.
-        epoch: the one it belongs to; of queries that are repeated, which time it is.
-        rows: which rows of its group, int64, axes (rows,).
-        cuts: as they were decoded, axes (rows, width).
-    """
-
-    step: int
-    epoch: int
-    rows: Tensor
-    cuts: Tensor
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class RecordedExchange:
-    """One training exchange as it was recorded.
-
-    Attributes:
-        step, epoch: as of `SentCuts`.
-        rows: counted through the targets; leaked rows follow after them.
-        cuts: gives what went up, decoded, axes (rows, width).
-        gradients: what came down, decoded, alike.
-    """
-
-    step: int
-    epoch: int
-    rows: Tensor
-    cuts: Callable[[], Tensor]
-    gradients: Tensor
-
-    @classmethod
-    def of(cls, up: SentCuts, gradients: Tensor) -> RecordedExchange:
-        """A message and what came back for it."""
-        return cls(up.step, up.epoch, up.rows, lambda: up.cuts, gradients)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
     """Everything known about one group of rows; axes (rows, ...) throughout, None where unknown.
 
@@ -322,6 +283,11 @@ class GrantedRows:
         return self._view.opened(self._evidence.sent, Grant.EPOCHS, Grant.QUERIES)()
 
     @property
+    def transcript(self) -> Transcript[SentCuts]:
+        """The same messages as evidence by row."""
+        return Transcript(self.rows, self.sent)
+
+    @property
     def labels(self) -> Tensor:
         """The labels (of leaked rows, or an attribute's), int64 or float32, axes (rows,)."""
         leaked = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES) if self.leaked else ()
@@ -416,6 +382,12 @@ class View:
         """The training, exchange by exchange; the cuts of each are a grant of their own."""
         held = self.opened(self._holdings.exchanges, Grant.GRADIENTS)
         return [replace(one, cuts=partial(self._cuts_of, one)) for one in held]
+
+    @property
+    def transcript(self) -> Transcript[RecordedExchange]:
+        """The training as evidence by row; targets come first, and leaked rows after them."""
+        leaked = 0 if self._holdings.leaked is None else self._holdings.leaked.rows
+        return Transcript(self.targets.rows + leaked, self.exchanges)
 
     @property
     def partners(self) -> list[View]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from vfl.attacks import make
 from vfl.attacks.base import Attack, through
-from vfl.attacks.view import Evidence, Grant, GrantedRows, SentCuts, View, groups_of
+from vfl.attacks.transcript import SentCuts, Transcript
+from vfl.attacks.view import Evidence, Grant, GrantedRows, View, groups_of
 from vfl.core.errors import BadOptionError, UserError
 from vfl.core.registry import require_choice, require_range
 from vfl.models import JointBottom, make_merger
@@ -95,33 +96,27 @@ class Averaging(Wrapper):
         if self.over == "snapshots":
             bottoms = view.snapshots[-self.last :]
             return torch.stack([through(one(), seen.inputs).flatten(1) for one in bottoms]).mean(0)
-        return mean_cuts(seen.sent, seen.rows, self.last)
+        return mean_cuts(seen.transcript, self.last)
 
 
-def mean_cuts(sent: Iterable[SentCuts], rows: int, last: int = 0) -> Tensor:
+def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
     """The mean of each row's cuts, axes (rows, width).
 
     Args:
-        sent: the messages; they name rows 0..rows-1.
-        rows: how many there are.
+        transcript: of the rows.
         last: of so many last epochs or queries; 0 takes all.
 
     Raises:
         UserError: a row has no cut in these.
     """
-    messages = list(sent)
-    newest = max((one.epoch for one in messages), default=0)
-    chosen = [one for one in messages if last == 0 or one.epoch > newest - last]
-    positions = torch.cat([torch.empty(0, dtype=torch.int64), *(one.rows for one in chosen)])
-    counts = positions.bincount(minlength=rows)
-    if not bool((counts > 0).all()):
+    chosen = transcript.last(last)
+    if not bool(chosen.times.all()):
         raise UserError(
             "a row has no recorded cut",
-            got=f"{int((counts == 0).sum())} of {rows} rows without one",
+            got=f"{int((chosen.times == 0).sum())} of {chosen.rows} rows without one",
             fix="a larger 'last', or record more epochs",
         )
-    cuts = torch.cat([one.cuts for one in chosen])
-    return torch.zeros(rows, cuts.shape[1]).index_add_(0, positions, cuts) / counts[:, None]
+    return chosen.mean(lambda one: one.cuts)
 
 
 class Pooled(Wrapper):

@@ -29,6 +29,7 @@ from vfl.experiments.scenarios import (
     RECORDED_QUERIES,
     SECURE_SUM,
     SNAPSHOTS,
+    TRAINING_COLLUSION,
     TRAINING_TIME,
     Cases,
     Scenario,
@@ -165,7 +166,7 @@ def _scenario_mistakes(
         )
     if kind is Cases and shares_weights(experiment):
         raise nobodys_bottom(party)
-    if scenario == COLLUSION and len(experiment.feature_parties) == 1:
+    if scenario in (COLLUSION, TRAINING_COLLUSION) and len(experiment.feature_parties) == 1:
         yield UserError(
             f"{spec} needs feature parties that collude, and there is one alone",
             where="grid.attacks",

@@ -35,7 +35,8 @@ from vfl.attacks.cases import (
     training_case,
 )
 from vfl.attacks.scoring import Case, seeking
-from vfl.attacks.view import SentCuts, Who
+from vfl.attacks.transcript import SentCuts
+from vfl.attacks.view import Who
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.config.grid import Records
 from vfl.config.run_folder import RunFolder
@@ -78,7 +79,7 @@ class Scenario:
 
 
 #: A feature party once the network is in use; with its bottoms of every epoch; with all other
-#: feature parties; one that recorded the training.
+#: feature parties; one that recorded the training, alone or with all other feature parties.
 INFERENCE_TIME = Scenario(
     "inference", "feature party", _OF_LABELS, INFERENCE | {Grant.PROTOCOL}, by_cuts=True
 )
@@ -91,6 +92,9 @@ COLLUSION = Scenario(
 )
 TRAINING_TIME = Scenario(
     "training", "feature party", _OF_LABELS, TRAINING | {Grant.PROTOCOL}, "training"
+)
+TRAINING_COLLUSION = Scenario(
+    "training collusion", "feature party", _OF_LABELS, TRAINING | {Grant.PARTNERS}, "training"
 )
 #: A label party that recorded the last queries, or the training, and either after an attribute; one
 #: that learned sums, and all feature parties but the victim tell it their cuts.
@@ -118,8 +122,8 @@ SECURE_SUM = Scenario("secure sum", "label party", ("inputs",), SUMMING)
 PREDICTIONS = Scenario("predictions", "outsider", ("scores",), QUERYING)
 #: An attack belongs to the first one that grants what it needs.
 SCENARIOS = (
-    INFERENCE_TIME, TRAINING_TIME, SNAPSHOTS, COLLUSION, RECORDED_QUERIES, RECORDED_TRAINING,
-    SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS,
+    INFERENCE_TIME, TRAINING_TIME, SNAPSHOTS, COLLUSION, TRAINING_COLLUSION, RECORDED_QUERIES,
+    RECORDED_TRAINING, SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS,
 )  # fmt: skip
 #: Where a party's recording lies in a run folder.
 _TRACES = "parties/*/trace"
@@ -327,12 +331,14 @@ class Cases:
             TooFewRowsError: fewer rows than are to leak.
             ConfigError: the party has no such attribute.
         """
-        if scenario == TRAINING_TIME:
-            frames = self._of(self.party, "train")
-            return training_case(self.experiment, self.data, frames, self.party, k, draw)
+        others = [name for name in self.experiment.feature_parties if name != self.party]
+        if scenario in (TRAINING_TIME, TRAINING_COLLUSION):
+            return training_case(
+                self.experiment, self.data, self._of(self.party, "train"), self.party, k, draw,
+                partners=others if scenario == TRAINING_COLLUSION else (),
+            )  # fmt: skip
         if scenario == PREDICTIONS:
             return self._queried(draw)
-        others = [name for name in self.experiment.feature_parties if name != self.party]
         if scenario == SECURE_SUM:
             return summed_case(self.experiment, self.data, self.party, others,
                                self._leaks(), draw, self._all_weights())  # fmt: skip

@@ -12,10 +12,10 @@ from vfl.attacks import (
     RecordedExchange,
     SentCuts,
     ThreatModel,
+    Transcript,
     View,
     make,
 )
-from vfl.attacks.base import mean_by_row
 from vfl.attacks.labels.surrogate import balanced, gradients_of_classes
 from vfl.core.errors import BadOptionError, DataError, NotGrantedError, UserError
 from vfl.core.seeds import generator
@@ -78,7 +78,7 @@ def test_balanced_labels_come_near_the_prior():
 def test_a_row_is_told_of_by_the_mean_of_its_exchanges():
     first = heard_of([0, 2], [[1.0], [5.0]])
     second = heard_of([2, 4], [[7.0], [9.0]])
-    found = mean_by_row([first, second], lambda one: one.gradients, 3, 1)
+    found = Transcript(3, [first, second]).mean(lambda one: one.gradients)
     assert found.tolist() == [[1.0], [0.0], [6.0]]  # row 1 was not heard, row 4 is not of interest
 
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot
 
-from vfl.attacks.base import (
-    Attack,
-    fit,
-    key_of,
-    mean_by_row,
-    rarest,
-    require_two_classes,
-    through,
-)
-from vfl.attacks.view import Grant, RecordedExchange, View
+from vfl.attacks.base import Attack, fit, key_of, rarest, require_two_classes, through
+from vfl.attacks.transcript import RecordedExchange, Transcript
+from vfl.attacks.view import Grant, View
 from vfl.core.errors import DataError, UserError
 from vfl.core.registry import require_range
 from vfl.core.seeds import scoped
@@ -32,12 +24,14 @@ _SMALL = 0.05
 
 
 class GradientAttack(Attack):
-    """An attack that reads what came down in the first epochs of a training.
+    """An attack that reads what came down in the first epochs of a training, or in all.
 
-    Early gradients reveal most: once a row is fitted, its gradient is small and about other things.
+    Early gradients without noise reveal most: once a row is fitted, its gradient is small and about
+    other things. Behind noise every epoch adds.
 
     Attributes:
         uses: grants it needs besides the gradients.
+        fewest: epochs that it has to read; 0 stands for all of them.
 
     Args:
         epochs: how many epochs it reads.
@@ -47,38 +41,35 @@ class GradientAttack(Attack):
     """
 
     uses: ClassVar[frozenset[Grant]] = frozenset()
+    fewest: ClassVar[int] = 1
 
     def __init__(self, epochs: int = 1) -> None:
-        require_range("epochs", epochs, 1)
+        require_range("epochs", epochs, self.fewest)
         self.epochs = epochs
         self.needs = frozenset({Grant.GRADIENTS}) | self.uses
 
-    def by_epoch(self, view: View) -> list[list[RecordedExchange]]:
-        """The exchanges of each epoch it reads, at least one.
+    def transcript(self, view: View) -> Transcript[RecordedExchange]:
+        """The epochs it reads, of targets and leaked rows.
 
         Raises:
             DataError: the recording holds no training exchange.
         """
-        wanted = sorted({one.epoch for one in view.exchanges})[: self.epochs]
-        if not wanted:
+        seen = view.transcript.first(self.epochs)
+        if not seen.messages:
             raise DataError(
                 "no training exchange was recorded", fix="record them: [trace] phases = train"
             )
-        return [[one for one in view.exchanges if one.epoch == epoch] for epoch in wanted]
+        return seen
 
-    def exchanges(self, view: View) -> list[RecordedExchange]:
-        """All exchanges it reads, in their order."""
-        return [one for epoch in self.by_epoch(view) for one in epoch]
+
+def width_of(seen: Transcript[RecordedExchange]) -> int:
+    """Columns of the cut whose gradients were recorded."""
+    return seen.messages[0].gradients.shape[1]
 
 
 def directions(one: RecordedExchange) -> Tensor:
     """The gradients of an exchange at length 1; one of length 0 stays what it is."""
     return normalize(one.gradients, dim=1)
-
-
-def directions_by_row(exchanges: Sequence[RecordedExchange], rows: int) -> Tensor:
-    """The mean direction of each row's gradients, axes (rows, width)."""
-    return mean_by_row(exchanges, directions, rows, exchanges[0].gradients.shape[1])
 
 
 class GradientNorm(GradientAttack):
@@ -99,9 +90,9 @@ class GradientNorm(GradientAttack):
         require_two_classes(classes, "gradient_similarity or surrogate")
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        exchanges = self.exchanges(view)
-        self.check(view.classes, exchanges[0].gradients.shape[1])
-        return mean_by_row(exchanges, _loudness, view.targets.rows, 1)[:, 0]
+        seen = self.transcript(view)
+        self.check(view.classes, width_of(seen))
+        return seen.mean(_loudness)[: view.targets.rows, 0]
 
 
 def _loudness(one: RecordedExchange) -> Tensor:
@@ -130,8 +121,8 @@ class GradientDirection(GradientAttack):
         require_two_classes(classes, "gradient_similarity or surrogate")
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        epochs = self.by_epoch(view)
-        self.check(view.classes, epochs[0][0].gradients.shape[1])
+        seen = self.transcript(view)
+        self.check(view.classes, width_of(seen))
         leaked, rows = view.leaked, view.targets.rows
         sought = rarest(view.prior)
         positive = rows + torch.nonzero(leaked.labels == sought)[:, 0]
@@ -142,8 +133,8 @@ class GradientDirection(GradientAttack):
                 want=f"at least one leaked row of class {sought}, the rarer one",
             )
         scores = torch.zeros(rows)
-        for exchanges in epochs:
-            found = directions_by_row(exchanges, rows + leaked.rows)
+        for epoch in seen.each_epoch():
+            found = epoch.mean(directions)
             scores += found[:rows] @ found[positive].mean(0)
         return scores
 
@@ -178,9 +169,7 @@ class GradientSimilarity(GradientAttack):
         A row whose gradients were all 0, or that was in no batch, is as far from every class.
         """
         rows, leaked = view.targets.rows, view.leaked
-        found = torch.cat(
-            [directions_by_row(epoch, rows + leaked.rows) for epoch in self.by_epoch(view)], dim=1
-        )
+        found = self.transcript(view).by_epoch(directions).flatten(1)
         sides = normalize(found, dim=1)
         targets, known = sides[:rows], sides[rows:]
         fixed = one_hot(leaked.labels, view.classes).float()
@@ -232,13 +221,10 @@ class GradientTeacher(GradientSimilarity):
         right = right.clamp(min=1.1 / classes)  # guesses that are no better teach nothing anyway
         wrong = (1 - right) / (classes - 1)
         inputs = torch.cat([view.targets.inputs, view.leaked.inputs]).flatten(1)
-        seen = self._components(inputs)
+        seen = components_of(inputs, self.components)
         labels = torch.cat([guesses[:rows], truth])
         known = torch.cat([has_gradient[:rows], torch.ones(len(truth), dtype=torch.bool)])
-        with scoped(key_of(draw)):
-            hidden = nn.Linear(seen.shape[1], _HIDDEN)
-            network = nn.Sequential(hidden, nn.ReLU(), nn.Linear(_HIDDEN, classes))
-        fit(network, seen[known], labels[known], self.steps, 1e-3, draw, batch=_BATCH)
+        network = student(seen[known], labels[known], classes, self.steps, draw)
         believed = through(network, seen[:rows]).double().softmax(1)
         believed = (believed - wrong) / (right - wrong)
         line = math.log(_SMALL) + believed / _SMALL - 1
@@ -247,10 +233,30 @@ class GradientTeacher(GradientSimilarity):
         shares = torch.where(believed < _SMALL, line, believed.clamp_min(_SMALL).log())
         return (shares + answers.log()).float()
 
-    def _components(self, inputs: Tensor) -> Tensor:
-        centred, variances, axes = principal(inputs)
-        kept = int((variances[: self.components] > 1e-9 * variances[0]).sum())
-        return (centred @ axes[:, :kept] / variances[0].clamp_min(1e-12).sqrt()).float()
+
+def components_of(inputs: Tensor, count: int) -> Tensor:
+    """The first principal components of rows, the first with variance 1; axes (rows, count)."""
+    centred, variances, axes = principal(inputs)
+    kept = int((variances[:count] > 1e-9 * variances[0]).sum())
+    return (centred @ axes[:, :kept] / variances[0].clamp_min(1e-12).sqrt()).float()
+
+
+def student(
+    inputs: Tensor, labels: Tensor, classes: int, steps: int, draw: torch.Generator
+) -> nn.Module:
+    """A network of the attacker's own, from columns to logits, taught what gradients revealed.
+
+    Args:
+        inputs: axes (rows, features).
+        labels: int64 codes, axes (rows,), or shares of the classes, axes (rows, classes).
+        classes: how many there are.
+        steps: of Adam.
+        draw: everything random comes from here.
+    """
+    with scoped(key_of(draw)):
+        hidden = nn.Linear(inputs.shape[1], _HIDDEN)
+        network = nn.Sequential(hidden, nn.ReLU(), nn.Linear(_HIDDEN, classes))
+    return fit(network, inputs, labels, steps, 1e-3, draw, batch=_BATCH)
 
 
 class DirectLabel(GradientAttack):
@@ -276,10 +282,9 @@ class DirectLabel(GradientAttack):
             )
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        exchanges = self.exchanges(view)
-        width = exchanges[0].gradients.shape[1]
-        self.check(view.classes, width)
-        return mean_by_row(exchanges, _negative_share, view.targets.rows, width)
+        seen = self.transcript(view)
+        self.check(view.classes, width_of(seen))
+        return seen.mean(_negative_share)[: view.targets.rows]
 
 
 def _negative_share(one: RecordedExchange) -> Tensor:

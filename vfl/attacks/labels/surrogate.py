@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 from torch.optim import Optimizer
 
-from vfl.attacks.base import key_of, mean_by_row, require_at_least
+from vfl.attacks.base import key_of, require_at_least
 from vfl.attacks.labels.gradients import GradientAttack
-from vfl.attacks.view import Grant, RecordedExchange, View
+from vfl.attacks.transcript import RecordedExchange, Transcript
+from vfl.attacks.view import Grant, View
 from vfl.core.errors import NonFiniteError
 from vfl.core.seeds import scoped
 
@@ -61,14 +62,12 @@ class Surrogate(GradientAttack):
         self.temperature = temperature
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        exchanges = self.exchanges(view)
+        exchanges = self.transcript(view).messages
         with scoped(key_of(draw)):
-            top, optimizer = self._settled(view, exchanges[:_SETTLING] * 2)
+            top, optimizer = self._settled(view, [*exchanges[:_SETTLING]] * 2)
             matched = [self._follow(top, optimizer, one, view.prior) for one in exchanges]
         told = {id(one): -found for one, found in zip(exchanges, matched, strict=True)}
-        scores = mean_by_row(
-            exchanges, lambda one: told[id(one)], view.targets.rows, len(view.prior)
-        )
+        scores = Transcript(view.targets.rows, exchanges).mean(lambda one: told[id(one)])
         if not torch.isfinite(scores).all():
             raise NonFiniteError(
                 "gradients that match nothing",

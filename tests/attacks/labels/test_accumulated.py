@@ -1,0 +1,172 @@
+"""Attacks on the gradients of a whole training: noise averages out, and sums are equations."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from vfl.attacks import Evidence, Grant, Holdings, RecordedExchange, ThreatModel, View, make
+from vfl.attacks.labels.batch_sums import Equations, grouped
+from vfl.attacks.labels.gradient_mixture import densities
+from vfl.attacks.scoring import Case, attempt_all
+from vfl.attacks.transcript import SentCuts, Transcript
+from vfl.core.seeds import generator
+
+ROWS, WIDTH, COLUMNS, BATCH = 1200, 6, 5, 60
+SHARE = 0.2  # of class 1
+
+
+def training(epochs=8, noise=0.0, law="normal", group=1, columns=1.0):
+    """A training whose gradients are residuals along one direction, behind a defense.
+
+    Args:
+        noise: deviation, beside residuals of about .4.
+        law: of the noise.
+        group: rows whose mean each of them is sent, in a batch; 0 is the batch.
+        columns: how far the columns tell classes apart, in deviations.
+    """
+    draw = generator(3, "training")
+    labels = (torch.rand(ROWS, generator=draw) < SHARE).long()
+    inputs = torch.randn(ROWS, COLUMNS, generator=draw)
+    inputs[:, 0] += columns * labels
+    direction = torch.nn.functional.normalize(torch.randn(WIDTH, generator=draw), dim=0)
+    exchanges = []
+    for epoch in range(1, epochs + 1):
+        for rows in torch.randperm(ROWS, generator=draw).split(BATCH):
+            sent = (SHARE - labels[rows].float())[:, None] * direction
+            drawn = torch.randn(sent.shape, generator=draw)
+            if law == "laplace":
+                drawn = torch.distributions.Laplace(0, 1).icdf(
+                    torch.rand(sent.shape, generator=draw)
+                )
+            sent = sent + noise * drawn
+            size = group or len(rows)
+            sent = sent.view(-1, size, WIDTH).mean(1).repeat_interleave(size, 0)
+            up = SentCuts(len(exchanges), epoch, rows, torch.zeros_like(sent))
+            exchanges.append(RecordedExchange.of(up, sent))
+    known = torch.cat([torch.nonzero(labels == code)[:10, 0] for code in (0, 1)])
+    rest = torch.ones(ROWS, dtype=torch.bool)
+    rest[known] = False
+    order = torch.empty(ROWS, dtype=torch.int64)
+    order[torch.cat([torch.nonzero(rest)[:, 0], known])] = torch.arange(ROWS)
+    exchanges = [
+        RecordedExchange(one.step, one.epoch, order[one.rows], one.cuts, one.gradients)
+        for one in exchanges
+    ]
+    holdings = Holdings(
+        targets=Evidence(inputs[rest]),
+        leaked=Evidence(inputs[known], labels=labels[known]),
+        exchanges=exchanges,
+        prior=torch.tensor([1 - SHARE, SHARE]),
+    )
+    grants = frozenset({Grant.GRADIENTS, Grant.LEAKED, Grant.INPUTS, Grant.PRIOR})
+    view = View(ThreatModel("feature party", "training", grants), 2, holdings)
+    return Case(view, labels[rest], positive=labels[rest] == 1)
+
+
+def area(case, spec):
+    scores = attempt_all(case, make(spec), generator(0))
+    return next(one.value for one in scores if one.measure == "auc")
+
+
+def test_noise_that_is_drawn_anew_averages_out_over_the_epochs():
+    case = training(noise=0.6)
+    one, all_of_them = (area(case, f"gradient_mixture:epochs={n},steps=0") for n in (1, 0))
+    assert max(one, area(case, "gradient_direction")) < 0.93
+    # Two normal laws at a distance of 1, each of deviation .6 / sqrt(8): an AUC above .999 at best.
+    assert all_of_them > 0.98
+
+
+def test_a_student_on_own_columns_adds_what_they_tell():
+    case = training(noise=2.0, columns=1.5)
+    alone, both = (area(case, f"gradient_mixture:steps={steps}") for steps in (0, 200))
+    assert both > alone + 0.02
+
+
+def test_heavy_tails_are_found_without_a_label():
+    """Student's law has the higher likelihood of Laplace noise, the normal one of normal noise."""
+    for law, tail in (("laplace", 4.0), ("normal", None)):
+        draw = np.random.default_rng(0)
+        noise = draw.laplace(size=(4000, 1)) if law == "laplace" else draw.normal(size=(4000, 1))
+        shares = torch.ones(4000, 1).double()
+        found = {one: densities(torch.from_numpy(noise), shares, one).mean() for one in (None, 4.0)}
+        assert max(found, key=found.get) == tail
+
+
+@pytest.mark.parametrize(("group", "least"), [(4, 0.98), (20, 0.85), (0, 0.7)])
+def test_means_over_groups_are_equations_of_their_rows(group, least):
+    assert area(training(group=group), "batch_sums") > least
+
+
+def test_columns_of_a_colluding_party_are_equations_too():
+    """The partner has the only column that tells classes apart."""
+    case = training(group=0)
+    view, split = case.view, [case.view.targets.inputs, case.view.leaked.inputs]
+    partner = View(
+        ThreatModel("feature party", "training", frozenset({Grant.INPUTS, Grant.LEAKED})),
+        2,
+        Holdings(*(Evidence(inputs[:, :1]) for inputs in split)),
+    )
+    own = [Evidence(inputs[:, 1:]) for inputs in split]
+    grants = view.threat.grants | {Grant.PARTNERS}
+    threat = ThreatModel("feature party", "training", grants, colluding=("shop",))
+    joint = View(threat, 2, view._holdings).instead(
+        targets=own[0], leaked=replace(own[1], labels=view.leaked.labels), partners=[partner]
+    )
+    together = replace(case, view=joint)
+    alone, both = (area(together, spec) for spec in ("batch_sums", "pooled:of=batch_sums"))
+    assert both > alone + 0.05
+
+
+def test_groups_are_rows_of_one_gradient():
+    draw = generator(0, "groups")
+    gradients = torch.randn(3, WIDTH, generator=draw)[torch.tensor([2, 0, 2, 1, 0, 2])]
+    group, first, sizes = grouped(gradients)
+    assert [len({*group[[0, 2, 5]].tolist()}), len({*group.tolist()})] == [1, 3]
+    assert first[group].tolist() == [0, 1, 0, 3, 1, 0]
+    assert sizes[group].tolist() == [3, 2, 3, 1, 2, 3]
+
+
+def test_the_regression_of_groups_is_that_of_scikit_learn():
+    case = training(group=20)
+    seen = case.view.transcript
+    equations = Equations.of(seen, 1)
+    inputs = torch.cat([case.view.targets.inputs, case.view.leaked.inputs]).double()
+    inputs = inputs - inputs.mean(0)
+    found = equations.slopes(inputs)[:, 0].numpy()
+    means, wanted = equations.groups @ inputs.numpy(), equations.values[:, 0].numpy()
+    weights = equations.sizes.numpy()
+    near = [
+        np.abs(Ridge(penalty, fit_intercept=False).fit(means, wanted, weights).coef_ - found).max()
+        for penalty in 10.0 ** (np.arange(-2, 13) / 2)
+    ]
+    assert min(near) < 1e-6
+
+
+def test_rows_own_numbers_are_least_squares():
+    pairs = [([0, 1, 2, 3, 4, 5], [1.0, -1.0, 3.0]), ([0, 2, 1, 4, 3, 5], [2.0, 0.5, -4.0])]
+    sent = [torch.tensor(values).repeat_interleave(2)[:, None] for _, values in pairs]
+    exchanges = [
+        RecordedExchange(epoch, epoch, torch.tensor(rows), lambda: None, sent[epoch])
+        for epoch, (rows, _) in enumerate(pairs)
+    ]
+    seen = Transcript(6, exchanges)
+    equations = Equations.of(seen, 1)
+    found = equations.own(torch.zeros(6, 1).double(), 0.5)[:, 0].numpy()
+    matrix, weights = equations.groups.toarray(), np.diag(equations.sizes.numpy())
+    system = matrix.T @ weights @ matrix + 0.5 * np.eye(6)
+    exact = np.linalg.solve(system, matrix.T @ weights @ equations.values[:, 0].numpy())
+    assert np.allclose(found, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize("spec", ["gradient_mixture:steps=20", "batch_sums"])
+def test_without_any_gradient_an_answer_is_finite(spec):
+    case = training(epochs=1)
+    still = [
+        RecordedExchange(one.step, one.epoch, one.rows, one.cuts, torch.zeros_like(one.gradients))
+        for one in case.view.exchanges
+    ]
+    silent = Case(case.view.instead(exchanges=still), case.labels, positive=case.positive)
+    assert torch.isfinite(make(spec).run(silent.view, generator(0))).all()

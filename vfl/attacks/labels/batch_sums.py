@@ -1,0 +1,188 @@
+"""Labels from gradients that were summed over rows: equations of sums, solved for single rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import sparse
+from scipy.sparse.linalg import LinearOperator, cg
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from vfl.attacks.base import scale_by
+from vfl.attacks.labels.gradient_mixture import at_scale, nearness
+from vfl.attacks.labels.gradients import GradientAttack, components_of
+from vfl.attacks.transcript import RecordedExchange, Transcript
+from vfl.attacks.view import Grant, View
+from vfl.core.registry import require_range
+
+_MOST = 512  # columns that are used as they are
+_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-2, 13))
+
+
+class BatchSums(GradientAttack):
+    """Takes gradients for means over rows, and solves the equations of all epochs.
+
+    A defense may send the mean gradient of a group of rows, or of a whole batch, to each of them.
+    Rows that share a gradient are in one group; in the next epoch their company is another. Each
+    group is an equation: the mean of what its rows would have been sent. A row's unknown is a
+    linear function of its columns plus a number of its own. The function is a ridge regression of
+    groups on the means of their columns, its penalty chosen by generalised cross-validation (Golub,
+    Heath and Wahba 1979), as in learning from label proportions (Quadrianto et al. 2009); the
+    numbers follow by least squares with a penalty. Gradients are first divided by the root mean
+    square of their batch, centred in each epoch and projected on their principal directions, one
+    fewer than classes. Leaked rows say which end is which class.
+
+    Args:
+        epochs: how many epochs it reads; 0 reads all.
+        penalty: of the squares of rows' own numbers, beside one equation of one row.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    uses = frozenset({Grant.LEAKED, Grant.INPUTS})
+    fewest = 0
+
+    def __init__(self, epochs: int = 0, penalty: float = 1.0) -> None:
+        require_range("penalty", penalty, 1e-6)
+        super().__init__(epochs)
+        self.penalty = penalty
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        rows, labels = view.targets.rows, view.leaked.labels
+        inputs = torch.cat([view.targets.inputs, view.leaked.inputs]).flatten(1).float()
+        if inputs.shape[1] > _MOST:
+            inputs = components_of(inputs, _MOST)
+        columns = scale_by("standard", inputs)(inputs).double()
+        equations = Equations.of(self.transcript(view), view.classes - 1)
+        if equations is None:  # no gradient at all
+            return torch.zeros(rows, view.classes)
+        found = columns @ equations.slopes(columns)
+        found = found + equations.own(found, self.penalty)
+        found = (found - found.mean(0)) / found.std(0).clamp_min(1e-12)
+        known = one_hot(labels, view.classes).double()
+        if view.classes == 2:
+            return nearness(found, known, rounds=0)[:rows].float()
+        return nearness(normalize(found, dim=1), known, rounds=10)[:rows].float()
+
+
+@dataclass(frozen=True, eq=False)
+class Equations:
+    """Means over groups of rows.
+
+    Attributes:
+        groups: the share of each row in each group's mean, axes (groups, rows).
+        sizes: rows of each group, float64, axes (groups,).
+        values: the mean of each group, float64, axes (groups, dimensions).
+    """
+
+    groups: sparse.csr_array
+    sizes: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, seen: Transcript[RecordedExchange], dimensions: int) -> Equations | None:
+        """The equations of a transcript; None where all gradients are 0."""
+        columns, members, values, sizes, epochs = [], [], [], [], []
+        count = 0
+        for one in seen.messages:
+            if not bool(one.gradients.any()):
+                continue
+            of_row, first, size = grouped(one.gradients)
+            members.append(of_row + count)
+            columns.append(one.rows)
+            values.append(at_scale(one)[first].double())
+            sizes.append(size.double())
+            epochs.append(torch.full((len(size),), one.epoch))
+            count += len(size)
+        if not count:
+            return None
+        all_sizes, means, when = torch.cat(sizes), torch.cat(values), torch.cat(epochs)
+        for epoch in sorted({one.epoch for one in seen.messages}):
+            here = when == epoch  # an epoch of zeros has none
+            if not here.any():
+                continue
+            centre = all_sizes[here] @ means[here] / all_sizes[here].sum()
+            means[here] -= centre
+        weighed = means * all_sizes.sqrt()[:, None]
+        _, axes = torch.linalg.eigh(weighed.T @ weighed)
+        found = means @ axes[:, -dimensions:]
+        found = found / (found * all_sizes.sqrt()[:, None]).std(0).clamp_min(1e-12)
+        places, rows = torch.cat(members), torch.cat(columns)
+        shares = (1 / all_sizes[places]).numpy()
+        matrix = sparse.csr_array((shares, (places.numpy(), rows.numpy())), (count, seen.rows))
+        return cls(matrix, all_sizes, found)
+
+    def slopes(self, columns: Tensor) -> Tensor:
+        """Ridge regression of the groups' values on the means of columns.
+
+        Args:
+            columns: float64, axes (rows, columns), each with mean 0.
+
+        Returns:
+            Axes (columns, dimensions).
+        """
+        root = self.sizes.sqrt()[:, None]
+        means = root * torch.from_numpy(self.groups @ columns.numpy())
+        wanted = root * self.values
+        variances, axes = torch.linalg.eigh(means.T @ means)
+        variances = variances.clamp_min(1e-9)
+        along = axes.T @ (means.T @ wanted)
+        squares, count = wanted.square().sum(), len(wanted)
+
+        def error(penalty: float) -> float:
+            """Generalised cross-validation."""
+            kept = variances / (variances + penalty)
+            explained = along.square() / variances[:, None]
+            left = squares - ((2 * kept - kept.square())[:, None] * explained).sum()
+            freedom = (1 - kept.sum() / count).clamp_min(1e-6)
+            return float(left / freedom.square())
+
+        best = min(_PENALTIES, key=error)
+        found: Tensor = axes @ (along / (variances + best)[:, None])
+        return found
+
+    def own(self, explained: Tensor, penalty: float) -> Tensor:
+        """What rows are besides what their columns explain, by least squares with a penalty.
+
+        Args:
+            explained: axes (rows, dimensions).
+            penalty: of their squares.
+        """
+        sizes, rows = self.sizes.numpy()[:, None], self.groups.shape[1]
+        left = sizes * (self.values.numpy() - self.groups @ explained.numpy())
+        wanted = self.groups.T @ left
+
+        def product(numbers: np.ndarray) -> np.ndarray:
+            over: np.ndarray = self.groups @ numbers.reshape(-1)
+            found: np.ndarray = self.groups.T @ (sizes[:, 0] * over)
+            return found + penalty * numbers.reshape(-1)
+
+        system = LinearOperator((rows, rows), matvec=product, dtype=np.float64)
+        found = [cg(system, column, rtol=1e-4, maxiter=200)[0] for column in wanted.T]
+        return torch.from_numpy(np.stack(found, 1))
+
+
+def grouped(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups of rows that share a gradient, bit by bit.
+
+    >>> group, first, sizes = grouped(torch.tensor([[1.0], [2.0], [1.0]]))
+    >>> bool(group[0] == group[2]), sizes[group].tolist(), first[group].tolist()
+    (True, [2, 1, 2], [0, 1, 0])
+
+    Args:
+        gradients: float32, axes (rows, width).
+
+    Returns:
+        The group of each row, the first row of each group and its size, int64.
+    """
+    bits = gradients.float().contiguous().view(torch.int32).long()
+    factors = torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0))
+    digest = (bits * (2 * factors + 1)).sum(1)  # wraps around
+    _, group, sizes = torch.unique(digest, return_inverse=True, return_counts=True)
+    first = torch.full((len(sizes),), len(group), dtype=torch.int64)
+    first.scatter_reduce_(0, group, torch.arange(len(group)), "amin")
+    return group, first, sizes

@@ -1,0 +1,133 @@
+"""The transcript of one link: every message, and the evidence by row that accumulates over them.
+
+An epoch, or a query that is repeated, shows each row once. A `Transcript` holds all of them: what
+was sent of a row each time, in which message, and so in whose company. The recorded cuts are what
+the sender's bottom of that time made of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SentCuts:
+    """Cuts of one message.
+
+    Attributes:
+        step: its number.
+        epoch: the one it belongs to; of queries that are repeated, which time it is.
+        rows: which rows of its group, int64, axes (rows,).
+        cuts: as they were decoded, axes (rows, width).
+    """
+
+    step: int
+    epoch: int
+    rows: Tensor
+    cuts: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RecordedExchange:
+    """One training exchange as it was recorded.
+
+    Attributes:
+        step, epoch: as of `SentCuts`.
+        rows: counted through the targets; leaked rows follow after them.
+        cuts: gives what went up, decoded, axes (rows, width).
+        gradients: what came down, decoded, alike.
+    """
+
+    step: int
+    epoch: int
+    rows: Tensor
+    cuts: Callable[[], Tensor]
+    gradients: Tensor
+
+    @classmethod
+    def of(cls, up: SentCuts, gradients: Tensor) -> RecordedExchange:
+        """A message and what came back for it."""
+        return cls(up.step, up.epoch, up.rows, lambda: up.cuts, gradients)
+
+
+Message = TypeVar("Message", SentCuts, RecordedExchange)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Transcript(Generic[Message]):
+    """All messages of one link about some rows.
+
+    Attributes:
+        rows: how many rows are of interest, the first ones that messages name.
+        messages: in their order.
+
+    >>> one, two = torch.tensor([0, 2]), torch.tensor([2, 1])
+    >>> sent = [SentCuts(1, 1, one, torch.tensor([[1.0], [5.0]])),
+    ...         SentCuts(2, 2, two, torch.tensor([[7.0], [4.0]]))]
+    >>> seen = Transcript(3, sent)
+    >>> seen.mean(lambda message: message.cuts)[:, 0].tolist()
+    [1.0, 4.0, 6.0]
+    >>> seen.times.tolist()
+    [1, 1, 2]
+    """
+
+    rows: int
+    messages: Sequence[Message]
+
+    @cached_property
+    def epochs(self) -> list[int]:
+        """The epochs or queries that it covers, ascending."""
+        return sorted({one.epoch for one in self.messages})
+
+    @cached_property
+    def times(self) -> Tensor:
+        """How many messages name each row, int64, axes (rows,)."""
+        count = torch.zeros(self.rows, dtype=torch.int64)
+        for one in self.messages:
+            count += one.rows[one.rows < self.rows].bincount(minlength=self.rows)
+        return count
+
+    def first(self, count: int) -> Transcript[Message]:
+        """The first so many epochs of it; all for 0."""
+        return self.of_epochs(self.epochs[:count] if count else self.epochs)
+
+    def last(self, count: int) -> Transcript[Message]:
+        """The last so many epochs of it, by number; all for 0."""
+        newest = max(self.epochs, default=0)
+        return self.of_epochs([one for one in self.epochs if not count or one > newest - count])
+
+    def each_epoch(self) -> list[Transcript[Message]]:
+        """One transcript an epoch."""
+        return [self.of_epochs([epoch]) for epoch in self.epochs]
+
+    def of_epochs(self, epochs: Sequence[int]) -> Transcript[Message]:
+        """The messages of some epochs."""
+        return Transcript(self.rows, [one for one in self.messages if one.epoch in set(epochs)])
+
+    def mean(self, value: Callable[[Message], Tensor]) -> Tensor:
+        """The mean of a value of each row over all messages; 0 for a row that none names.
+
+        Args:
+            value: gives the value of each row of a message, axes (rows of the message, width).
+
+        Returns:
+            float32, axes (rows, width).
+        """
+        total, count = torch.zeros(0), torch.zeros(self.rows, 1)
+        for one in self.messages:
+            known, values = one.rows < self.rows, value(one)
+            if not len(total):
+                total = torch.zeros(self.rows, values.shape[1])
+            total.index_add_(0, one.rows[known], values[known])
+            count.index_add_(0, one.rows[known], torch.ones(int(known.sum()), 1))
+        return total / count.clamp(min=1)
+
+    def by_epoch(self, value: Callable[[Message], Tensor]) -> Tensor:
+        """The mean of a value of each row in every epoch, axes (rows, epochs, width)."""
+        return torch.stack([one.mean(value) for one in self.each_epoch()], 1)
