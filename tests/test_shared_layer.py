@@ -227,7 +227,7 @@ def test_the_label_party_may_be_named_as_the_dealer(tables):
 def test_one_feature_party_is_told_what_would_do(tables):
     with pytest.raises(ExposedCutError) as caught:
         session(tables[SECURE], "beaver")
-    assert "nobody to share" in caught.value.what
+    assert "no partner to share" in caught.value.what
     assert "third party" in caught.value.fix
 
 
@@ -457,7 +457,7 @@ def test_shares_of_another_layer_or_none_are_refused(tables, secure):
     def evaluate(own):
         session(tables[secure], secure, mode="evaluate", weights=weights | own).run()
 
-    with pytest.raises(RunFolderError, match=r"another party's|party 'bank'"):
+    with pytest.raises(RunFolderError, match=r"another layer|party 'bank'"):
         evaluate({holder: weights[holder] | {key: weights[holder][key][:-1]}})
     if holder == LABEL:
         with pytest.raises(RunFolderError, match="no share"):

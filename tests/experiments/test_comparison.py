@@ -91,7 +91,7 @@ def test_the_cell_of_a_mode_with_cuts_is_measured(written, tmp_path, secure, val
 
 def test_a_codec_that_a_secure_mode_refuses_is_told_before_anything_trains():
     compare = {"codecs": ["none", "topk:k=3"], "seeds": [0]}
-    with pytest.raises(ExposedCutError, match="which values a party sends") as caught:
+    with pytest.raises(ExposedCutError, match="the choice of values to send") as caught:
         comparison_of(Experiment.model_validate(TWO | {"secure": "sum", "compare": compare}))
     assert caught.value.where == "compare.codecs, secure"
 

@@ -331,5 +331,5 @@ def test_what_a_start_costs():
     public = replace(alone, choice="best", public_rows=5).statement(terms, 1e-5).epsilon
     private = replace(alone, choice="best", judge_noise=3.0).statement(terms, 1e-5).epsilon
     assert plain < average == public < private
-    with pytest.raises(PrivacyError, match="which model is best"):
+    with pytest.raises(PrivacyError, match="choice of the best model"):
         replace(alone, choice="best")

@@ -98,7 +98,7 @@ SGD = {"optimizer": "sgd", "momentum": 0}
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"merge": "mean", "secure": "sum"}, "seen one by one"),
+        ({"merge": "mean", "secure": "sum"}, "sees each cut"),
         ({**SHARED, "train": {**SGD, "schedule": "linear"}}, "train.schedule"),
         ({**SHARED, "train": {**SGD, "optimizer": "sgd:dampening=0.1"}}, "train.optimizer"),
     ],

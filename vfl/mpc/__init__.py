@@ -1,7 +1,7 @@
-"""Arithmetic on shares: ring elements, one-time pads, protocols over links they are handed.
+"""Arithmetic on shares: ring elements, one-time pads, and protocols over links given by the caller.
 
-No sockets live here and no models. Users call `private`, or set a secure mode in an experiment.
-docs/mpc.md says who learns what.
+This package opens no socket and holds no model. Users call `private`, or set a secure mode in an
+experiment. docs/mpc.md says what each party learns.
 
     engine, numbers, shares  one engine of shares: opening, product, truncation, of a number system
     ring, stream, channel    reals as ring elements; one-time pads; messages and their accounts
@@ -12,7 +12,8 @@ docs/mpc.md says who learns what.
     secure_dpsgd             DP-SGD on shares, a program of `many`
     secure/                  the secure modes of a session: sum, beaver, permuted, pea
 
-Chapter 6 of the thesis, where a third party deals ahead only, is `vfl.llm`'s.
+The protocol of chapter 6 of the thesis, where the third party only deals ahead of time, is in
+`vfl.llm`.
 """
 
 from vfl.mpc.rules import Rules

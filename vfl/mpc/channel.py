@@ -1,8 +1,8 @@
-"""What one party says to another, and the accounts of it: bytes sent, and what was learned.
+"""Messages between two parties, with accounts of the bytes sent and of the values learned.
 
-A frame carries the number of the operation it belongs to and raw ring elements, nothing that
-describes them: both ends follow one program and know the sizes before they come, so a frame of
-another length or number is refused unread.
+A frame carries the number of its operation and raw ring elements, without a description of them:
+both ends follow one program and know all sizes in advance. The receiver therefore refuses, unread,
+a frame of another length or operation number.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from vfl.mpc.shares import MovedIndices
 Shape = Sequence[int]
 _INDEX = np.dtype("<u4")
 _WORD = np.dtype("<i8")
-#: Bytes that wait for later operations at one party.
+#: Most bytes that one party keeps for later operations.
 _EARLY_BYTES = 1 << 28
-#: Numbers of operations are sent modulo one more than this.
+#: Operation numbers are sent modulo this value plus one.
 _NUMBERS = 0xFFFFFFFF
 
 
 @runtime_checkable
 class Polled(Link, Protocol):
-    """A link that can be asked without waiting; see `vfl.transport.reliable`."""
+    """A link that can be polled without waiting; see `vfl.transport.reliable`."""
 
     def poll(self) -> Frame | None:
-        """The next frame if it is there."""
+        """Return the next frame, or None if none has arrived."""
 
     def read_beside(self, links: Sequence[Any]) -> None:
-        """While a frame waits to be sent, read what comes over links of the same kind too."""
+        """While a frame waits to be sent, also read incoming data on other links of this kind."""
 
 
 class Channel:
-    """One party's end of a pair.
+    """One party's end of a link to another party.
 
     Args:
-        link: ordered and authenticated; who else can read it is for its maker to know.
-        peer: name of the other end, for messages.
+        link: ordered and authenticated; the code that makes the link decides who else can read it.
+        peer: name of the other end, for error messages.
 
     Attributes:
-        keeps_early: frames of later operations may come before one that is waited for, as those of
-            a dealer do, and are kept for their turn.
-        owed: earlier operations of which frames are still to come.
-        sent: payload and header bytes this end has sent, by phase.
-        frames: how many frames that were, by phase.
+        keeps_early: whether frames of later operations may arrive before the expected one, as a
+            dealer's do; the channel keeps them until their turn.
+        owed: earlier operations whose frames have not arrived yet.
+        sent: bytes this end has sent, payload and header, by phase.
+        frames: number of frames this end has sent, by phase.
     """
 
     def __init__(self, link: Link, peer: str) -> None:
@@ -70,10 +70,10 @@ class Channel:
         self._next: Frame | None = None
 
     def has_come(self, link: Polled) -> bool:
-        """Whether a frame is there that was not taken yet; it never waits.
+        """Whether an unread frame has arrived; the call never waits.
 
         Args:
-            link: this channel's.
+            link: the polled link of this channel.
 
         Raises:
             PeerError: see `vfl.core.frame.Link`.
@@ -83,26 +83,26 @@ class Channel:
         return self._next is not None
 
     def restore(self, frames: Mapping[str, int], sent: Mapping[str, int]) -> None:
-        """Count on from what was sent before, by phase."""
+        """Continue the counts of an earlier attempt, by phase."""
         self.frames, self.sent = Counter(frames), Counter(sent)
 
     def send_bytes(self, payload: bytes | bytearray | memoryview, number: int, phase: str) -> None:
-        """Hand over one frame of an operation."""
+        """Send one frame of an operation."""
         frame = Frame(Kind.PROTOCOL, number & _NUMBERS, payload)
         self.sent[phase] += frame.wire_bytes
         self.frames[phase] += 1
         self.link.send(frame)
 
     def receive_bytes(self, number: int, size: int, most: int | None = None) -> memoryview:
-        """The next frame's payload.
+        """Return the next frame's payload.
 
         Args:
-            number: of the operation that is waited for.
-            size: its length in bytes, or its least length if `most` is given.
-            most: the largest length that is accepted.
+            number: of the expected operation.
+            size: expected length in bytes, or the least length if `most` is given.
+            most: the largest length accepted.
 
         Raises:
-            ProtocolError: another operation, or another length.
+            ProtocolError: the frame has another operation number or another length.
             PeerError: see `vfl.core.frame.Link`.
         """
         wanted = number & _NUMBERS
@@ -126,7 +126,7 @@ class Channel:
         return memoryview(frame.payload)
 
     def _frame_of(self, wanted: int) -> Frame:
-        """The next frame of an operation, or one that nobody waits for, which is refused."""
+        """Return the next frame of an operation; refuse a frame that no operation expects."""
         if kept := self._early.get(wanted):
             frame = kept.popleft()
             self._early_bytes -= frame.wire_bytes
@@ -141,7 +141,7 @@ class Channel:
             self._early_bytes += frame.wire_bytes
 
     def _is_early(self, frame: Frame, wanted: int) -> bool:
-        """Whether it is of an operation whose turn comes, and there is room for it."""
+        """Whether the frame belongs to a later operation and there is room to keep it."""
         later = 0 < (frame.step - wanted & _NUMBERS) < _NUMBERS // 2
         expected = frame.kind is Kind.PROTOCOL and (later or frame.step in self.owed)
         return (
@@ -149,11 +149,11 @@ class Channel:
         )
 
     def send(self, elements: Sequence[Tensor], number: int, phase: str = "online") -> None:
-        """Arrays of ring elements, one after the other."""
+        """Send arrays of ring elements, one after the other."""
         self.send_bytes(pack(elements), number, phase)
 
     def receive(self, shapes: Sequence[Shape], number: int) -> list[Tensor]:
-        """Arrays of the given axes; see `receive_bytes`."""
+        """Receive arrays of the given axes; see `receive_bytes`."""
         return unpack(self.receive_bytes(number, sum(map(size_of, shapes))), shapes)
 
     def send_moved(
@@ -163,7 +163,7 @@ class Channel:
         number: int,
         phase: str = "online",
     ) -> None:
-        """Arrays of ring elements and, behind them, index lists: 4 bytes an index, 8 a pair."""
+        """Send arrays of ring elements, then index lists: 4 bytes an index, 8 a pair."""
         lists = [each.numpy().astype(_INDEX) for pair in moved for each in (pair.large, pair.small)]
         counts = np.array([len(each) for each in lists], dtype=_INDEX)
         tail = b"".join([counts.tobytes(), *(each.tobytes() for each in lists)])
@@ -172,23 +172,24 @@ class Channel:
     def receive_moved(
         self, shapes: Sequence[Shape], sizes: Sequence[int], number: int
     ) -> tuple[list[Tensor], list[MovedIndices]]:
-        """What `send_moved` sent.
+        """Receive the arrays and index lists of `send_moved`.
 
         Args:
-            shapes: of the arrays.
-            sizes: elements of each scaled tensor, in the order of the lists.
+            shapes: axes of the arrays.
+            sizes: number of elements of each scaled tensor, in the order of the lists.
             number: of the operation.
 
         Raises:
-            ProtocolError: an index outside its tensor, an index twice, or lists of another length.
+            ProtocolError: an index lies outside its tensor or occurs twice, or a list has another
+                length.
         """
-        if not sizes:  # nothing was divided
+        if not sizes:  # without a division there are no index lists
             return self.receive(shapes, number), []
         elements = sum(map(size_of, shapes))
         least = elements + 2 * _INDEX.itemsize * len(sizes)
         payload = self.receive_bytes(number, least, least + _INDEX.itemsize * sum(sizes))
         if (len(payload) - elements) % _INDEX.itemsize:
-            raise self._bad_lists("a length that is no number of indices")
+            raise self._bad_lists("a length that is not a whole number of indices")
         flat = np.frombuffer(payload[elements:], _INDEX)
         counts, indices = flat[: 2 * len(sizes)].astype(np.int64), flat[2 * len(sizes) :]
         if int(counts.sum()) != len(indices):
@@ -199,7 +200,7 @@ class Channel:
             both = np.concatenate([large, small])
             if len(both) and both.max() >= size:
                 raise self._bad_lists("an index outside its tensor")
-            # A mark an element: sorting the lists, as `unique` does, takes ten times as long.
+            # One mark per element: sorting the lists, as `unique` does, takes ten times as long.
             marked = np.zeros(size, bool)
             marked[both] = True
             if np.count_nonzero(marked) != len(both):
@@ -208,13 +209,13 @@ class Channel:
         return unpack(payload[:elements], shapes), moved
 
     def _bad_lists(self, got: str) -> ProtocolError:
-        return ProtocolError(f"index lists of {self.peer} cannot be", got=got)
+        return ProtocolError(f"invalid index lists from {self.peer}", got=got)
 
 
 def pack(elements: Sequence[Tensor]) -> memoryview:
-    """Arrays one after the other as little-endian bytes; of one array the memory itself.
+    """Pack arrays as little-endian bytes; for a single array return a view of its memory.
 
-    Whoever hands it over does not change it any more: a link may send it again.
+    The caller must not change the array afterwards: a link may send it again.
     """
     parts = [each.reshape(-1).numpy() for each in elements]
     if not parts:
@@ -224,14 +225,14 @@ def pack(elements: Sequence[Tensor]) -> memoryview:
 
 
 def unpack(payload: memoryview, shapes: Sequence[Shape]) -> list[Tensor]:
-    """The arrays of `pack`, as views of the payload where it is writable."""
+    """Unpack the arrays of `pack`, as views of the payload where it is writable."""
     flat = np.frombuffer(payload, _WORD)
     whole = torch.from_numpy(flat if flat.flags.writeable else flat.copy())
     return parted(whole, shapes)
 
 
 def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Views of one array as arrays of the given axes, one after the other."""
+    """Split one array into views of the given axes, one after the other."""
     if len(shapes) == 1:
         return [whole.view(tuple(shapes[0]))]
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
@@ -243,7 +244,7 @@ def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
 
 
 def size_of(shape: Shape) -> int:
-    """Bytes of ring elements of these axes.
+    """Return the number of bytes of ring elements of these axes.
 
     >>> size_of((3, 5))
     120
@@ -252,10 +253,10 @@ def size_of(shape: Shape) -> int:
 
 
 def elements_of(payload: Payload, shapes: Sequence[Shape], where: str) -> list[Tensor]:
-    """The ring elements of a payload of exactly these axes; int64.
+    """Return the ring elements of a payload of exactly these axes; int64.
 
     Raises:
-        TruncatedFrameError: it is not exactly as long as all of them.
+        TruncatedFrameError: the payload is not exactly as long as all of them.
     """
     (whole,) = split_payload(payload, [sum(map(size_of, shapes))], where)
     return unpack(whole, shapes)
@@ -267,10 +268,10 @@ def split_payload(
     where: str | None,
     what: str = "a payload of shared numbers has the wrong length",
 ) -> list[memoryview]:
-    """The parts of a payload, by their sizes in bytes.
+    """Split a payload into parts of the given sizes in bytes.
 
     Raises:
-        TruncatedFrameError: it is not exactly as long as all of them.
+        TruncatedFrameError: the payload is not exactly as long as all parts together.
     """
     if len(payload) != sum(sizes):
         raise TruncatedFrameError(
@@ -288,15 +289,16 @@ def split_payload(
 
 @dataclass(slots=True)
 class Leak:
-    """One kind of thing that one party saw at one place.
+    """Values of one kind that one party saw at one place.
 
     Attributes:
         observer: P0, P1 or P2.
         what: "permuted values", "indices near the turning point", "result" or "digest of row ids".
-        where: the layer, or whose ids.
-        times: how often.
-        elements: how many real values, all times together; of index lists, the indices revealed.
-        of: the values among which those indices lie; for permuted values, real ones and dummies.
+        where: the layer, or the party whose ids they are.
+        times: number of observations.
+        elements: number of real values over all observations; for index lists, of revealed indices.
+        of: number of values among which those indices lie; for permuted values, of real values and
+            dummies.
     """
 
     observer: str
@@ -308,14 +310,14 @@ class Leak:
 
 
 class LeakageLedger:
-    """Adds up what one party saw."""
+    """Record of the values that one party saw."""
 
     def __init__(self, observer: str) -> None:
         self._observer = observer
         self._leaks: dict[tuple[str, str], Leak] = {}
 
     def count(self, what: str, where: str, elements: int, of: int) -> None:
-        """One more observation."""
+        """Count one more observation."""
         key = (what, where)
         leak = self._leaks.setdefault(key, Leak(self._observer, what, where))
         leak.times += 1
@@ -323,12 +325,12 @@ class LeakageLedger:
         leak.of += of
 
     def restore(self, leaks: Iterable[Sequence[Any]]) -> None:
-        """Count on from earlier observations: what, where, times, elements and of."""
+        """Continue from earlier observations: what, where, times, elements and of."""
         for what, where, *counts in leaks:
             self._leaks[what, where] = Leak(self._observer, what, where, *counts)
 
     def leaks(self) -> list[Leak]:
-        """All of them, in the order in which they first happened."""
+        """Return all observations, in the order in which they first happened."""
         return list(self._leaks.values())
 
 
@@ -337,7 +339,7 @@ PHASES = ("setup", "offline", "online")
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What went one way between two parties in one phase, frame headers included."""
+    """Traffic in one direction between two parties in one phase, frame headers included."""
 
     sender: str
     receiver: str
@@ -347,7 +349,7 @@ class Traffic:
 
 
 def bytes_by_phase(rows: Iterable[Traffic]) -> dict[str, int]:
-    """Total bytes of each phase."""
+    """Return the total bytes of each phase."""
     totals = dict.fromkeys(PHASES, 0)
     for row in rows:
         totals[row.phase] += row.wire_bytes

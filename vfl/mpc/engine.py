@@ -1,26 +1,27 @@
-"""One engine of additive shares: a number system, times where correlations come from.
+"""Engine for arithmetic on additive shares, for any number system and any source of correlations.
 
-Of every number each holder has a summand; all holders but one learn nothing together. The last role
-is the dealer's, who deals what is random and sees no value. A program is a function of an engine:
-all parties call it with the same shapes, and at the dealer a share is a shape without content.
+Each holder has one summand of every shared number; any set of holders short of all learns nothing
+from its summands. The last role is the dealer's: it deals correlated randomness and sees no value.
+A program is a function of an engine. All parties call it with the same shapes; at the dealer a
+share is a shape without content.
 
-A tensor is opened once, under a mask: all holders learn d = x - u. A product of opened tensors is
-made of openings and masks, and of a sharing of the masks' product, which is dealt (Beaver 1991):
-z = c + e (v + f) + u f, where one holder adds the public f to its v. What is dealt costs one
-message, to the last holder: the others draw their parts from streams in common with the dealer.
-What differs between the protocols of this room:
+A tensor is opened once, under a mask u: all holders learn d = x - u. A product of opened tensors is
+computed from openings, masks, and a sharing of the masks' product, which the dealer deals (Beaver
+1991): z = c + e (v + f) + u f, where one holder adds the public f to its v. Dealing costs one
+message, to the last holder; the others draw their parts from streams they share with the dealer.
+The protocols of this package differ as follows:
 
-    numbers         the ring 2^64, or a prime field where a lie must be found (`vfl.mpc.numbers`)
-    dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; for 2, who ask the dealer for
-                    functions of values in an order that it does not know, `vfl.mpc.three_party`
-    with MACs       `vfl.mpc.many.authenticated`: whatever is opened is checked
-    dealt ahead     `vfl.mpc.three_party.fast` follows a program on shapes before there are values
-    stored          `vfl.llm.two_party`: what was dealt lies on disk until a question comes
-    in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages
+    numbers         the ring 2^64, or a prime field where a false share must be detected;
+    dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; `vfl.mpc.three_party` for 2
+                    holders that ask the dealer for functions of permuted values;
+    with MACs       `vfl.mpc.many.authenticated`: every opened value is checked;
+    dealt ahead     `vfl.mpc.three_party.fast` follows a program on shapes before values exist;
+    stored          `vfl.llm.two_party` keeps dealt numbers on disk until a question comes;
+    in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages.
 
-Where one holder has a factor x in plaintext, a product is made one way (`one_way_product`): it
-opens e = x - u to the other, who opens f = y - v to it, and each uses what it was shown. So
-x y = x f + e v + u v; the dealer shares u v. `vfl.mpc.secure.shared_layer` has no other products.
+Where one holder has a factor x in plaintext, `one_way_product` computes the product: that holder
+opens e = x - u to the other, which opens f = y - v to it, and each uses the opening it received. So
+x y = x f + e v + u v; the dealer shares u v. `vfl.mpc.secure.shared_layer` uses only such products.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ class Peer:
     """A party with its channels, the pads it shares with others, and its count of operations.
 
     Args:
-        role: 0, 1 or 2; of more parties, up to their number.
-        links: to the others, by role.
-        record: what all must have alike, as JSON values, besides the terms of `agree`.
+        role: 0, 1 or 2; with more parties, up to the number of parties minus one.
+        links: to the other parties, by role.
+        record: terms that must be equal at all parties, as JSON values, besides the terms of
+            `agree`.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], record: Mapping[str, Any]) -> None:
@@ -67,23 +69,23 @@ class Peer:
 
     @property
     def number(self) -> int:
-        """Of the last operation."""
+        """Number of the last operation."""
         return self._number
 
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
-        """Fresh keys for every pair, after checking that all parties are about to do the same.
+        """Agree on fresh keys for every pair, after checking that all parties run the same program.
 
-        The first of a pair draws 32 bytes from the operating system and sends them over the link,
-        which must be encrypted where it leaves the process. They are kept in memory only and end
-        with this object; a restarted party begins a new attempt with new ones.
+        The first party of a pair draws 32 bytes from the operating system and sends them over the
+        link, which must be encrypted where it leaves the process. The keys stay in memory only and
+        end with this object; a restarted party begins a new attempt with new keys.
 
         Args:
-            terms: what all parties must have alike, as JSON values.
+            terms: settings that must be equal at all parties, as JSON values.
             session: name of the session.
-            attempt: counts restarts.
+            attempt: number of the restart.
 
         Raises:
-            DisagreementError: another party has other terms.
+            DisagreementError: another party has different terms.
         """
         text = json.dumps([terms, self._record, session, attempt], sort_keys=True)
         digest = hashlib.sha256(text.encode()).digest()
@@ -97,7 +99,7 @@ class Peer:
             raw = bytes(self.channels[peer].receive_bytes(0, size + len(digest)))
             if not hmac.compare_digest(raw[size:], digest):
                 raise DisagreementError(
-                    f"{name_of(peer)} is about to compute something else",
+                    f"{name_of(peer)} would compute something else",
                     want="one network, one set of rules, one session at all parties",
                     fix="compare the arguments with which the parties were started",
                 )
@@ -105,29 +107,29 @@ class Peer:
                 self.use_key(peer, raw[:size], session, attempt)
 
     def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
-        """Bind a secret of a pair to the pair, the session and the attempt."""
+        """Bind a pair's secret to the pair, the session and the attempt."""
         first, second = sorted((self.role, peer))
         about = f"vfl.mpc {name_of(first)}-{name_of(second)} {len(session)} {session} {attempt}"
         self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """A pad that `peer` has too; int64 of the given axes."""
+        """Draw a pad that `peer` can draw too; int64 of the given axes."""
         return drawn(self.pads[peer], shape, *purpose)
 
     def next_number(self) -> int:
-        """The number of the operation that begins; the same at all parties."""
+        """Return the number of the operation that begins; it is the same at all parties."""
         self._number += 1
         return self._number
 
 
 def drawn(stream: PadStream, shape: Sequence[int], *purpose: str | int) -> Tensor:
-    """A pad of a stream, which whoever has the same stream draws too; int64 of the given axes."""
+    """Draw a pad that every holder of this stream can draw; int64 of the given axes."""
     elements = stream.elements64(math.prod(shape), *purpose).view("int64")
     return torch.from_numpy(elements).reshape(tuple(shape))
 
 
 def traffic(party: Peer) -> list[Traffic]:
-    """What one party has sent so far."""
+    """Return the traffic that one party has sent so far."""
     return [
         Traffic(
             name_of(party.role), name_of(peer), phase, channel.frames[phase], channel.sent[phase]
@@ -142,17 +144,17 @@ class Engine(Peer):
     """One party of a computation on shares: a holder, or the dealer.
 
     Args:
-        role: from 0; the last is the dealer's.
-        links: to the others, by role. Nobody but its two ends may read one.
-        holders: how many there are.
+        role: from 0; the last role is the dealer's.
+        links: to the other parties, by role. Only the two ends of a link may read it.
+        holders: number of holders.
         record: see `Peer`.
 
     Attributes:
-        holders: how many there are.
+        holders: number of holders.
         dealer: the dealer's role.
-        numbers: what shares are elements of.
-        front: axes of a share in front of its tensor's own.
-        part: what the name of a mask's part begins with, in the streams that it is drawn from.
+        numbers: number system of the shares.
+        front: number of axes that a share has in front of its tensor's own.
+        part: prefix of the name under which the parts of a mask are drawn from their streams.
     """
 
     numbers: Ring = RING
@@ -167,26 +169,26 @@ class Engine(Peer):
 
     @property
     def deals(self) -> bool:
-        """Whether this is the dealer."""
+        """Whether this party is the dealer."""
         return self.role == self.dealer
 
     @property
     def holds(self) -> bool:
-        """Whether this is a holder; where all parties are one, it is both."""
+        """Whether this party is a holder; where one process plays all parties, it is both."""
         return self.role != self.dealer
 
     @property
     def first(self) -> bool:
-        """Whether this is the holder that takes the public parts."""
+        """Whether this is the holder that adds public terms."""
         return self.role == 0
 
     @property
     def others(self) -> list[int]:
-        """The other holders."""
+        """Roles of the other holders."""
         return [holder for holder in range(self.holders) if holder != self.role]
 
     def _stream_of_holders(self) -> PadStream | None:
-        """At a holder: a stream that all holders have in common, and the dealer lacks."""
+        """Return a stream that all holders share and the dealer lacks; None at the dealer."""
         if self.deals:
             return None
         if self.role > 1:
@@ -200,14 +202,14 @@ class Engine(Peer):
     # Values in and out.
 
     def reveal(self, shared: SharedTensor, where: str, to: int | None = None) -> Tensor | None:
-        """The values at one party, or at all holders; float64, None elsewhere.
+        """Reveal the values to one party, or to all holders; float64, None at the other parties.
 
-        8 bytes an element, one round.
+        It costs 8 bytes an element and one round.
 
         Args:
-            shared: what is revealed.
-            where: its name, for the account.
-            to: the role of who learns it; all holders if not given.
+            shared: tensor to reveal.
+            where: its name, for the leakage ledger.
+            to: role of the party that learns it; all holders if not given.
         """
         total = self._revealed(self.next_number(), shared, to)
         if total is None:
@@ -216,7 +218,7 @@ class Engine(Peer):
         return decode(total, shared.bits)
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
-        """The elements, at whoever learns them."""
+        """Return the revealed elements at the parties that learn them, else None."""
         if self.deals:
             return None
         if to is None:
@@ -232,7 +234,7 @@ class Engine(Peer):
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
     ) -> SharedTensor:
-        """Shares of the elements that a holder has; no message."""
+        """Share elements that one holder has, without a message."""
         if self.deals:
             return SharedTensor(blank(shape), bits)
         if own is None:
@@ -241,7 +243,7 @@ class Engine(Peer):
             own = own - self.pad(holder, shape, "share", number)
         return SharedTensor(own, bits)
 
-    # Where the elements of masks and products come from.
+    # Sources of masks and of products.
 
     def _mask(
         self,
@@ -250,7 +252,7 @@ class Engine(Peer):
         number: int,
         numbers: Ring | None = None,
     ) -> Tensor:
-        """A holder's part of a uniform mask; at the dealer the whole."""
+        """Return a holder's part of a uniform mask; at the dealer, the whole mask."""
         if not self.deals:
             return self.pad(self.dealer, shape, *self.part, *purpose, number)
         parts = [
@@ -261,7 +263,7 @@ class Engine(Peer):
     def _sums(
         self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """What all holders' parts are together, at each of them; one round."""
+        """Add up all holders' parts at each holder; one round."""
         numbers = numbers or self.numbers
         for holder in self.others:
             self.channels[holder].send(parts, number)
@@ -273,7 +275,7 @@ class Engine(Peer):
         return totals
 
     def _plus(self, share: Tensor, public: Tensor) -> Tensor:
-        """A share of a sum with public elements, which the first holder adds."""
+        """Return a share of a sum with public elements, which the first holder adds."""
         if self.first:
             return share + public
         if not public.dim() or public.shape == share.shape:
@@ -289,7 +291,7 @@ class Engine(Peer):
         numbers: Ring | None = None,
         phase: str = "offline",
     ) -> list[Tensor]:
-        """At the dealer: shares of what it knows, of which only the last holder is sent one."""
+        """At the dealer: share values that it knows; only the last holder receives a message."""
         numbers, last = numbers or self.numbers, self.holders - 1
         flat = [value.reshape(-1) for value in values]
         rest = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -301,7 +303,7 @@ class Engine(Peer):
     def _dealt(
         self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """At a holder: its share of what the dealer dealt, by `_deal` of the same arguments."""
+        """At a holder: return its share of the values that `_deal` deals for the same arguments."""
         if self.role == self.holders - 1:
             return self._receive_dealt(shapes, number, numbers or self.numbers)
         size = sum(math.prod(shape) for shape in shapes)
@@ -314,22 +316,22 @@ class Engine(Peer):
         return self.channels[self.dealer].receive(shapes, number)
 
     def _blank(self, shape: Sequence[int]) -> Tensor:
-        """What a tensor's share is at the dealer."""
+        """Return the dealer's stand-in for a share: a shape without content."""
         return blank(shape)
 
 
 class BeaverEngine(Engine):
-    """An engine whose products and divisions are dealt when their turn comes."""
+    """Engine whose dealer deals products and divisions when their turn comes."""
 
     def plus(self, shared: SharedTensor, public: Tensor) -> SharedTensor:
-        """The sum with public elements, of the axes that both have together; no message."""
+        """Return the sum with public elements, broadcast to the axes of both; no message."""
         return SharedTensor(self._plus(shared.share, public), shared.bits)
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """The same tensors, ready to be multiplied, in one round; 8 bytes an element.
+        """Open tensors for multiplication, in one round; 8 bytes an element.
 
         A tensor that was opened before stays as it is, and so do its rows and its transpose: a mask
-        stands for one tensor, and meets a fresh one in every product.
+        belongs to one tensor, and every product uses a fresh sharing of the masks' product.
         """
         number = self.next_number()
         closed = [each for each in tensors if each.opened is None]
@@ -350,11 +352,11 @@ class BeaverEngine(Engine):
     def multiply(
         self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
     ) -> SharedTensor:
-        """A product, with the fractions of both; one round where a factor was not opened before.
+        """Multiply two tensors, adding their fraction bits; one round if a factor is not open yet.
 
         Args:
-            left: one factor, of axes that the operation takes.
-            right: the other.
+            left: one factor, of axes that the operation accepts.
+            right: the other factor.
             operation: a bilinear map: `torch.mul`, `vfl.mpc.ring.matmul` and the like.
         """
         left, right = self.open(left, right)
@@ -373,13 +375,13 @@ class BeaverEngine(Engine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """Without its lowest fraction bits: rounded down, or one unit more. 8 n bytes, one round.
+        """Divide by 2^shift: rounded down, or one unit more. 8 n bytes, one round.
 
         Args:
-            shared: values whose elements are below 2^62 in magnitude; of the field, 2^59.
-            shift: how many bits.
-            positive: they are from 0 to 2^63 instead.
-            below: one unit less, so that it is never above the value.
+            shared: values whose elements are below 2^62 in magnitude; in the field, below 2^59.
+            shift: number of bits to remove.
+            positive: whether the elements are from 0 to 2^63 instead.
+            below: whether to subtract one unit, so that the result is never above the exact value.
         """
         number, bits, numbers = self.next_number(), shared.bits - shift, self.numbers
         offset, shape = 0 if positive else numbers.offset, shared.shape[self.front :]
@@ -394,25 +396,25 @@ class BeaverEngine(Engine):
         share, public = numbers.quotient(opened, low, top, shift, offset)
         return SharedTensor(self._plus(share, numbers.lift(public - int(below))), bits)
 
-    # What the above is made of.
+    # Steps that the operations above are made of.
 
     def _masks(self, shares: Sequence[Tensor], number: int) -> list[Tensor]:
-        """This party's parts of the masks under which tensors are opened; see `_mask`."""
+        """Return this party's parts of the masks under which tensors are opened; see `_mask`."""
         return [self._mask(each.shape, "mask", at, number=number) for at, each in enumerate(shares)]
 
     def _mask_to_divide(self, share: Tensor, shift: int, number: int) -> Tensor:
-        """Likewise of a division, whose parts are then dealt."""
+        """Return this party's part of a division's mask; the dealer also deals its parts."""
         mask = self._mask(share.shape, "whole", number=number)
         if self.deals:
             self._deal(self.numbers.parts(self._whole(mask), shift), "parts", number)
         return mask
 
     def _whole(self, mask: Tensor) -> Tensor:
-        """At the dealer: what all holders' parts of a mask are together."""
+        """At the dealer: return the sum of all holders' parts of a mask."""
         return mask
 
     def _opened(self, hidden: Sequence[Tensor], number: int) -> Sequence[Tensor | None]:
-        """What masked shares are together, at each holder; one round."""
+        """Open masked shares to each holder; one round."""
         return self._sums(hidden, number) if self.holds else [None] * len(hidden)
 
 
@@ -424,15 +426,15 @@ def masked_product(
     right: Tensor,
     dealt: Tensor | None = None,
 ) -> Tensor:
-    """A holder's share of a product, w + e (v + f) + u f.
+    """Return a holder's share of a product, w + e (v + f) + u f.
 
     Args:
-        numbers: of the elements.
+        numbers: number system of the elements.
         operation: the product.
-        opened: e and f, both factors less their masks.
-        left_mask: this holder's part of the left one's, u.
-        right: that of the right one's, v; at one holder with f added to it.
-        dealt: this holder's share of the masks' product, w; None if it is added later.
+        opened: e and f, both factors minus their masks.
+        left_mask: this holder's part of u, the mask of the left factor.
+        right: its part of v, the mask of the right factor; one holder adds f to it.
+        dealt: this holder's share w of the masks' product; None if it is added later.
     """
     e, f = opened
     found = numbers.product(operation, e, right)
@@ -444,13 +446,13 @@ def masked_product(
 def one_way_product(
     numbers: Ring, operation: Operation, factors: tuple[Tensor, Tensor], dealt: Tensor
 ) -> Tensor:
-    """A holder's share of a product of which one holder has a factor x in plaintext.
+    """Return a holder's share of a product of which one holder has the factor x in plaintext.
 
     Args:
-        numbers: of the elements.
+        numbers: number system of the elements.
         operation: the product.
-        factors: x, and what was opened of y with this holder's own share of it, if it has one; at
-            the other holder e, as it was opened to it, and its v. In the operation's order.
+        factors: in the operation's order. At the holder of x: x, and the opening of y plus this
+            holder's own share of y, if it has one. At the other holder: e, as it was opened, and v.
         dealt: this holder's share of the masks' product; see `dealt_product`.
     """
     return numbers.add(numbers.product(operation, *factors), dealt)
@@ -459,5 +461,5 @@ def one_way_product(
 def dealt_product(
     numbers: Ring, operation: Operation, masks: tuple[Tensor, Tensor], pad: Tensor
 ) -> Tensor:
-    """At the dealer: one share of the product of masks; the other one is the pad."""
+    """At the dealer: return one share of the product of masks; the other share is the pad."""
     return numbers.sub(numbers.product(operation, *masks), pad)

@@ -1,8 +1,9 @@
 """Parties as threads of one process: for tests, for measurements and for `private`.
 
-One process that plays all of them protects nobody; what is real are the messages. Each frame on the
-links between the threads carries how many messages lie before it one after the other; the largest
-such number a party has seen is its depth, and the depth of the last party is the count of hops.
+One process that plays all parties protects no secret; only the messages are real. Each frame on the
+links between the threads carries the length of the chain of messages before it. The largest such
+number that a party has seen is its depth; the depth of the last party is the number of sequential
+messages (hops).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _Peer = TypeVar("_Peer", bound=Peer)
 
 
 def mesh(timeout_s: float = 30.0, count: int = 3) -> tuple[list[dict[int, LocalLink]], list[Depth]]:
-    """Links between parties: of each, by the role at the other end; and their depths."""
+    """Return each party's links, by the role at the other end, and the parties' depths."""
     depths = [Depth() for _ in range(count)]
     links: list[dict[int, LocalLink]] = [{} for _ in range(count)]
     for one, two in combinations(range(count), 2):
@@ -39,14 +40,14 @@ def mesh(timeout_s: float = 30.0, count: int = 3) -> tuple[list[dict[int, LocalL
 def together(
     pool: Executor, played: Iterable[tuple[str, Callable[[], _Result], Iterable[LocalLink]]]
 ) -> list[_Result]:
-    """Let parties play in threads of their own, and wait for all of them.
+    """Run each party in a thread of its own, and wait for all of them.
 
     Args:
-        pool: with a thread for each.
+        pool: with one thread per party.
         played: each party's name, its program and its links.
 
     Raises:
-        VFLError: what went wrong first; the others were told.
+        VFLError: the first error; the other parties were informed of it.
     """
 
     def one(name: str, program: Callable[[], _Result], links: Iterable[LocalLink]) -> _Result:
@@ -54,8 +55,10 @@ def together(
             return program()
         except Exception as problem:
             told = problem
-            if not isinstance(told, VFLError):  # whose text may hold data
-                told = ProtocolError("a party broke off", where=name, got=type(problem).__name__)
+            if not isinstance(told, VFLError):  # its text may hold data
+                told = ProtocolError(
+                    "a party stopped with an error", where=name, got=type(problem).__name__
+                )
             for link in links:
                 link.fail(told)
             raise
@@ -67,23 +70,23 @@ def together(
 
 
 def _rank(error: BaseException) -> int:
-    """The cause before its consequences at the other parties."""
+    """Rank errors so that a cause comes before its consequences at the other parties."""
     if isinstance(error, PeerFailedError):
         return 2
     return 3 if isinstance(error, LostPeerError) else 1
 
 
 class Star:
-    """Streams of threads to one that stands between the others; see `LocalStreams` of sessions.
+    """Streams of threads to one party in the middle; see `LocalStreams` of sessions.
 
     Args:
         names: of all parties.
-        middle: of the one that the others have a stream to.
-        timeout_s: how long each end waits.
+        middle: name of the party to which all others have a stream.
+        timeout_s: seconds that each end waits.
 
     Attributes:
-        outer: the stream's end of each of the others, by its name.
-        inner: the end in the middle, by the name at the other one; it only sends.
+        outer: the outer party's end of each stream, by its name.
+        inner: the middle party's end of each stream, by the outer party's name; it only sends.
     """
 
     def __init__(self, names: Iterable[str], middle: str, timeout_s: float = 30.0) -> None:
@@ -104,11 +107,11 @@ class Star:
         self._arriving.put((name, sent))
 
     def receive_any(self) -> tuple[str, Frame]:
-        """In the middle: the next frame of whoever sends first, and who it is.
+        """In the middle: receive the next frame of any party, with that party's name.
 
         Raises:
-            LostPeerError: nothing came in time, or an end was closed.
-            PeerFailedError: the other end said what went wrong there.
+            LostPeerError: no frame came in time, or an end was closed.
+            PeerFailedError: the other end reported an error there.
         """
         try:
             name, sent = self._arriving.get(timeout=self._timeout_s)
@@ -118,10 +121,10 @@ class Star:
         return name, frame
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        """Let each party follow its program in a thread of its own, by name.
+        """Run each party's program in a thread of its own, by name.
 
         Raises:
-            VFLError: what went wrong first; the others were told.
+            VFLError: the first error; the other parties were informed of it.
         """
         ends = {name: [link] for name, link in self.outer.items()}
         inner = list(self.inner.values())
@@ -131,12 +134,12 @@ class Star:
 
 
 class LocalParties(Generic[_Peer]):
-    """All parties as threads of this process; a context manager, with which the threads end.
+    """All parties as threads of this process; a context manager whose exit ends the threads.
 
     Args:
-        make: a party of a role and its links, by role.
-        timeout_s: how long a party waits for a message.
-        count: of parties.
+        make: makes a party from a role and its links by role.
+        timeout_s: seconds that a party waits for a message.
+        count: number of parties.
 
     Attributes:
         parties: P0, P1, P2 and so on.
@@ -154,17 +157,17 @@ class LocalParties(Generic[_Peer]):
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="vfl-mpc")
 
     def agree(self, terms: Mapping[str, Any]) -> None:
-        """Fresh keys for every pair, for parties that are about to do the same."""
+        """Agree on fresh keys for every pair, for parties that run the same program."""
         session = secrets.token_hex(16)
         self.run(lambda party: party.agree(terms, session))
 
     def run(
         self, program: Callable[[_Peer], _Result], roles: Sequence[int] | None = None
     ) -> list[_Result]:
-        """Follow a program at some parties, or all; what it gave each.
+        """Run a program at some parties, or at all, and return each party's result.
 
         Raises:
-            VFLError: what went wrong first; the session has then ended.
+            VFLError: the first error; the session has then ended.
         """
         if self._ended:
             raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
@@ -179,26 +182,27 @@ class LocalParties(Generic[_Peer]):
             raise
 
     def hops(self) -> int:
-        """Messages that had to follow one another since the last call."""
+        """Return the number of sequential messages since the last call."""
         deepest = max(depth.hops for depth in self._depths)
         for depth in self._depths:
             depth.hops = 0
         return deepest
 
     def traffic(self) -> list[Traffic]:
-        """What was sent since the session began."""
+        """Return the traffic since the session began."""
         return [each for party in self.parties for each in traffic(party)]
 
     def leaks(self) -> list[Leak]:
-        """What the parties saw since the session began."""
+        """Return the values that the parties saw since the session began."""
         return [leak for party in self.parties for leak in party.leakage.leaks()]
 
     def close(self, *, wait: bool = True) -> None:
         """End the session; closing twice is harmless.
 
         Args:
-            wait: until the threads have ended. The garbage collector calls this at any place, also
-                where a thread of this process is about to start, and must not wait for one there.
+            wait: whether to wait until the threads have ended. The garbage collector may call this
+                at any point, even while a thread of this process is about to start; it must not
+                wait there.
         """
         self._ended = True
         for links in self._links:

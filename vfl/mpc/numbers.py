@@ -1,11 +1,12 @@
-"""The number systems that shares are of: the ring 2^64, and the prime field 2^61 - 1.
+"""Number systems of shares: the ring 2^64, and the prime field 2^61 - 1.
 
-Both keep their elements in int64. The ring's wrap by themselves, so that an operation is torch's
-own. The field's are from 0 to p - 1: in the ring a MAC would miss a lie about high bits.
+Both keep their elements in int64. Ring elements wrap by themselves, so a ring operation is torch's
+own. Field elements are from 0 to p - 1; the field exists because a MAC in the ring would miss a
+change of high bits.
 
-A division by 2^shift of a shared x opens c = x + offset + r under a mask r, whose parts are dealt
-(Escudero et al. 2020, section 5.1). What c lacks of the sum, where that wrapped, follows from the
-uppermost bits of c, which everybody sees, and of r, which is shared. The result is exact to a unit.
+To divide a shared x by 2^shift, the holders open c = x + offset + r under a mask r whose parts are
+dealt (Escudero et al. 2020, section 5.1). Whether the sum wrapped follows from the uppermost bits
+of c, which all holders see, and of r, which is shared. The result is exact to a unit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vfl.mpc.ring import ELEMENT_BITS, Composed, Operation, matmul, matmul_each
 #: Uppermost bit of a ring element, and all bits below it.
 SIGN = ELEMENT_BITS - 1
 LOW = (1 << SIGN) - 1
-#: Bits of an element of the field, and its prime.
+#: Number of bits of a field element, and the field's prime.
 BITS = 61
 P = (1 << BITS) - 1
 _HALF, _LIMB = 31, 21
@@ -30,10 +31,11 @@ class Ring:
     """Integers modulo 2^bits; the base of other number systems, which override what differs.
 
     Args:
-        bits: of an element that count; of those of fewer than 64 a message may carry as many.
+        bits: number of bits of an element that count; with fewer than 64, a message may carry only
+            those.
 
     Attributes:
-        offset: makes a signed number that can be divided a positive one.
+        offset: added to a signed number before a division, to make it positive.
     """
 
     offset = 1 << (SIGN - 1)
@@ -42,61 +44,61 @@ class Ring:
         self.bits = bits
 
     def lift(self, elements: Tensor) -> Tensor:
-        """Signed numbers as elements."""
+        """Convert signed numbers to elements."""
         return elements
 
     def lower(self, elements: Tensor) -> Tensor:
-        """Elements as signed numbers."""
+        """Convert elements to signed numbers."""
         return elements
 
     def add(self, one: Tensor, two: Tensor) -> Tensor:
-        """The sum."""
+        """Return the sum."""
         return one + two
 
     def sub(self, one: Tensor, two: Tensor) -> Tensor:
-        """The difference."""
+        """Return the difference."""
         return one - two
 
     def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
-        """The product of every two elements."""
+        """Return the element-wise product."""
         return one * two
 
     def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
-        """A bilinear map; of matrices, and of maps made of them, with any axes in front."""
+        """Apply a bilinear map; to matrices, or maps made of them, with any axes in front."""
         if isinstance(operation, Composed):
             pair = self.additive(operation.left, left), self.additive(operation.right, right)
             return self.additive(operation.after, self.product(matmul, *pair))
         return matmul_each(left, right) if operation is matmul else operation(left, right)
 
     def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """A map that only moves and adds elements."""
+        """Apply a map that only moves and adds elements."""
         return linear(*operands)
 
     def parts(self, mask: Tensor, shift: int) -> list[Tensor]:
-        """Of a mask what a division leaves of it, and its uppermost bit."""
+        """Return the part of a mask that remains after a division, and the mask's uppermost bit."""
         return [(mask & LOW) >> shift, upper(mask, SIGN)]
 
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        """A share of what was opened under a mask, divided; and what one party adds to it.
+        """Divide an opening: a share of the quotient, and a public term for one party.
 
         Args:
             opened: c.
             low: a share of the first of the mask's `parts`.
-            top: of the second.
-            shift: bits that are divided away.
-            offset: what was added to x.
+            top: a share of the second.
+            shift: number of bits to divide away.
+            offset: number that was added to x.
         """
-        # Whether the lower 63 bits carried: the two uppermost bits differ. As numbers, for those
-        # of the mask are shared: b + t - 2 b t.
+        # The two uppermost bits differ where the lower 63 bits carried. As numbers, since the
+        # mask's bit is shared: b + t - 2 b t.
         public = upper(opened, SIGN)
         share = (top * (1 - 2 * public) << (SIGN - shift)) - low
         return share, ((opened & LOW) >> shift) + (public << (SIGN - shift)) - (offset >> shift)
 
 
 class Field(Ring):
-    """Integers modulo 2^61 - 1, as int64 from 0 to p - 1; what leaves them so."""
+    """Integers modulo 2^61 - 1, kept as int64 from 0 to p - 1."""
 
     offset = 1 << (BITS - 2)
 
@@ -107,7 +109,7 @@ class Field(Ring):
         return torch.where(elements > P // 2, elements - P, elements)
 
     def reduce(self, numbers: Tensor) -> Tensor:
-        """Of numbers from 0 to 2^63."""
+        """Reduce numbers from 0 to 2^63 modulo p."""
         folded = (numbers & P) + (numbers >> BITS)
         return torch.where(folded >= P, folded - P, folded)
 
@@ -118,7 +120,7 @@ class Field(Ring):
         return self.reduce(one + (P - two))
 
     def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
-        """The product of every two elements; 2^62 is 2, and 2^61 is 1.
+        """Return the element-wise product, by 2^62 = 2 and 2^61 = 1 modulo p.
 
         >>> FIELD.mul(torch.tensor([P - 1, 1 << 40]), torch.tensor([P - 2, 1 << 40])).tolist()
         [2, 524288]
@@ -134,7 +136,7 @@ class Field(Ring):
         return self.reduce(self.reduce(total) + (small & P) + (small >> BITS))
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        """The product of matrices, by limbs of 21 bits whose products int64 adds up exactly."""
+        """Multiply matrices by limbs of 21 bits, whose products int64 adds up exactly."""
         ones, twos = self._limbs(left), self._limbs(right)
         found = torch.zeros((), dtype=torch.int64)
         for place in range(2 * len(ones) - 1):
@@ -151,7 +153,7 @@ class Field(Ring):
         return self.matmul(left, right) if operation is matmul else self.mul(left, right)
 
     def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """See `Ring`; of fewer than 2^30 elements to one."""
+        """See `Ring`; each result may add up fewer than 2^30 elements."""
         low = linear(*(each & ((1 << _HALF) - 1) for each in operands))
         high = linear(*(each >> _HALF for each in operands))
         return self.add(self.lift(low), self.mul(self.lift(high), 1 << _HALF))
@@ -162,7 +164,7 @@ class Field(Ring):
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        # The sum wraps around p where the mask has its upper bit, and what was opened has not.
+        # The sum wraps around p where the mask's upper bit is 1 and that of the opening is 0.
         wraps = 1 - (opened >> (BITS - 1))
         share = self.sub(self.mul(top, wraps * (P >> shift)), low)
         return share, (opened >> shift) - (offset >> shift)
@@ -173,7 +175,7 @@ class Field(Ring):
 
 
 class Words(Ring):
-    """Words of 64 bits, whose sum is the exclusive or."""
+    """Words of 64 bits, whose addition is the exclusive or."""
 
     def add(self, one: Tensor, two: Tensor) -> Tensor:
         return one ^ two
@@ -186,13 +188,13 @@ RING, WORDS, FIELD = Ring(), Words(), Field()
 
 
 def broadcast(one: Sequence[int], two: Sequence[int]) -> torch.Size:
-    """The axes that tensors of two shapes have together."""
+    """Return the axes that two shapes broadcast to."""
     shape: torch.Size = torch.broadcast_shapes(one, two)  # type: ignore[no-untyped-call]
     return shape
 
 
 def reach(stack: Tensor, axes: int) -> Tensor:
-    """A stack of tensors of so many axes at least, of length 1 in front of their own."""
+    """Give a stack of tensors at least so many axes, inserting axes of length 1 after the first."""
     missing = axes + 1 - stack.dim()
     if missing <= 0:
         return stack
@@ -200,12 +202,12 @@ def reach(stack: Tensor, axes: int) -> Tensor:
 
 
 def upper(word: Tensor, place: int) -> Tensor:
-    """A word's bits from a place on, moved down to the first; zeros come in."""
+    """Move a word's bits from a place on down to the first; zeros come in."""
     return down(word, place, ones=False)
 
 
 def down(word: Tensor, by: int, *, ones: bool) -> Tensor:
-    """A word's bits moved down; zeros come in, or ones."""
+    """Move a word's bits down; zeros or ones come in."""
     if by == 0:
         return word
     kept = (1 << (ELEMENT_BITS - by)) - 1

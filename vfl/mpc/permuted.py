@@ -1,8 +1,8 @@
-"""How P2 evaluates a function on values without knowing whose they are (algorithm 5.2).
+"""Evaluation of a function by P2 on values whose owners it does not know (algorithm 5.2).
 
-The element-wise functions with their slopes; the secret permutation, dummies and signs that the
-two holders draw from the key they share, without sending anything about them; and the upper 40
-bits of a share, for values that are only looked at and not gone on with.
+This file has the element-wise functions with their slopes; the secret permutation, dummies and
+signs, which the two holders draw from their shared key without a message; and the upper 40 bits of
+a share, for values that P2 only evaluates.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SQRT_HALF = 0.7071067811865476
 _LEAST_INDEX_BITS = 20
 _DUMMY_SCALE = 2.0
 _WORD = 64
-#: Two shares without their lower 24 bits add up to the value less a carry of 2^24 on average, which
-#: the reader adds; the error stays below 2^24, so 2^(24 - bits) of the value.
+#: Without their lower 24 bits, two shares add up to the value minus a carry of 2^24 on average. The
+#: reader adds that carry; the error stays below 2^24, so below 2^(24 - bits) of the value.
 UPPER_BYTES = 5
 EXPECTED_CARRY = 1 << 24
-#: The bytes of a ring element that are kept, by their number: where they stand in it, and packed.
+#: Data types of the two parts of an element's upper bytes, by the number of bytes kept.
 _FIELDS = {5: ("<u4", "u1"), 6: ("<u4", "<u2")}
 
 
@@ -43,10 +43,10 @@ class Function:
         name: as users write it.
         value: f, on float64.
         slope: its derivative.
-        mirror: c where f(-x) = c - f(x), so that random signs can be laid over the values; None
-            where there is no such c.
-        whole_slope: whether the slope is 0 or 1 only, which needs no fraction bits.
-        positive: whether only values above 0 have one; dummies are then such values too.
+        mirror: c where f(-x) = c - f(x), so that values can carry random signs; None where no such
+            c exists.
+        whole_slope: whether the slope is only 0 or 1, which needs no fraction bits.
+        positive: whether the function is defined only above 0; dummies are then positive too.
     """
 
     name: str
@@ -81,10 +81,10 @@ FUNCTIONS = {
 
 
 def function(name: str) -> Function:
-    """The function of a name.
+    """Return the function of a name.
 
     Raises:
-        UnknownNameError: none has it, with the nearest.
+        UnknownNameError: no function has this name; the error suggests the nearest.
     """
     if name not in FUNCTIONS:
         raise UnknownNameError(
@@ -96,16 +96,17 @@ def function(name: str) -> Function:
 
 
 def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
-    """A uniform permutation of ``range(count)``; int64 of shape (count,).
+    """Draw a uniform permutation of ``range(count)``; int64 of shape (count,).
 
     Args:
-        pads: the stream of the two parties that permute.
-        count: how many elements.
+        pads: stream of the two parties that permute.
+        count: number of elements.
         purpose: see `PadStream.elements64`.
 
-    Two equal sort keys would order their elements by index: among 2^20 elements any two of their
-    44-bit keys meet with probability 0.03, among 2^16 with 0.0001, which shifts no more than one
-    pair of neighbours.
+    Two equal sort keys would order their elements by index: Two equal sort keys would order their
+        elements by index. Among 2^20 elements any two of their 44-bit keys are equal with
+        probability 0.03, among 2^16 with 0.0001; the effect is one pair of neighbours in a known
+        order.
 
     Raises:
         ReusedPadError: the permutation of this purpose and step was drawn before.
@@ -121,17 +122,17 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
 
 class Permutation:
-    """The order, dummies and signs of one operation, alike at both holders.
+    """Order, dummies and signs of one operation, equal at both holders.
 
     Args:
-        pads: of the two holders.
-        rules: how many elements are the least.
-        elements: how many are real.
-        function: what will be evaluated; signs are laid only where it has a mirror.
+        pads: stream of the two holders.
+        rules: these set the least number of elements.
+        elements: number of real elements.
+        function: function to evaluate; values carry signs only where it has a mirror.
         number: of the operation.
 
     Attributes:
-        count: elements that are sent, dummies included.
+        count: number of elements that are sent, dummies included.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Permutation:
         self._dummies = self._draw_dummies(pads, function, number)
 
     def apply(self, elements: Tensor, bits: int, first: bool) -> Tensor:
-        """This holder's share, dummies added, signs laid, in the secret order; one axis."""
+        """Return this holder's share with dummies and signs, in the secret order; one axis."""
         flat = elements.reshape(-1)
         if self._dummies is not None:
             values, mask = self._dummies
@@ -160,13 +161,13 @@ class Permutation:
         return flat.index_select(0, self._order)
 
     def undo(self, elements: Tensor, bits: int, first: bool, mirrored: bool) -> Tensor:
-        """The share of the results of the real elements, back in their own order; one axis.
+        """Return the share of the real elements' results, back in their own order; one axis.
 
         Args:
             elements: this holder's share of the results, in the secret order.
-            bits: their fraction bits.
+            bits: fraction bits of the results.
             first: whether this is P0.
-            mirrored: whether signs change the results; they change no slope.
+            mirrored: whether the signs change the results; they do not change slopes.
         """
         found = elements.index_select(0, self._back)
         if self._signs is not None and mirrored:
@@ -179,7 +180,7 @@ class Permutation:
     def _draw_dummies(
         self, pads: PadStream, function: Function, number: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Normal values (Box and Muller 1958) and the mask between their shares."""
+        """Draw normal values (Box and Muller 1958) and the mask between their shares."""
         dummies = self.count - self._elements
         if not dummies:
             return None
@@ -199,7 +200,7 @@ def _signs(pads: PadStream, count: int, number: int) -> Tensor:
 
 
 def upper_bytes(elements: Tensor, size: int = UPPER_BYTES) -> memoryview:
-    """The upper five or six bytes of each ring element."""
+    """Return the upper five or six bytes of each ring element."""
     in_word, packed_type = _types(size)
     packed = np.empty(elements.numel(), packed_type)
     _copy(elements.numpy().astype("<i8", copy=False).reshape(-1).view(in_word), packed)
@@ -207,12 +208,12 @@ def upper_bytes(elements: Tensor, size: int = UPPER_BYTES) -> memoryview:
 
 
 def from_upper_bytes(payload: memoryview, size: int = UPPER_BYTES, fill: int = 0) -> Tensor:
-    """Ring elements of which the upper bytes came; int64 of one axis.
+    """Rebuild ring elements from their upper bytes; int64 of one axis.
 
     Args:
-        payload: what `upper_bytes` gave.
-        size: bytes an element.
-        fill: the lower bytes of all.
+        payload: result of `upper_bytes`.
+        size: bytes per element.
+        fill: lower bytes of all elements.
     """
     in_word, packed_type = _types(size)
     packed = np.frombuffer(payload, packed_type)
@@ -223,7 +224,7 @@ def from_upper_bytes(payload: memoryview, size: int = UPPER_BYTES, fill: int = 0
 
 @lru_cache
 def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """The kept bytes of an element, in its word and packed."""
+    """Return data types of the kept bytes, within an element and packed."""
     low, high = _FIELDS[size]
     start = ELEMENT_BYTES - size
     places: Any = {"low": (low, start), "high": (high, start + 4)}
@@ -231,6 +232,6 @@ def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
 
 
 def _copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Field by field: numpy copies four bytes at once, but five one by one."""
+    """Copy field by field: numpy copies four bytes at once, but five one by one."""
     for name in ("low", "high"):
         target[name] = source[name]

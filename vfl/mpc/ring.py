@@ -1,17 +1,17 @@
 """Ring elements: Z_N, N = 2^64, as int64 tensors, whose arithmetic wraps as the ring's does.
 
-A real x stands as round(x 2^bits) (thesis of split learning, 2025, eq 5-3 with the rounding it
-lacks); two's complement gives negative numbers and decoding (eq 5-4, with its sign).
+A real x is represented by round(x 2^bits) (thesis of split learning, 2025, eq 5-3 with the rounding
+it lacks). Two's complement gives negative numbers and decoding (eq 5-4, with its sign).
 
-Products: torch multiplies int64 matrices without a BLAS: where its compiler had the instructions
-for it, at half the speed of float64, elsewhere forty times slower. There a ring element is taken
-apart into three signed limbs of 22, 21 and 21 bits, at the bits 0, 22 and 43, which make six
-products of float64 that are exact; those of higher bits are multiples of 2^64. With 512 terms the
-largest sum is below 2^53. A graphics card has no product of int64 at all, and computes that way
-what is large enough to be carried there and back (`multiply_on`).
+Products: torch multiplies int64 matrices without a BLAS. Where its compiler used the right
+instructions, that takes twice as long as float64; elsewhere forty times. There a ring element is
+split into three signed limbs of 22, 21 and 21 bits, at the bits 0, 22 and 43. They give six exact
+products of float64; products of higher bits are multiples of 2^64. With 512 terms the largest sum
+is below 2^53. A graphics card has no int64 product at all. It computes large products that way, if
+they are worth the transfer (`multiply_on`).
 
-At the end of the file: values of a cut as masked elements of a smaller ring (8 to 64 bits) and
-back, in one pass each where numba is installed.
+The end of the file encodes values of a cut as masked elements of a smaller ring (8 to 64 bits), and
+decodes them. Each direction takes one pass where numba is installed.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from torch import Tensor
 from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import NonFiniteError, RingRangeError
 
-#: A product of two tensors: `matmul`, `inner` or `torch.mul`.
+#: Product of two tensors: `matmul`, `inner` or `torch.mul`.
 Operation = Callable[[Tensor, Tensor], Tensor]
 
 ELEMENT_BITS = 64
 ELEMENT_BYTES = 8
 _FIX = "scale the columns or lower the learning rate, or change magnitude_bits or bits"
-#: Limbs of a ring element: where the middle and the upper one begin, and half of each.
+#: Limbs of a ring element: first bit of the middle and of the upper limb, and half of each.
 _LOW, _MIDDLE = 22, 43
 _HALVES = np.uint64((1 << 21) + (1 << 20 + _LOW) + (1 << 20 + _MIDDLE))
-#: Terms of a sum of limb products that is still exact, and the side of the product that is timed.
+#: Most terms for which a sum of limb products is exact, and the side of the product that is timed.
 _TERMS, _PROBE = 512, 128
-#: Smaller products are not worth taking apart: rows and columns, what is between, terms in all.
+#: Smaller products are not worth splitting into limbs: rows and columns, inner size, total terms.
 _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
-#: The same of a product that is carried to a card and back, which takes about a millisecond.
+#: The same limits for a product on a card, whose transfer takes about a millisecond.
 _LEAST_TERMS_OF_CARD = 1 << 23
-#: Rows up to which the compiled loop is faster, by the type of the right operand.
+#: Most rows for which the compiled loop is faster, by the type of the right operand.
 _FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
-#: Terms up to which a product of one row is faster as a sum, where no loop is compiled.
+#: Most terms for which a product of one row is faster as a sum, without a compiled loop.
 _FEW_TERMS = 1 << 18
-#: Terms of a product below which torch's own loop over further axes is faster.
+#: Number of terms below which torch's own loop over further axes is faster.
 _SMALL_PRODUCT = 1 << 17
-#: Values a pass takes at once where there are several, so that they stay in a core's own cache.
+#: Number of values a pass handles at once, so that they stay in a core's own cache.
 _BLOCK = 16384
 
 
 class _Card:
-    """Where this process computes large products."""
+    """Device on which this process computes large products."""
 
     device: torch.device | None = None
 
 
 def multiply_on(device: torch.device) -> None:
-    """Have large products of this process computed on a card; with the processor, on none."""
+    """Compute large products of this process on a card; the processor's device turns that off."""
     _Card.device = None if device.type == "cpu" else device
 
 
 def limit_bits(bits: int) -> int:
-    """Bits before the point that a value may have and still be multiplied once.
+    """Return the bits before the point that a value may have and still be multiplied once.
 
     >>> limit_bits(23), limit_bits(20)
     (17, 23)
@@ -77,18 +77,18 @@ def limit_bits(bits: int) -> int:
 def encode(
     values: Tensor, bits: int, where: str, integer_bits: int | None = None, fix: str = _FIX
 ) -> Tensor:
-    """Reals as ring numbers; int64 of the same shape.
+    """Encode reals as ring numbers; int64 of the same shape.
 
     Args:
         values: any float or integer tensor.
-        bits: of the fraction; 0 for whole numbers.
-        where: the layer or tensor, for the message.
+        bits: fraction bits; 0 for whole numbers.
+        where: name of the layer or tensor, for the error message.
         integer_bits: bits before the point that values may have; `limit_bits(bits)` if not given.
-        fix: what to do about a value that does not fit.
+        fix: advice for a value that does not fit.
 
     Raises:
-        RingRangeError: a value is too large; it is told how many bits it needs, never the value.
-        NonFiniteError: NaN or an infinity.
+        RingRangeError: a value is too large; the error states the bits it needs, never the value.
+        NonFiniteError: a value is NaN or infinite.
     """
     exact = values.detach().double()
     require_integer_bits(
@@ -100,17 +100,17 @@ def encode(
 def require_integer_bits(
     values: Tensor, integer_bits: int, bits: int, where: str, fix: str = _FIX
 ) -> None:
-    """Refuse values of more than `integer_bits` bits before the point; see `encode`.
+    """Refuse values with more than `integer_bits` bits before the point; see `encode`.
 
     Raises:
         RingRangeError, NonFiniteError: see `encode`.
     """
     ends = torch.aminmax(values) if values.numel() else (0.0, 0.0)
-    # NaN is at both ends, and `max` would drop it from the second place only.
+    # `aminmax` returns NaN at both ends, while `max` could miss it.
     largest = max(abs(float(end)) for end in ends)
     if not math.isfinite(largest):
         raise NonFiniteError(
-            "a value to be shared is not finite", where=where, fix="look for NaN and infinity"
+            "a value to share is not finite", where=where, fix="look for NaN and infinity"
         )
     needed = math.frexp(largest)[1]
     if needed > integer_bits:
@@ -124,16 +124,16 @@ def require_integer_bits(
 
 
 def decode(elements: Tensor, bits: int) -> Tensor:
-    """Ring numbers as reals; float64 of the same shape."""
+    """Decode ring numbers to reals; float64 of the same shape."""
     return elements.double().mul_(2.0**-bits)
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """The product in the ring; axes (rows, inner) and (inner, columns).
+    """Multiply matrices in the ring; axes (rows, inner) and (inner, columns).
 
-    A single column is faster as a vector, but not when the left operand is a transposed view; so is
-    a single row. The right operand may be of int16 or int32: a product of one row reads each
-    element once, so it takes as long as the memory does.
+    A single column is multiplied as a vector, which is faster unless the left operand is a
+    transposed view; so is a single row. The right operand may be of int16 or int32: a product of
+    one row reads each element once, so memory bandwidth sets its time.
     """
     if COMPILED and len(left) <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous():
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
@@ -153,7 +153,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def batched(left: Tensor, right: Tensor) -> Tensor:
-    """Products one by one; axes (products, rows, inner) and (products, inner, columns).
+    """Multiply matrices one by one; axes (products, rows, inner) and (products, inner, columns).
 
     >>> batched(torch.tensor([[[2, 3]]]), torch.tensor([[[1], [-1]]])).tolist()
     [[[-1]]]
@@ -162,13 +162,13 @@ def batched(left: Tensor, right: Tensor) -> Tensor:
         total = np.zeros((left.shape[0], 1, right.shape[2]), np.int64)
         _one_row_each(left.numpy()[:, 0], right.numpy(), total[:, 0])
         return torch.from_numpy(total)
-    if left.shape[1] == 1 and right.numel() <= _FEW_TERMS:  # torch's product of integers is slow
+    if left.shape[1] == 1 and right.numel() <= _FEW_TERMS:  # torch multiplies integers slowly
         return (left.transpose(1, 2) * right).sum(1, keepdim=True)
     return left @ right
 
 
 def inner(left: Tensor, right: Tensor) -> Tensor:
-    """The product of the transposed left with the right; axes (rows, inner) and (rows, columns)."""
+    """Multiply the transposed left by the right; axes (rows, inner) and (rows, columns)."""
     if right.shape[1] == 1:
         return torch.from_numpy(right[:, 0].numpy() @ left.numpy())[:, None]
     return matmul(left.t(), right)
@@ -180,8 +180,8 @@ class Composed:
 
     Attributes:
         left: a map of the left factor that only moves and adds elements.
-        right: likewise of the right factor.
-        after: likewise of the product. All three take a tensor with further axes in front.
+        right: the same for the right factor.
+        after: the same for the product. All three accept a tensor with further axes in front.
     """
 
     left: Callable[[Tensor], Tensor]
@@ -189,12 +189,12 @@ class Composed:
     after: Callable[[Tensor], Tensor]
 
     def __call__(self, left: Tensor, right: Tensor) -> Tensor:
-        """The map of ring elements."""
+        """Apply the map to ring elements."""
         return self.after(matmul_each(self.left(left), self.right(right)))
 
 
 def matmul_each(left: Tensor, right: Tensor) -> Tensor:
-    """Products of matrices; axes (*batch, rows, inner) and (*batch, inner, columns) broadcast.
+    """Multiply matrices; axes (*batch, rows, inner) and (*batch, inner, columns) broadcast.
 
     >>> matmul_each(torch.ones(2, 1, 3).long(), torch.ones(3, 1).long()).tolist()
     [[[3]], [[3]]]
@@ -214,14 +214,14 @@ def matmul_each(left: Tensor, right: Tensor) -> Tensor:
 
 
 def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Size:
-    """The axes of a product, without computing it."""
+    """Return the axes of a product, without computing it."""
     if operation is matmul:
         return torch.Size((left.shape[0], right.shape[1]))
     return torch.Size((left.shape[1], right.shape[1])) if operation is inner else left.shape
 
 
 def _large(rows: int, inner: int, columns: int) -> bool:
-    """Whether a card is faster, with both factors carried there and the product back."""
+    """Whether a card is faster, with the transfer of both factors and of the product."""
     return min(rows, columns) >= _LEAST_SIDE and rows * inner * columns >= _LEAST_TERMS_OF_CARD
 
 
@@ -232,9 +232,9 @@ def limbs_pay(rows: int, inner: int, columns: int) -> bool:
 
 
 def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """What ``left @ right`` is in int64, wrapping around; axes (rows, inner), (inner, columns).
+    """Compute ``left @ right`` in wrapping int64; axes (rows, inner), (inner, columns).
 
-    It is computed on the device that both are on.
+    The device that holds both operands computes it.
 
     >>> limb_matmul(torch.tensor([[2**40, -3]]), torch.tensor([[2**30], [5]])).tolist()
     [[-15]]
@@ -247,16 +247,16 @@ def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
         width = low.shape[1]
         total += (across[:, 2 * width :] @ down[:width]).long()
         total += (across[:, width:] @ down[: 2 * width]).long() << _LOW
-        across[:, width : 2 * width] *= 2  # middle times middle belongs to place 44
+        across[:, width : 2 * width] *= 2  # the product of two middle limbs belongs at bit 44
         total += (across @ down).long() << _MIDDLE
     return total
 
 
 def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The lower 22 bits, the next 21 and the last 21, each with a sign; float64.
+    """Split elements into signed limbs of 22, 21 and 21 bits; float64.
 
-    Digits with a sign are those without one of the word plus half of every place, less that half;
-    so they take unsigned shifts, which every processor has for many elements at once.
+    To get signed digits, add half of every limb's range to the word, take unsigned digits, and
+    subtract the halves. Unsigned shifts are vectorised on every processor.
     """
     if elements.device.type != "cpu":
         return _limbs_there(elements)
@@ -268,7 +268,7 @@ def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _limbs_there(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`_limbs` with shifts that keep the sign, which the masks then drop."""
+    """Compute `_limbs` with arithmetic shifts; the masks then drop the sign bits."""
     raised = elements + int(_HALVES.astype(np.int64))
     low = raised & ((1 << _LOW) - 1)
     middle = (raised >> _LOW) & ((1 << _MIDDLE - _LOW) - 1)
@@ -284,7 +284,7 @@ def _signed(digits: np.ndarray, bits: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _int64_is_slow() -> bool:
-    """Tried once a process, in a few milliseconds; both ways give the same elements."""
+    """Measured once per process, in a few milliseconds; both ways give the same elements."""
     square = torch.arange(_PROBE * _PROBE).reshape(_PROBE, _PROBE) * 0x1E3779B97F4A7C15 // 3
     return _fastest(limb_matmul, square) < _fastest(torch.matmul, square)
 
@@ -299,10 +299,10 @@ def _fastest(product: Callable[[Tensor, Tensor], Tensor], square: Tensor) -> flo
 
 
 def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The product by compiled loops.
+    """Compute the product by compiled loops.
 
-    A product of two numbers of 32 bits is one instruction and one of 64 bits three, so the left
-    operand is taken apart where the right one is narrow.
+    A product of two 32-bit numbers is one instruction and one of 64-bit numbers three, so the left
+    operand is split where the right one is narrow.
     """
     axes = left.shape[0], right.shape[1]
     if right.dtype == np.int64:
@@ -322,7 +322,7 @@ def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _few_rows_narrow(
     low: np.ndarray, high: np.ndarray, right: np.ndarray, below: np.ndarray, above: np.ndarray
 ) -> None:
-    """Add the products of both parts of the left; eight rows of the right at a time."""
+    """Add the products of both parts of the left operand; eight rows of the right at a time."""
     rows, columns, eights = low.shape[0], right.shape[1], right.shape[0] // 8 * 8
     for i in range(0, eights, 8):
         for row in range(rows):
@@ -388,25 +388,25 @@ def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarra
         elements: a mask, signed integers of the same axes; changed in place.
 
     Returns:
-        Whether all fit; where one does not, or is NaN, the elements are of no use.
+        Whether all values fit. If one does not, or is NaN, the elements must not be used.
 
     >>> elements = np.int8([0, 100, 100])
     >>> encode_onto(np.float32([0.25, -1.5, 7]), 4.0, 28, elements), elements.tolist()
     (True, [1, 94, -128])
     """
     end = np.float32(most)
-    if float(end) > most:  # of whole numbers that large float32 has only some
+    if float(end) > most:  # float32 cannot represent every whole number of that size
         end = np.nextafter(end, np.float32(0))
     loop = _encode_pass if COMPILED else _encode_passes
     return bool(loop(values, np.float32(scale), end, elements))
 
 
 def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarray:
-    """The sum of elements, which wraps around, times `scale`; float32 of the same axes.
+    """Return the wrapping sum of elements, times `scale`; float32 of the same axes.
 
     Args:
         first: signed integers of axes (elements,).
-        second: likewise, of the same type.
+        second: of the same axes and type.
         scale: a power of two.
 
     >>> decode_sum(np.int8([100, -3]), np.int8([100, 2]), 0.25).tolist()
@@ -414,7 +414,8 @@ def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarra
     """
     values = np.empty(len(first), np.float32)
     if COMPILED:
-        first.flags.writeable = second.flags.writeable = False  # one kind of array, compiled once
+        # one array type, so numba compiles once
+        first.flags.writeable = second.flags.writeable = False
         _decode_pass(first, second, 64 - 8 * first.itemsize, np.float32(scale), values)
     else:
         np.copyto(values, first + second, casting="same_kind")
@@ -448,12 +449,13 @@ def _encode_passes(
     values: np.ndarray, scale: np.float32, end: np.float32, elements: np.ndarray
 ) -> bool:
     fit = True
-    with np.errstate(over="ignore", invalid="ignore"):  # infinity is beyond the ring as well
+    # infinity is out of the ring's range as well
+    with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(values), _BLOCK):
             numbers = values[start : start + _BLOCK] * scale
             np.rint(numbers, out=numbers)
             elements[start : start + _BLOCK] += numbers.astype(elements.dtype)
-            # No magnitude is beyond the root of the sum of squares, which takes a pass less.
+            # No magnitude exceeds the root of the sum of squares, which takes one pass less.
             fit = fit and bool(
                 float(numbers @ numbers) < 0.99 * float(end) ** 2
                 or (-end <= numbers.min() and numbers.max() <= end)

@@ -1,4 +1,4 @@
-"""What the three parties agree on before they begin: the mode, and what follows from it."""
+"""Rules that three parties agree on before they begin: the mode, and settings derived from it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ MODES = ("thesis", "fast")
 P0, P1, P2 = 0, 1, 2
 HOLDERS = (P0, P1)
 NAMES = ("P0", "P1", "P2")
-#: Fewer values than this are not hidden by an order among them.
+#: A permutation of fewer values than this would not hide them.
 LEAST_PERMUTED = 32
 _BITS = {"thesis": 23, "fast": 21}
-#: With 21 bits the 40 bits of a permuted share cost an error of at most 4e-6; with fewer 4 times
-#: that a bit, which soon is more than the fraction's own error.
+#: With 21 bits, the 40 bits of a permuted share cause an error of at most 4e-6. Each bit less
+#: multiplies it by 4, and it soon exceeds the error of the fraction itself.
 _LEAST_CUT_BITS = 21
 #: A truncated value below this many bits before the point is exact within one unit.
 _MAGNITUDE_BITS = 8
-#: Dummies of deviation 2 (`vfl.mpc.permuted`) stay within, or P2 would refuse them as out of range:
-#: beyond 8 deviations is one normal number of 10^15.
+#: Dummies of deviation 2 (`vfl.mpc.permuted`) stay within this bound; otherwise P2 would refuse
+#: them as out of range. One normal number in 10^15 lies beyond 8 deviations.
 LEAST_MAGNITUDE_BITS = 4
-#: Of a product with its fraction; beyond it there is no room to move shares in.
+#: Most bits of a product with its fraction; beyond that the ring has no room to move shares.
 _PRODUCT_BITS = 60
-#: A sum that has wrapped looks like any number; that many bits below the limit one in 128 does.
+#: A sum that wrapped may look like any number; one in 128 is this many bits below the limit.
 _SPARE_BITS = 7
 
 
 def name_of(role: int) -> str:
-    """What messages and accounts call a party, of three or of more.
+    """Return a party's name for messages and accounts, for three or more parties.
 
     >>> name_of(4)
     'P4'
@@ -45,17 +45,17 @@ class Rules:
     """Terms of one computation.
 
     Attributes:
-        mode: "thesis" is chapter 5 as written, with its errors mended; "fast" opens each tensor
-            once and both ways at the same time, keeps the scale of products that go to P2, sends
-            40 bits of permuted shares (64 where `bits` is below 21) and asks for value and slope
+        mode: "thesis" is chapter 5 as written, with its errors corrected. "fast" opens each tensor
+            once and both ways at the same time. It keeps the scale of products that go to P2, sends
+            40 bits of permuted shares (64 where `bits` is below 21), and asks for value and slope
             together.
         bits: fraction bits of shared values.
-        magnitude_bits: values that are truncated are smaller than 2 to this; see `Truncation`. What
-            parties share of networks must be too. At least 4, for the dummies.
-        delta_bits: fraction bits of gradients of activations; few of them keep sums over a batch
-            small in the ring, and the index lists short.
-        least_permuted: fewer elements than this are hidden among dummies.
-        flips: random signs under permuted values, for functions that allow them.
+        magnitude_bits: truncated values must be below 2 to this number; see `Truncation`. So must
+            the values of networks that parties share. At least 4, for the dummies.
+        delta_bits: fraction bits of gradients of activations; few bits keep sums over a batch small
+            in the ring, and the index lists short.
+        least_permuted: smaller groups of elements are hidden among dummies.
+        flips: whether permuted values carry random signs, for functions that allow them.
     """
 
     mode: Mode = "fast"
@@ -85,23 +85,23 @@ class Rules:
 
     @property
     def most_magnitude_bits(self) -> int:
-        """The largest `magnitude_bits` with so many fraction bits."""
+        """Largest `magnitude_bits` with this many fraction bits."""
         return _PRODUCT_BITS - 2 * self.bits
 
     @property
     def sum_bits(self) -> int:
-        """Bits before the point that a sum of products may have, and has probably not wrapped."""
+        """Bits before the point of a sum of products that has very probably not wrapped."""
         return max(self.magnitude_bits, limit_bits(self.bits) - _SPARE_BITS)
 
     @property
     def sends_40_bits(self) -> bool:
-        """Whether P2 hears 40 bits of a permuted share, where a function can do with them."""
+        """Whether P2 receives 40 bits of a permuted share, for functions that need no more."""
         return self.mode == "fast" and self.bits >= _LEAST_CUT_BITS
 
     def zmax_bits(self, bits: int) -> int:
-        """Bits of the largest product that is truncated safely; `bits` are of its fraction."""
+        """Return the bits of the largest product that is safe to truncate; `bits`: its fraction."""
         return bits + self.magnitude_bits
 
     def record(self) -> dict[str, str | int | bool]:
-        """The terms as plain values."""
+        """Return the terms as plain values."""
         return asdict(self)

@@ -1,13 +1,13 @@
-"""DP-SGD of a linear classifier on rows that nobody shows, with noise that no one can leave out.
+"""DP-SGD of a linear classifier on shared rows, with noise that no holder can leave out.
 
-The protocols of PEA (2022), corrected: the inverse of a square root (Protocol 1, on [0.5, 1), with
-divisions that are exact to a unit), noise that every holder adds a part of (Protocol 2), and the
-step that clips each row's gradient without showing which rows were clipped (Protocol 3). Holders
-have rows of their own with the same columns; inputs, labels, gradients and the model stay shares
-until the model is revealed. A program is a function of a `Member`; see `vfl.mpc.many.members`.
+The protocols of PEA (2022), corrected. Protocol 1 is the inverse of a square root (on [0.5, 1),
+with divisions exact to a unit). In Protocol 2 every holder adds a part of the noise. Protocol 3 is
+the step that clips each row's gradient without showing which rows were clipped. Holders have rows
+of their own with the same columns; inputs, labels, gradients and the model stay shares until the
+model is revealed. A program is a function of a `Member`; see `vfl.mpc.many.members`.
 
-The classifier has one logistic output a class, whose curve is a line cut at 0 and 1 (Mohassel and
-Zhang 2017, section 5.3), so that a row's gradient is (p - y) x, of norm |p - y| |x|. A step:
+The classifier has one logistic output a class; its curve is a line cut at 0 and 1 (Mohassel and
+Zhang 2017, section 5.3). So a row's gradient is (p - y) x, of norm |p - y| |x|. A step:
 
     rounds
     8       outputs, cut at 0 and 1: products under masks (Beaver 1991), signs by carries of a
@@ -19,7 +19,7 @@ Zhang 2017, section 5.3), so that a row's gradient is (p - y) x, of norm |p - y|
     5       sum, noise, step: whole numbers of a discrete Gaussian (Canonne et al. 2020), variance
             3 / (2 m) of the asked at each of m holders
 
-Divisions cost a round: a holder's own division of its share is wrong with every second number that
+Divisions cost a round, because local division of each share is wrong for every second number that
 fills the ring. With the dealer's help they are exact to one unit (Escudero et al. 2020).
 """
 
@@ -50,40 +50,40 @@ Form = Literal["polynomial", "permuted"]
 #: Inputs of axes (rows, columns), and labels of axes (rows,).
 Rows = tuple[Tensor, Tensor]
 
-#: Fraction bits of an inverse root, which is small where its argument is large.
+#: Fraction bits of an inverse root; a large argument has a small inverse root.
 ROOT_BITS = 30
 #: 0.8277 x^2 - 2.046 x + 2.2182 is below 1 / sqrt(x) on [0.5, 1), by 0.01 % to 0.85 % (PEA 2022,
 #: Protocol 1, less its offset 0.0048). Coefficients of x', x'^2 with 22 and 44 fraction bits.
 _NORMAL_BITS, _SQUARE, _LINEAR, _CONSTANT = 22, 0.8277, -2.046, 2.2182
 _POLYNOMIAL_BITS, _POWER_BITS = 26, 24
-#: The largest power of two that still is multiplied; of less than 2^-22 the result is too small.
+#: Largest power of two that is still multiplied; for less than 2^-22 the result is too small.
 _MOST_POWER = 11
-#: Of a sum of gradients when noise is added to it, and of a step's size.
+#: Fraction bits of a sum of gradients when noise is added to it, and of a step's size.
 _SUM_BITS, _RATE_BITS = 24, 20
 _LEAST_NOISE = 4 * 2.0**-_SUM_BITS
-#: Of squares of norms.
+#: Fraction bits of squares of norms.
 _SQUARE_BITS = 30
-#: What sums of gradients, a step and a row's squares may come to, for the ring to hold them.
+#: Largest sums of gradients, largest step and largest squares of rows that the ring can hold.
 _MOST_SUM, _MOST_STEP, _MOST_SQUARES = 2.0**20, 2.0**16, 2.0**11
 _MOST_CLIP = 2.0**9
-#: Leading ones beyond it have no room to be multiplied.
+#: Beyond this place, leading ones have no room for a product.
 _MOST_PLACE = 62
 
 
 def inverse_root(
     member: Member, shared: SharedTensor, form: Form = "polynomial", where: str = "norms"
 ) -> SharedTensor:
-    """1 / sqrt(x) of every element, never above the truth; 30 fraction bits.
+    """Compute 1 / sqrt(x) of every element, never above the truth; 30 fraction bits.
 
-    polynomial: by at most 1 % below it for 2^-10 to 2^20, with 30 fraction bits from 2^-20 on;
-    nobody learns anything. 14 rounds.
-    permuted: below it by one unit; two messages, and the dealer sees the multiset of x.
+    "polynomial": at most 1 % below it for 2^-10 to 2^20, with 30 fraction bits from 2^-20 on; it
+    discloses no value and takes 14 rounds. "permuted": below it by one unit; two messages, and the
+    dealer sees the multiset of x.
 
     Args:
         member: this party.
-        shared: of at least 0; of 0 the result is 0, or a unit less.
+        shared: at least 0; for 0 the result is 0, or a unit less.
         form: see above.
-        where: what x is, for the account of what the dealer saw.
+        where: name of x, for the account of the values that the dealer saw.
     """
     require_choice("form", form, ("polynomial", "permuted"))
     if form == "permuted":
@@ -101,7 +101,7 @@ def inverse_root(
         SharedTensor(filled.share, _MOST_PLACE + 1), _MOST_PLACE + 1 - _NORMAL_BITS, positive=True
     )
     (normal,) = member.open(normal)
-    square = member.multiply(normal, normal)  # 44 bits, so its factor has 16 and the sum 60
+    square = member.multiply(normal, normal)  # 44 bits, so the factor has 16 and the sum 60
     sum_bits = 2 * _NORMAL_BITS + 16
     share = square.share * math.floor(_SQUARE * 2**16)
     share = share + normal.share * math.floor(_LINEAR * 2.0 ** (sum_bits - _NORMAL_BITS))
@@ -114,7 +114,7 @@ def inverse_root(
 
 
 def _weighted(bits: SharedTensor, weights: Sequence[int]) -> SharedTensor:
-    """The sum of shared bits times public numbers; the bits' first axis is summed."""
+    """Return the sum of shared bits times public numbers, over the bits' first axis."""
     column = torch.tensor(weights).reshape(-1, *[1] * (bits.share.dim() - 1))
     return SharedTensor((bits.share * column).sum(0), 0)
 
@@ -127,16 +127,16 @@ def _below_inverse_root(values: Tensor) -> Tensor:
 def noise_share(
     member: Member, shape: Sequence[int], deviation: float, secret: Secret, bits: int
 ) -> SharedTensor:
-    """Noise of which every holder adds a part that nobody else knows (PEA 2022, Protocol 2).
+    """Draw noise of which every holder adds a secret part of its own (PEA 2022, Protocol 2).
 
-    Each part is a discrete Gaussian of variance 3 / (2 m) of the wanted one: what all leave is 1.5
-    times that, and what is left without a third of the holders is no less than it. No message.
+    Each part is a discrete Gaussian of variance 3 / (2 m) of the wanted one. The sum of all parts
+    has 1.5 times that variance; without a third of the holders, still no less than it. No message.
 
     Args:
         member: this party.
         shape: axes of the noise.
-        deviation: the wanted one.
-        secret: this holder's own; a purpose of it is drawn from once.
+        deviation: wanted standard deviation.
+        secret: this holder's own secret; each of its purposes is used once.
         bits: fraction bits of the noise.
     """
     number = member.next_number()
@@ -150,21 +150,22 @@ def noise_share(
 
 @dataclass(frozen=True, slots=True)
 class SecureSgd:
-    """Terms of a training, which all parties have alike.
+    """Terms of a training, equal at all parties.
 
     Attributes:
-        rows: of each holder; of the first alone where all have the same.
-        columns: of every row.
+        rows: rows of each holder; of the first holder alone where all have the same rows.
+        columns: columns of every row.
         classes: labels are 0 to classes - 1.
-        steps: how many.
-        batch_size: rows of a batch on average; each row is in it or not by itself (Poisson).
-        learning_rate: of the mean gradient.
+        steps: number of steps.
+        batch_size: mean number of rows of a batch; each row is sampled independently (Poisson).
+        learning_rate: factor of the mean gradient.
         clip: bound of a row's gradient.
-        noise: deviation of the noise over `clip`, that a third of the holders cannot take away.
-        longest: bound of a row's norm; its owner scales a longer one down.
+        noise: standard deviation of the noise divided by `clip`; a third of the holders cannot
+            reduce it below this.
+        longest: bound of a row's norm; its owner scales a longer row down.
         form: see `inverse_root`.
-        seed: None draws batches from a key of the parties (`agreed_key`), which nobody outside
-            knows. A number makes the batches public, and `statement` counts them so.
+        seed: None draws batches from a secret key of the parties (`agreed_key`). A number makes the
+            batches public, and `statement` accounts for that.
     """
 
     rows: tuple[int, ...]
@@ -196,7 +197,7 @@ class SecureSgd:
         require_choice("form", self.form, ("polynomial", "permuted"))
         if self.bound <= 0:
             raise PrivacyError(
-                "the clip norm is below what rounding may add to a row's gradient",
+                "the clip norm is below the amount that rounding may add to a row's gradient",
                 got=f"{self.clip:g}",
                 want=f"above {self.clip - self.bound:.2g}",
                 fix="a larger clip, or fewer columns",
@@ -207,25 +208,25 @@ class SecureSgd:
 
     @property
     def bound(self) -> float:
-        """What a row's gradient is scaled to: `clip` less all that rounding may add to it."""
+        """Norm to which a row's gradient is scaled: `clip` minus all that rounding may add."""
         weights = (self.columns + 1) * self.classes
         rounding = math.sqrt(self.classes) * 2.0**-20 * (self.longest + 1)
         return self.clip - rounding - math.sqrt(weights) * 2.0**-_SUM_BITS
 
     @property
     def rate(self) -> float:
-        """Probability that a batch has a row, to whoever sees the model and was no party."""
+        """Probability that a batch has a row, for an observer of the model who was no party."""
         return 1.0 if self.seed is not None else self.batch_size / sum(self.rows)
 
     def batch(self, step: int, key: Secret | None = None) -> Tensor:
-        """Row numbers of a step, in the order in which rows are shared; maybe none.
+        """Return the row numbers of a step, in the order in which rows are shared; perhaps empty.
 
         Args:
             step: from 0.
-            key: of `agreed_key`; None with a public seed.
+            key: key of `agreed_key`; None with a public seed.
 
         Raises:
-            PrivacyError: there is neither a key nor a public seed, or both.
+            PrivacyError: neither a key nor a public seed was given, or both were.
         """
         rows = sum(self.rows)
         if key is not None and self.seed is None:
@@ -234,17 +235,17 @@ class SecureSgd:
             draws = torch.rand(rows, generator=generator(self.seed, "secure batch", step))
         else:
             raise PrivacyError(
-                "batches follow from a key of the parties, or from a public seed",
+                "batches need either a key of the parties or a public seed",
                 got="neither" if key is None else "both",
                 want="agreed_key(member), or SecureSgd(seed=...) whose statement counts it",
             )
         return torch.nonzero(draws < self.batch_size / rows)[:, 0]
 
     def statement(self, delta: float) -> PrivacyStatement:
-        """What the revealed model promises to rows, whoever sees it and is no party.
+        """Return the revealed model's guarantee for rows, against observers who are no party.
 
-        With a public seed it is that of the row in most batches, which has as many steps of noise
-        and no factor of the sampling rate.
+        With a public seed it is the guarantee of the row in most batches, which has that many noisy
+        steps and no factor of the sampling rate.
         """
         steps, hidden = self.steps, "nobody outside knows which rows were in which batch"
         if self.seed is not None:
@@ -255,7 +256,7 @@ class SecureSgd:
             hidden = f"the batches are public, and no row is in more than {steps}"
         return PrivacyStatement(
             "records",
-            "whoever sees the model and did not take part",
+            "an observer of the model who did not take part",
             epsilon=epsilon_of(GaussianSteps(self.noise, steps, self.rate), delta),
             delta=delta,
             unit="record",
@@ -272,17 +273,18 @@ class SecureSgd:
 
 @dataclass(frozen=True, slots=True)
 class LocalStart:
-    """A beginning from models that every holder trained alone, with noise (PEA 2022, Protocol 4).
+    """A start from models that every holder trained alone, with noise (PEA 2022, Protocol 4).
 
     Attributes:
-        steps, batch_size, learning_rate: of a holder's own DP-SGD; else as in `SecureSgd`.
-        noise: of it, over `clip`.
-        choice: "average" of the models, or the "best" of these and their average, which nobody is
-            told.
-        judge_noise: deviation of the noise on what "best" is judged by, for the rows of one batch;
-            0 judges by rows that are public (`public` of `train`), which costs no privacy. The
-            source judges by private rows for nothing.
-        public_rows: how many there are.
+        steps, batch_size, learning_rate: of a holder's own DP-SGD; the other terms are those of
+            `SecureSgd`.
+        noise: standard deviation of its noise divided by `clip`.
+        choice: "average" of the models, or the "best" of these and their average, chosen without
+            revealing which one it is.
+        judge_noise: standard deviation of the noise on the scores for "best", for the rows of one
+            batch. 0 scores by public rows (`public` of `train`), which costs no privacy. The paper
+            scores by private rows without accounting for it.
+        public_rows: number of public rows.
     """
 
     steps: int
@@ -299,13 +301,16 @@ class LocalStart:
         require_choice("choice", self.choice, ("average", "best"))
         if self.choice == "best" and not self.judge_noise and not self.public_rows:
             raise PrivacyError(
-                "which model is best would tell of the rows it is judged by",
-                want="noise on what it is judged by, or public rows",
+                "the choice of the best model would disclose facts about the rows that score it",
+                want="noise on the scores, or public rows",
                 fix="judge_noise=2, or public_rows and the rows themselves",
             )
 
     def statement(self, terms: SecureSgd, delta: float) -> PrivacyStatement:
-        """What the whole training promises; a third of `delta` for each part, or a half."""
+        """Return the guarantee of the whole training.
+
+        Each part has a third of `delta`, or a half.
+        """
         parts = 3 if self.choice == "best" and self.judge_noise else 2
         rest = terms.statement(delta / parts)
         alone = min(self.batch_size / min(terms.rows), 1.0)
@@ -318,10 +323,10 @@ class LocalStart:
 
 
 def agreed_key(member: Member) -> Secret:
-    """What the batches follow from: every holder has a fresh part in it, and nobody outside any.
+    """Agree on a key for the batches; every holder adds a fresh part, and only parties know it.
 
-    The dealer has it too, for it deals for the rows of a batch; with `Member.shuffled` it does not
-    know whose these are. One round, 32 bytes.
+    The dealer has it too, because it deals for the rows of a batch; with `Member.shuffled` it does
+    not know the owners of these rows. One round, 32 bytes.
 
     Args:
         member: this party.
@@ -346,15 +351,17 @@ def train(
     start: LocalStart | None = None,
     public: Rows | None = None,
 ) -> Tensor | None:
-    """The weights at every holder, axes (columns + 1, classes), the last row the biases.
+    """Train, and return the weights at every holder, axes (columns + 1, classes).
+
+    The last row has the biases.
 
     Args:
         member: this party.
-        terms: the same at all.
+        terms: equal at all parties.
         own: a holder's rows, axes (rows, columns), and labels, axes (rows,); None at the dealer.
-        secret: this holder's own, for its part of the noise; never used for another training.
-        start: the same at all; without it weights begin at 0.
-        public: rows that all holders have, if `start` says so.
+        secret: this holder's own secret for its part of the noise; never used for another training.
+        start: equal at all parties; without it weights begin at 0.
+        public: rows that all holders have, if `start` needs them.
 
     Returns:
         float64; None at the dealer.
@@ -373,14 +380,14 @@ def train(
 def train_alone(
     terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret, begin: Tensor | None = None
 ) -> Tensor:
-    """DP-SGD of one who sees all of some rows; the weights as `train` has them, float64.
+    """Run DP-SGD at one party that sees all of its rows; float64 weights as `train` has them.
 
     Args:
         terms: clip, longest and classes.
-        start: the rest.
+        start: the other terms.
         own: inputs and labels.
-        secret: the owner's; batches and noise follow from it.
-        begin: the weights to begin with; zeros unless given.
+        secret: the owner's secret; batches and noise follow from it.
+        begin: first weights; zeros unless given.
     """
     inputs, truth, _ = prepared(terms, *own)
     shape = (inputs.shape[1], terms.classes)
@@ -407,17 +414,17 @@ def started(
     judged: Tensor,
     public: Rows | None = None,
 ) -> SharedTensor:
-    """The weights that a training begins with; see `LocalStart`.
+    """Return the first weights of a training; see `LocalStart`.
 
     Args:
         member: this party.
-        terms: the same at all.
-        start: what each holder does alone, and what is made of that.
+        terms: equal at all parties.
+        start: terms of each holder's own training, and how the models are combined.
         own: see `train`.
-        secret: likewise.
-        private: the rows of all, as shares.
-        judged: which of them the models are judged by, a batch of their own; not where rows are
-            public.
+        secret: see `train`.
+        private: the rows of all holders, as shares.
+        judged: positions of the rows that score the models, a batch of their own; unused with
+            public rows.
         public: see `train`.
     """
     mine = None if own is None else train_alone(terms, start, own, secret)
@@ -435,7 +442,7 @@ def started(
     if start.judge_noise:
         rows = private.rows(judged)
         scores = _scores(member, terms, models, rows.inputs, rows.truth)
-        # One row changes every score by 1 at most, and by a unit for each division.
+        # One row changes every score by 1 at most, plus one unit for each division.
         deviation = start.judge_noise * math.sqrt(len(models))
         deviation *= 1 + (terms.classes + 2) * 2.0**-member.bits
         scores = scores.plus(noise_share(member, scores.shape, deviation, secret, scores.bits))
@@ -468,7 +475,7 @@ def _scores(
     inputs: SharedTensor,
     truth: SharedTensor,
 ) -> SharedTensor:
-    """Of each model the sum over rows of its mean squared error, at most 1 a row."""
+    """Return each model's sum over rows of its mean squared error, at most 1 a row."""
     together = SharedTensor(torch.cat([each.share for each in models], 1), member.bits)
     logits = member.divide(member.multiply(inputs, together, matmul), member.bits)
     errors = _cut_line(member, logits).share - truth.share.repeat(1, len(models))
@@ -486,7 +493,7 @@ class SharedRows:
     Attributes:
         inputs: axes (rows, columns + 1), the last column ones.
         truth: one-hot, axes (rows, classes).
-        squares: at least the squares of the inputs' norms, axes (rows, 1).
+        squares: upper bounds of the squares of the inputs' norms, axes (rows, 1).
     """
 
     inputs: SharedTensor
@@ -494,12 +501,12 @@ class SharedRows:
     squares: SharedTensor
 
     def rows(self, index: Tensor) -> SharedRows:
-        """Those at some positions."""
+        """Return the rows at some positions."""
         return SharedRows(*(one.rows(index) for one in (self.inputs, self.truth, self.squares)))
 
 
 def first_weights(member: Member, terms: SecureSgd) -> SharedTensor:
-    """Zeros, axes (columns + 1, classes)."""
+    """Return zeros as first weights, axes (columns + 1, classes)."""
     zeros = torch.zeros(terms.columns + 1, terms.classes, dtype=torch.int64)
     return member.own(zeros, member.bits)
 
@@ -512,14 +519,14 @@ def train_step(
     batch: Tensor,
     secret: Secret,
 ) -> SharedTensor:
-    """The weights after one step (PEA 2022, Protocol 3).
+    """Return the weights after one step (PEA 2022, Protocol 3).
 
     Args:
         member: this party.
-        terms: the same at all.
-        weights: before it.
-        rows: of the whole training.
-        batch: positions of the step's rows, the same at all; maybe none.
+        terms: equal at all parties.
+        weights: weights before the step.
+        rows: rows of the whole training.
+        batch: positions of the step's rows, equal at all parties; perhaps empty.
         secret: see `noise_share`.
     """
     total = _clipped_sum(member, terms, weights, rows.rows(batch))
@@ -535,13 +542,13 @@ def train_step(
 
 
 def shared_rows(member: Member, terms: SecureSgd, own: Rows | None) -> SharedRows:
-    """All holders' rows; every holder has all columns.
+    """Share the rows of all holders; every holder has all columns.
 
-    They are shuffled, or with a public seed one holder's after the other's.
+    They are shuffled; with a public seed, they stay in the order of the holders.
 
     Args:
         member: this party.
-        terms: the same at all.
+        terms: equal at all parties.
         own: see `train`.
     """
     parts: list[list[SharedTensor]] = [[], [], []]
@@ -566,7 +573,7 @@ def _opened(
     truth: SharedTensor,
     squares: SharedTensor,
 ) -> SharedRows:
-    """Inputs are opened once for all products, so the dealer is told which rows a step has."""
+    """Open inputs once for all products; so the dealer learns the row positions of each step."""
     if terms.seed is None:
         inputs, truth, squares = member.shuffled(inputs, truth, squares)
     return SharedRows(member.open(inputs)[0], truth, squares)
@@ -580,16 +587,16 @@ def shared_columns(
     inputs: Tensor | None,
     labels: Tensor | None,
 ) -> SharedRows:
-    """Rows that all holders have in common, each of them some of the columns; shuffled likewise.
+    """Share rows that all holders have in common, each holder with some of the columns; shuffled.
 
-    Of k holders with columns each scales its part of a row down to `longest` / sqrt(k).
+    Each of k holders with columns scales its part of a row down to `longest` / sqrt(k).
 
     Args:
         member: this party.
-        terms: the same at all.
-        columns: of each holder, maybe none.
-        labels_of: the role of who has the labels.
-        inputs: of this holder, axes (rows, columns); None without.
+        terms: equal at all parties.
+        columns: number of columns of each holder, perhaps 0.
+        labels_of: role of the holder that has the labels.
+        inputs: this holder's columns, axes (rows, columns); None without columns.
         labels: axes (rows,), at their owner.
     """
     count = sum(terms.rows)
@@ -621,19 +628,21 @@ def shared_columns(
 
 
 def prepared(terms: SecureSgd, inputs: Tensor, labels: Tensor) -> list[Tensor]:
-    """A holder's rows as they are shared: not too long, with a one; labels one-hot; norms^2."""
+    """Prepare a holder's rows for sharing: scaled inputs with a one, one-hot labels, norms^2."""
     short = _shortened(inputs, terms.longest)
     rows = torch.cat([short, torch.ones(len(short), 1, dtype=torch.float64)], 1)
     return [rows, _one_hot(terms, labels), _square(rows)]
 
 
 def model_inputs(inputs: Tensor, longest: float, holders: int = 1) -> Tensor:
-    """Inputs as the model is trained on them: rows that are too long are scaled down; float64.
+    """Return inputs as the model is trained on them: rows that are too long are scaled down.
+
+    The type is float64.
 
     Args:
-        inputs: axes (rows, columns), those of one holder.
+        inputs: axes (rows, columns), the columns of one holder.
         longest: bound of a row's norm.
-        holders: how many have columns of the row.
+        holders: number of holders that have columns of the row.
     """
     return _shortened(inputs, longest / math.sqrt(holders))
 
@@ -649,7 +658,7 @@ def _one_hot(terms: SecureSgd, labels: Tensor) -> Tensor:
 
 
 def _square(rows: Tensor) -> Tensor:
-    """Of the norms of what is shared, which rounding may make longer."""
+    """Return squared norms of the shared rows, which rounding may lengthen."""
     norms: Tensor = rows.norm(dim=1, keepdim=True)
     return norms.add(2.0**-10).square()
 
@@ -660,14 +669,14 @@ def _clipped_sum(
     weights: SharedTensor,
     rows: SharedRows,
 ) -> SharedTensor:
-    """The sum of the rows' gradients, each scaled to the bound if it is longer; 24 bits."""
+    """Sum the rows' gradients, each scaled to the bound if it is longer; 24 bits."""
     bits, inputs = member.bits, rows.inputs
     if not len(inputs.share):
         return member.own(torch.zeros(weights.shape, dtype=torch.int64), _SUM_BITS)
     logits = member.divide(member.multiply(inputs, weights.alone(), matmul), bits)
     errors = _cut_line(member, logits).minus(rows.truth)
     (errors,) = member.open(errors)
-    # A division is off by a unit, so they are added: no norm is taken for shorter than it is.
+    # A division may be off by a unit, so units are added: no norm is taken for shorter than it is.
     unit = 2.0**-_SQUARE_BITS
     lengths = member.divide(member.multiply(errors, errors), 2 * bits - _SQUARE_BITS)
     lengths = SharedTensor(lengths.share.sum(1, keepdim=True), _SQUARE_BITS)
@@ -680,7 +689,7 @@ def _clipped_sum(
 
 
 def _cut_line(member: Member, logits: SharedTensor) -> SharedTensor:
-    """Z / 4 + 1 / 2, at least 0 and at most 1."""
+    """Return Z / 4 + 1 / 2, at least 0 and at most 1."""
     line = member.public(SharedTensor(logits.share, logits.bits + 2), 0.5)
     line = member.divide(line, 2)
     both = torch.stack([line.share, member.public(line, 1.0, -1).share])
@@ -692,7 +701,7 @@ def _cut_line(member: Member, logits: SharedTensor) -> SharedTensor:
 
 
 def _scales(member: Member, roots: SharedTensor, bound: float) -> SharedTensor:
-    """min(1, bound / norm), rounded down."""
+    """Return min(1, bound / norm), rounded down."""
     quotient = SharedTensor(roots.share * math.floor(bound * 2**10), roots.bits + 10)
     quotient = member.divide(quotient, quotient.bits - ROOT_BITS, below=True)
     excess = member.public(quotient, -1.0)
@@ -707,16 +716,16 @@ def train_here(
     start: LocalStart | None = None,
     public: Rows | None = None,
 ) -> Tensor:
-    """All holders and the dealer as threads of this process, which protects nobody.
+    """Train with all holders and the dealer as threads of this process, which protects no secret.
 
     Args:
         terms: see `SecureSgd`.
-        parts: of each holder, inputs and labels; see `train`.
+        parts: inputs and labels of each holder; see `train`.
         start: see `LocalStart`.
         public: see `train`.
 
     Returns:
-        The weights, as each holder has them; see `train`.
+        The weights that each holder receives; see `train`.
     """
     own = [*parts, None]
     secrets = [Secret.fresh() for _ in own]

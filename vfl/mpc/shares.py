@@ -1,13 +1,14 @@
-"""Additive shares: a tensor as one of its holders has it, or its shape at the dealer.
+"""Additive shares: a tensor's share at one of its holders, or its shape at the dealer.
 
-`vfl.mpc.engine` multiplies shares; this file holds them, and describes truncation by two holders: a
-division by a power of two without the rare huge error. Each holder divides
-its own share. That is off by one unit at most, unless the first share lies within |z| of the
-ring's turning point: then it is off by N / 2^shift, with probability 2 |z| / N (thesis, 2025,
-theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder therefore moves such a share
-by a quarter of the ring and tells the second where, who moves the other share back (algorithm 5.1,
-with the division it lacks). What the second learns is that these shares were near the turning
-point, so a range about zmax wide for those values; the ledger counts them.
+`vfl.mpc.engine` multiplies shares; this file defines them. It also truncates shares between two
+holders: a division by a power of two without the rare huge error.
+
+Each holder divides its own share. That is off by one unit at most, unless the first share lies
+within |z| of the ring's turning point. Then it is off by N / 2^shift, with probability 2 |z| / N
+(thesis, 2025, theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder therefore moves
+such a share by a quarter of the ring and sends its index to the second holder. That one moves the
+other share back (algorithm 5.1, with the division it lacks). So the second holder learns that these
+shares were near the turning point: a range of about zmax for those values. The ledger counts them.
 """
 
 from __future__ import annotations
@@ -21,22 +22,24 @@ from torch import Tensor
 
 _ZERO = torch.zeros((), dtype=torch.int64)
 _QUARTER, _TURN = 1 << 62, 1 << 63
-#: Elements that are truncated at once, so that they stay in a processor's cache.
+#: Number of elements truncated at once, so that they stay in a processor's cache.
 _PIECE = 2**15
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What makes a shared tensor cheap to multiply again, as one party has it.
+    """One party's record of an opening, which makes a shared tensor cheap to multiply again.
 
     Attributes:
-        mask: a holder's own part of the mask U; at the dealer P0's part. None where a holder has
-            no more use for it.
-        difference: what a holder learned: X - U, or only what the other one opened of a tensor
-            that is opened one way. None at the dealer, who must not know it, and ahead of time.
-        second: at the dealer P1's part of the mask.
-        turn: of a quotient, whose mask is one of two: at a holder a public bit of every element, at
-            the dealer what the mask has more where that is 1. It serves element-wise products.
+        mask: a holder's own part of the mask U; at the dealer P0's part. None where a holder no
+            longer needs it.
+        difference: the opening a holder received: X - U, or only the other holder's opening of a
+            tensor that is opened one way. None at the dealer, which must not know it, and ahead of
+            time.
+        second: at the dealer, P1's part of the mask.
+        turn: for a quotient, whose mask is one of two. At a holder: a public bit of every element.
+            At the dealer: the difference between the masks, added where that bit is 1. It serves
+            element-wise products.
     """
 
     mask: Tensor | None
@@ -45,30 +48,32 @@ class Opened:
     turn: Tensor | None = None
 
     def map(self, transposed: bool, rows: Tensor | None) -> Opened:
-        """The same for a transposed or row-selected tensor."""
+        """Return the record of a transposed or row-selected tensor."""
         return self.moved(lambda each: _map(each, transposed, rows))
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Opened:
-        """The same for a tensor whose elements were moved."""
+        """Return the record of a tensor whose elements were moved."""
         parts = (self.mask, self.difference, self.second, self.turn)
         return Opened(*(None if each is None else move(each) for each in parts))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A shared tensor as one party sees it; what it does to itself needs no message.
+    """A shared tensor as one party sees it; its own methods need no message.
 
-    Fast mode opens two kinds one way: columns that one holder has in plaintext, and, of what is
-    multiplied from the right with those, the share of the holder who lacks them.
+    Fast mode opens two kinds of tensors one way: columns that one holder has in plaintext; and, for
+    right factors of those, the share of the holder that lacks the columns.
 
     Attributes:
-        share: this holder's, int64; at the dealer a blank, which has a shape only.
+        share: this holder's share, int64; at the dealer a blank, which has only a shape.
         bits: fraction bits of the shared value.
         opened: set once the tensor was opened under a mask.
-        owned: so many first columns are P0's, the others P1's, each in plaintext at its owner: the
-            other holder's share is zero. None where shares are what they are.
-        faced: it is to be the right factor of a tensor of which P0 owns so many columns.
-        foreseen: what P2 answers, while a program is followed ahead: P0's share of it is a pad.
+        owned: number of first columns that are P0's; the others are P1's. Each column is in
+            plaintext at its owner, and the other holder's share is zero. None for ordinary shares.
+        faced: number of columns that P0 owns of the left factor with which this tensor will be
+            multiplied.
+        foreseen: whether it is P2's future answer, while a program is followed ahead: then P0's
+            share is a pad.
     """
 
     share: Tensor
@@ -80,16 +85,16 @@ class SharedTensor:
 
     @property
     def shape(self) -> torch.Size:
-        """Its axes."""
+        """Axes of the tensor."""
         return self.share.shape
 
     @property
     def is_quotient(self) -> bool:
-        """Whether it was opened while it was divided; see `Opened.turn`."""
+        """Whether the tensor was opened while it was divided; see `Opened.turn`."""
         return self.opened is not None and self.opened.turn is not None
 
     def mask_part(self, part: int) -> Tensor:
-        """The mask it was opened under, or as part 1 the turn of a quotient; see `Opened`."""
+        """Return the mask of the opening, or for part 1 the turn of a quotient; see `Opened`."""
         turn = self._opening().turn
         if part == 0:
             return self.mask()
@@ -97,7 +102,7 @@ class SharedTensor:
         return turn
 
     def part(self, holder: int) -> Tensor:
-        """What a holder opens of it: of axes that all parties know, of elements that it has."""
+        """Return the elements that a holder opens: their axes are public, their values its own."""
         if self.owned is not None:
             return self.share[:, self.owned :] if holder else self.share[:, : self.owned]
         if self.faced is not None:
@@ -105,42 +110,42 @@ class SharedTensor:
         return self.share
 
     def mask(self) -> Tensor:
-        """This party's part of the mask it was opened under; see `Opened`."""
+        """Return this party's part of the mask of the opening; see `Opened`."""
         mask = self._opening().mask
         assert mask is not None, "a mask was kept"
         return mask
 
     def difference(self) -> Tensor:
-        """What a holder learned from the opening; see `Opened`."""
+        """Return the opening that a holder received; see `Opened`."""
         difference = self._opening().difference
         assert difference is not None, "a holder knows what was opened"
         return difference
 
     def masks(self) -> tuple[Tensor, Tensor]:
-        """Both parts of the mask, as the dealer has them."""
+        """Return both parts of the mask, as the dealer has them."""
         second = self._opening().second
         assert second is not None, "the dealer draws both"
         return self.mask(), second
 
     def facing(self, left: SharedTensor) -> SharedTensor:
-        """The same as the right factor of a tensor; opened before only if that opening serves."""
+        """Return the tensor as the right factor of `left`; an opening stays only if it serves."""
         serves = self.opened is not None and self.owned is None
         if serves and self.faced in (None, left.owned):
             return self
         return SharedTensor(self.share, self.bits, faced=left.owned)
 
     def transposed(self) -> SharedTensor:
-        """Axes (rows, columns) exchanged; an opening of both shares stays one."""
+        """Exchange the axes (rows, columns); an opening of both shares stays valid."""
         if self.owned is not None or self.faced is not None:
             return SharedTensor(self.share.t(), self.bits)
         return self._map(True, None)
 
     def rows(self, index: Tensor) -> SharedTensor:
-        """Some rows of a tensor that is no right factor; an opening stays one."""
+        """Select rows of a tensor that is no right factor; an opening stays valid."""
         return self._map(False, index)
 
     def plus(self, other: SharedTensor) -> SharedTensor:
-        """The sum; a vector is added to every row.
+        """Return the sum; a vector is added to every row.
 
         Raises:
             ValueError: the two have different fractions.
@@ -149,15 +154,15 @@ class SharedTensor:
         return SharedTensor(self.share + other.share, self.bits)
 
     def minus(self, other: SharedTensor) -> SharedTensor:
-        """The difference; see `plus`."""
+        """Return the difference; see `plus`."""
         self._same_bits(other)
         return SharedTensor(self.share - other.share, self.bits)
 
     def finer(self, bits: int) -> SharedTensor:
-        """The same value with more fraction bits.
+        """Return the same value with more fraction bits.
 
         Raises:
-            ValueError: fewer are asked for, which takes a message; see `Party.truncate`.
+            ValueError: `bits` is smaller than now, which takes a message; see `Party.truncate`.
         """
         if bits < self.bits:
             raise ValueError(f"{self.bits} fraction bits cannot become {bits} by themselves")
@@ -166,7 +171,7 @@ class SharedTensor:
         return SharedTensor(self.share << (bits - self.bits), bits)
 
     def beside(self, other: SharedTensor) -> SharedTensor:
-        """The columns of two tensors side by side; those that are owned stay so, P0's first."""
+        """Join the columns of two tensors; owned columns stay owned, P0's first."""
         self._same_bits(other)
         owned = None
         if self.owned is not None and other.owned is not None:
@@ -175,11 +180,11 @@ class SharedTensor:
         return SharedTensor(torch.cat([self.share, other.share], 1), self.bits, owned=owned)
 
     def row_sum(self) -> SharedTensor:
-        """The sum over rows; axes (columns,)."""
+        """Return the sum over rows; axes (columns,)."""
         return SharedTensor(self.share.sum(0), self.bits)
 
     def alone(self) -> SharedTensor:
-        """The elements and what they stand for, forgetting openings and owners."""
+        """Return the elements and their bits, without openings and owners."""
         return SharedTensor(self.share, self.bits)
 
     def _opening(self) -> Opened:
@@ -188,7 +193,9 @@ class SharedTensor:
 
     def _same_bits(self, other: SharedTensor) -> None:
         if self.bits != other.bits:
-            raise ValueError(f"shares of {self.bits} and {other.bits} fraction bits do not join")
+            raise ValueError(
+                f"shares of {self.bits} and {other.bits} fraction bits cannot be combined"
+            )
 
     def _map(self, transposed: bool, rows: Tensor | None) -> SharedTensor:
         opened = None if self.opened is None else self.opened.map(transposed, rows)
@@ -196,7 +203,7 @@ class SharedTensor:
 
 
 def owned_by(owner: int, shape: Sequence[int]) -> int | None:
-    """Who owns the columns of a tensor that a party shares, as `SharedTensor.owned` says it.
+    """Return the value of `SharedTensor.owned` for a tensor that this party shares.
 
     >>> owned_by(0, (5, 3)), owned_by(1, (5, 3)), owned_by(2, (5, 3))
     (3, 0, None)
@@ -207,7 +214,7 @@ def owned_by(owner: int, shape: Sequence[int]) -> int | None:
 
 
 def stacked(parts: Sequence[SharedTensor]) -> SharedTensor:
-    """The rows of several tensors one after another, which are owned and opened alike."""
+    """Stack the rows of several tensors that are owned and opened alike."""
     if len(parts) == 1:
         return parts[0]
     first, opened = parts[0], None
@@ -225,7 +232,7 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def blank(shape: Sequence[int]) -> Tensor:
-    """Axes without content: one zero that stands for every element.
+    """Return a tensor without content: one zero that represents every element.
 
     torch's own tensors without content (meta) take seconds to load.
     """
@@ -240,13 +247,13 @@ def _map(elements: Tensor, transposed: bool, rows: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """z <- z times / 2^shift on shares.
+    """Truncation z <- z times / 2^shift on shares.
 
     Attributes:
         shift: bits divided away.
-        zmax_bits: bits of the largest |z times| that is safe; beyond it the huge error returns.
-        times: a public whole factor, multiplied first.
-        rate: whether the value is divided, and not only its fraction shortened.
+        zmax_bits: bits of the largest safe |z times|; beyond it the huge error returns.
+        times: a public integer factor, multiplied first.
+        rate: whether the division changes the value, and not only the number of fraction bits.
     """
 
     shift: int
@@ -256,7 +263,7 @@ class Truncation:
 
 
 def bits_after(bits: int, truncations: Sequence[Truncation]) -> int:
-    """Fraction bits of what had `bits` before the truncations.
+    """Return the fraction bits after the truncations of a value that had `bits` before.
 
     >>> bits_after(40, [Truncation(20, 48), Truncation(18, 38, times=819, rate=True)])
     20
@@ -266,7 +273,7 @@ def bits_after(bits: int, truncations: Sequence[Truncation]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MovedIndices:
-    """Where the first holder moved its share by a quarter of the ring.
+    """Indices at which the first holder moved its share by a quarter of the ring.
 
     Attributes:
         large: flat indices of shares just below the turning point, which were lowered.
@@ -281,11 +288,11 @@ class MovedIndices:
 
 
 def truncate_first(share: Tensor, truncation: Truncation) -> tuple[Tensor, MovedIndices]:
-    """The first holder's side; the new share, and what to tell the second.
+    """Truncate at the first holder: return the new share, and the indices to send to the second.
 
     Args:
         share: int64 of any shape.
-        truncation: the same at both holders.
+        truncation: equal at both holders.
     """
     elements = torch.empty(share.shape, dtype=torch.int64)
     indices = []
@@ -294,17 +301,17 @@ def truncate_first(share: Tensor, truncation: Truncation) -> tuple[Tensor, Moved
         near = _near_the_turn(piece, 1 << truncation.zmax_bits)
         if len(near):
             indices.append(start + near)
-            # A quarter less where the share is large, a quarter more where it is small.
+            # Subtract a quarter where the share is large, add a quarter where it is small.
             piece.numpy()[near] ^= _QUARTER
         piece >>= truncation.shift
     moved = np.concatenate(indices) if indices else np.empty(0, np.int64)
-    # A quarter of the ring is more than zmax, so what was lowered is still above 0.
+    # A quarter of the ring is more than zmax, so a lowered share is still above 0.
     high = elements.numpy().reshape(-1)[moved] >= 0
     return elements, MovedIndices(torch.from_numpy(moved[high]), torch.from_numpy(moved[~high]))
 
 
 def truncate_second(share: Tensor, truncation: Truncation, moved: MovedIndices) -> Tensor:
-    """The second holder's side: it moves the same indices back, and divides towards the other side.
+    """Truncate at the second holder: move the same indices back, and divide towards the other side.
 
     Rounding one share down and the other up keeps the error of the sum within one unit.
     """
@@ -321,14 +328,15 @@ def truncate_second(share: Tensor, truncation: Truncation, moved: MovedIndices) 
 
 
 def _pieces(share: Tensor, elements: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Where each piece begins, and it, of both: small enough to stay in a processor's cache."""
+    """Yield pieces of both, with their start, small enough for a processor's cache."""
     source, target = share.reshape(-1), elements.view(-1)
     for start in range(0, len(source), _PIECE):
         yield start, source[start : start + _PIECE], target[start : start + _PIECE]
 
 
 def _near_the_turn(elements: Tensor, zmax: int) -> np.ndarray:
-    """Where shares are less than zmax from the turn from the largest number to the smallest."""
-    # Counted from the lowest of these they are the numbers below 2 zmax: one comparison for both.
+    """Return indices of shares within zmax of the turning point (largest to smallest number)."""
+    # Counted from the lowest such share, these are the numbers below 2 zmax: one comparison for
+    # both.
     from_lowest = elements.numpy().view(np.uint64) + np.uint64(_TURN + zmax)
     return np.flatnonzero(from_lowest < np.uint64(2 * zmax))

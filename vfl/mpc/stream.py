@@ -1,8 +1,8 @@
 """One-time pads from a key that two parties share: AES-128 in counter mode, each pad used once.
 
-The key belongs to one pair of parties in one attempt of one session; whoever agrees on it binds it
-to them. Inside, every purpose has an AES key of its own and every step a counter range of its own,
-so that neither the order of the calls nor a lost call can shift one end against the other.
+The key belongs to one pair of parties in one attempt of one session; the key agreement binds it to
+them. Every purpose has an AES key of its own, and every step a counter range of its own. So neither
+the order of the calls nor a lost call can shift one end against the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vfl.core.errors import ReusedPadError
 #: Bytes of the key of a stream.
 KEY_BYTES = 32
 _BLOCK_BYTES = 16
-#: The cipher adds the key stream to its input.
+#: The cipher adds this input to its key stream.
 _ZEROS = bytes(1 << 16)
 _AES_KEY_BYTES = 16
 _STEPS = 2**63
@@ -27,11 +27,11 @@ _STEPS = 2**63
 class PadStream:
     """The pads of one key, for one thread.
 
-    A purpose is words and numbers; when its last part is a number, that is the step. The steps of
-    a purpose only go up, so what was used is remembered in one number a purpose.
+    A purpose consists of words and numbers; a number as the last part is the step. The steps of a
+    purpose only go up, so one number per purpose records all used steps.
 
     Args:
-        key: 32 bytes that both ends have, good for one pair, session and attempt.
+        key: 32 bytes that both ends have, valid for one pair, session and attempt.
 
     >>> ours, theirs = PadStream(bytes(32)), PadStream(bytes(32))
     >>> bool((ours.elements64(3, "share", 7) == theirs.elements64(3, "share", 7)).all())
@@ -48,7 +48,7 @@ class PadStream:
         self._last: dict[tuple[str | int, ...], int] = {}
 
     def expand(self, *names: tuple[str | int, ...]) -> None:
-        """Derive keys of purposes now, which else happens at the first pad of each.
+        """Derive keys of purposes now; otherwise the first pad of each purpose derives its key.
 
         Args:
             names: purposes without their step.
@@ -57,18 +57,19 @@ class PadStream:
             self._cipher_of(name)
 
     def elements32(self, count: int, *purpose: str | int) -> np.ndarray:
-        """`count` uniform elements of the ring 2^32; uint32 of shape (count,). See `elements64`."""
+        """Return uniform elements of the ring 2^32; uint32 of shape (count,). See `elements64`."""
         return self._elements(count, np.dtype("<u4"), purpose)
 
     def elements64(self, count: int, *purpose: str | int) -> np.ndarray:
-        """`count` uniform elements of the ring 2^64; uint64 of shape (count,), the caller's own.
+        """Return uniform elements of the ring 2^64; uint64 of shape (count,), free for changes.
 
         Args:
-            count: how many; a longer pad begins with the elements of a shorter one.
-            purpose: what they are for, and the step as its last part if it has steps.
+            count: number of elements; a longer pad begins with the elements of a shorter one.
+            purpose: use of the elements, with the step as its last part if the purpose has steps.
 
         Raises:
-            ReusedPadError: the pad of this purpose and step, or of a later step, was given before.
+            ReusedPadError: the pad of this purpose and step, or of a later step, was returned
+                before.
         """
         return self._elements(count, np.dtype("<u8"), purpose)
 
@@ -77,14 +78,17 @@ class PadStream:
     ) -> np.ndarray:
         size = count * dtype.itemsize
         cipher = self._cipher_at(purpose)
-        # The cipher wants room for a block more than it writes.
+        # The cipher needs room for one more block than it writes.
         raw, zeros = np.empty(size + _BLOCK_BYTES, dtype=np.uint8), memoryview(_ZEROS)
         for start in range(0, size, len(_ZEROS)):
             cipher.update_into(zeros[: size - start], raw[start:].data)
         return raw[:size].view(dtype)
 
     def _cipher_at(self, purpose: tuple[str | int, ...]) -> CipherContext:
-        """The cipher of a purpose, at the first block of its step, which is used from here on."""
+        """Return the cipher of a purpose at its step's first block.
+
+        The step counts as used from here on.
+        """
         *head, last = purpose
         name, step = (tuple(head), last) if isinstance(last, int) else (purpose, 0)
         if not 0 <= step < _STEPS:
@@ -112,7 +116,7 @@ class PadStream:
         return cipher
 
     def _key_of(self, name: tuple[str | int, ...]) -> bytes:
-        """A word and a number never look alike, whatever stands in the word."""
+        """Encode words and numbers so that a word never equals a number."""
         parts = [f"{type(part).__name__}{len(str(part))}:{part}" for part in name]
         return hmac.digest(self._key, "".join(parts).encode(), "sha256")[:_AES_KEY_BYTES]
 

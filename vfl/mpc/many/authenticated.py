@@ -1,13 +1,13 @@
-"""Additive shares that carry a MAC: a holder that lies about one is found (SPDZ).
+"""Additive shares that carry a MAC, so that a holder's false share is detected (SPDZ).
 
-Damgard, Pastro, Smart and Zakarias 2012, with a dealer in place of their preprocessing. Numbers are
-integers modulo the prime p = 2^61 - 1, for in the ring 2^64 a MAC would miss a lie about high bits.
-Holders have shares of a key a that nobody knows, and of x as well as of a x. Whatever is opened is
-checked before it is used: each holder commits itself to its part of the sum that is 0 if all told
-the truth, and then shows it. A lie passes with probability 2^-61. The dealer is trusted to deal
-what it should, and colludes with nobody.
+Source: Damgard, Pastro, Smart and Zakarias 2012, with a dealer in place of their preprocessing.
+Numbers are integers modulo the prime p = 2^61 - 1; in the ring 2^64 a MAC would miss a change of
+high bits. Holders have shares of a key a that no party knows, of each value x, and of a x. Every
+opened value is checked before it is used: each holder commits to its part of a sum that is 0 if all
+parts are honest, and then shows the part. A false share passes with probability 2^-61. The dealer
+is trusted to deal correctly and to collude with no holder.
 
-A share has two rows: of the value, and of its MAC. Signed numbers are below 2^59 in magnitude.
+A share has two rows: one of the value, one of its MAC. Signed numbers are below 2^59 in magnitude.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from vfl.mpc.numbers import BITS, FIELD, P, Ring, broadcast, reach
 from vfl.mpc.rules import name_of
 from vfl.mpc.shares import SharedTensor, blank
 
-#: What makes a signed number one from 0 to 2^60.
+#: Offset that maps signed numbers to 0 .. 2^60.
 _OFFSET = FIELD.offset
 _OFFSET_BIT = BITS - 2
 _DIGEST_BYTES, _NONCE_BYTES = 32, 16
-#: What parties of all versions compare as fraction bits, though these shares have none.
+#: Fraction bits that parties of all versions compare, although these shares have no fraction.
 _RECORDED_BITS = 20
 
 
 class AuthenticatedMember(BeaverEngine):
-    """A holder of shares with MACs, or the dealer; whatever is opened is checked.
+    """A holder of shares with MACs, or the dealer; every opened value is checked.
 
     Args:
         role, links, holders: see `Engine`.
@@ -53,19 +53,19 @@ class AuthenticatedMember(BeaverEngine):
         self._parts: list[Tensor] = []
 
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
-        """See `Peer.agree`; then everybody has a share of the key."""
+        """See `Peer.agree`; afterwards every holder has a share of the MAC key."""
         super().agree({**terms, "mac": True}, session, attempt)
         self._stream_of_holders()
         if self.deals:
             self._alpha = fresh(()).reshape(())
         (self._alpha,) = self._spread_out([self._alpha], [()], "key", self.next_number())
 
-    # What the dealer deals.
+    # Values that the dealer deals.
 
     def _spread_out(
         self, values: Sequence[Tensor], shapes: Sequence[Sequence[int]], name: str, number: int
     ) -> list[Tensor]:
-        """Shares of what the dealer has, one sent to the last holder; at the dealer the values."""
+        """Share the dealer's values; at the dealer, return the values. One message."""
         last = self.holders - 1
         if not self.deals:
             if self.role == last:
@@ -86,7 +86,7 @@ class AuthenticatedMember(BeaverEngine):
     def dealt(
         self, make: Callable[[], Sequence[Tensor]], shapes: Sequence[Sequence[int]], name: str
     ) -> tuple[list[SharedTensor], Sequence[Tensor]]:
-        """Shares with MACs of what the dealer makes; at the dealer blanks, and what it made."""
+        """Share values that the dealer makes, with MACs; at the dealer: blanks, and the values."""
         number = self.next_number()
         if self.deals:
             made = list(make())
@@ -101,7 +101,7 @@ class AuthenticatedMember(BeaverEngine):
     def _dealt(
         self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        if found := self._parts:  # they came with their mask
+        if found := self._parts:  # these shares came with their mask
             self._parts = []
             return found
         return self._spread_out([], [(2, *shape) for shape in shapes], name, number)
@@ -126,13 +126,13 @@ class AuthenticatedMember(BeaverEngine):
     def _blank(self, shape: Sequence[int]) -> Tensor:
         return blank((2, *shape))
 
-    # What is opened, and checked.
+    # Openings and their checks.
 
     def opened(self, *shared: SharedTensor) -> list[Tensor]:
-        """Values that everybody may see, once their MACs were checked; three rounds.
+        """Open values to all holders after checking their MACs; three rounds.
 
         Raises:
-            CheatingError: a holder lied.
+            CheatingError: a holder sent a false share.
         """
         return self._opened([each.share for each in shared], 0)
 
@@ -140,7 +140,7 @@ class AuthenticatedMember(BeaverEngine):
         raise AssertionError("shares with MACs are opened by `opened`, which checks them")
 
     def _opened(self, hidden: Sequence[Tensor], number: int) -> list[Tensor]:
-        """The same, under a number of its own: masks and parts were dealt under another."""
+        """Open masked shares under a number of their own; masks were dealt under another."""
         number = self.next_number()
         if self.deals:
             return [blank(each.shape[1:]) for each in hidden]
@@ -153,7 +153,7 @@ class AuthenticatedMember(BeaverEngine):
         return totals
 
     def _check(self, parts: Sequence[Tensor], number: int) -> None:
-        """Whether the holders' parts add up to 0, each told before it is known."""
+        """Check that the parts add up to 0; each holder commits to its part before it shows it."""
         own = secrets.token_bytes(_NONCE_BYTES) + bytes(pack(parts))
         for holder in self.others:
             self.channels[holder].send_bytes(_commitment(own, self.role), number, "online")
@@ -183,10 +183,10 @@ class AuthenticatedMember(BeaverEngine):
             fix="stop working with these holders; nothing that follows can be trusted",
         )
 
-    # The steps.
+    # Operations of the engine.
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """See `BeaverEngine.open`; nothing is counted where nothing is to be opened."""
+        """See `BeaverEngine.open`; without a tensor to open, no operation is counted."""
         return super().open(*tensors) if any(one.opened is None for one in tensors) else [*tensors]
 
     def _plus(self, share: Tensor, public: Tensor) -> Tensor:
@@ -198,11 +198,12 @@ class AuthenticatedMember(BeaverEngine):
         return FIELD.add(reach(share, len(sizes)), reach(added, len(sizes)))
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """1 where a value is below 0, else 0. Ten openings.
+        """Return 1 where a value is below 0, else 0; ten openings.
 
-        As in `divide`, x + 2^59 + r = c, so that y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59
-        where c' < r' + w; w tells whether the sum wrapped. That comparison is of a public number
-        with dealt bits (Damgard, Geisler and Kroigaard 2007): one of 61 numbers is 0, or none.
+        As in `divide`, x + 2^59 + r = c. So y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59 where
+        c' < r' + w; w is 1 if the sum wrapped. That test compares a public number with dealt bits
+        (Damgard, Geisler and Kroigaard 2007): one of 61 numbers is 0 if it holds, else all are
+        non-zero.
         """
         shape, places = shared.shape[1:], _OFFSET_BIT
 
@@ -221,7 +222,7 @@ class AuthenticatedMember(BeaverEngine):
         else:
             wraps = FIELD.mul(top.share, 1 - (c >> (BITS - 1)))
             numbers = self._numbers(c, wraps, bits.share, flip.share)
-        while numbers.shape[1] > 1:  # their product
+        while numbers.shape[1] > 1:  # multiply the numbers in pairs
             if numbers.shape[1] % 2:
                 numbers = self._with_one(numbers)
             half = numbers.shape[1] // 2
@@ -230,7 +231,7 @@ class AuthenticatedMember(BeaverEngine):
         (zero,) = self.opened(self.multiply(SharedTensor(numbers.share[:, 0], 0), factor))
         if self.deals:
             return SharedTensor(self._blank(shape), 0)
-        found = (zero == 0).long()  # whether c' < r' + w, but for the flip
+        found = (zero == 0).long()  # 1 where c' < r' + w, before the flip is undone
         less = self.plus(
             SharedTensor(FIELD.mul(flip.share, FIELD.lift(1 - 2 * found)), 0), found
         ).share
@@ -244,9 +245,9 @@ class AuthenticatedMember(BeaverEngine):
         return self.plus(SharedTensor(FIELD.sub(above * 0, above), 0), torch.ones_like(c))
 
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """See `vfl.mpc.many.members.Member.leading`; by comparisons with every power of two.
+        """See `vfl.mpc.many.members.Member.leading`; by comparisons with all powers of two.
 
-        An element beyond the last place has its leading one there.
+        For an element beyond the last place, that place is returned as its leading one.
         """
         negative = self.is_negative(shared)
         sign = self.plus(SharedTensor(FIELD.mul(negative.share, P - 2), 0), _ones(shared.shape[1:]))
@@ -265,9 +266,9 @@ class AuthenticatedMember(BeaverEngine):
         return SharedTensor(torch.cat([between, last.share, negative.share[:, None]], 1), 0)
 
     def _numbers(self, c: Tensor, wraps: Tensor, bits: Tensor, flip: Tensor) -> SharedTensor:
-        """One is 0 if the public number is the smaller one, or with the flip the larger one.
+        """Return numbers of which one is 0 if the public one is smaller; with the flip, larger.
 
-        Compared are 4 c' + 1 and 4 r' + 2 w, which are never equal.
+        The comparison is of 4 c' + 1 with 4 r' + 2 w, which are never equal.
         """
         secret = torch.cat([torch.zeros_like(wraps)[:, None], wraps[:, None], bits], 1)
         lower = c & (_OFFSET - 1)
@@ -295,7 +296,7 @@ class AuthenticatedMember(BeaverEngine):
         return SharedTensor(torch.cat([numbers.share, one.share], 1), 0)
 
     def sum_of(self, one: SharedTensor, two: SharedTensor) -> SharedTensor:
-        """The sum of two shared tensors; no message."""
+        """Return the sum of two shared tensors; no message."""
         return one if self.deals else SharedTensor(FIELD.add(one.share, two.share), 0)
 
 
@@ -304,7 +305,7 @@ def _ones(shape: Sequence[int]) -> Tensor:
 
 
 def fresh(shape: Sequence[int]) -> Tensor:
-    """Uniform elements, from the operating system."""
+    """Draw uniform elements from the operating system."""
     count = max(1, torch.Size(shape).numel())
     words = torch.frombuffer(bytearray(secrets.token_bytes(8 * count)), dtype=torch.int64) & P
     return FIELD.lift(words).reshape(tuple(shape))

@@ -1,14 +1,15 @@
-"""Additive shares among 2 to 8 holders, and a dealer whose part is done before theirs.
+"""Additive shares among 2 to 8 holders, with a dealer that finishes its work before theirs.
 
-See `vfl.mpc.engine`. The dealer sees no value, unless the form that asks it with permuted values
-(`Member.apply`) is chosen. All follow the protocol; the dealer with all other holders learns what a
-holder has.
+See `vfl.mpc.engine`. The dealer sees no value, except in the form that asks it with permuted values
+(`Member.apply`). All parties follow the protocol; the dealer together with all other holders learns
+a holder's values.
 
-Products take a round, divisions one (Escudero et al. 2020, section 5.1: exact but for one unit,
-also where every holder's own division would be wrong), bits four (`Member.bits_of`), one bit as a
-number one.
+Products and divisions take one round each. Divisions follow Escudero et al. 2020, section 5.1:
+exact to one unit, also where local division of each share would be wrong. Extracting all bits
+(`Member.bits_of`) takes four rounds; turning one bit into a number takes one.
 
-Numbers are fixed point in the ring 2^64. Bytes below are payloads a holder sends, n elements.
+Numbers are fixed point in the ring 2^64. Byte counts below are payloads that a holder sends for n
+elements.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 
 MOST_HOLDERS = 8
 _FIX = "scale the columns, or take fewer fraction bits"
-#: Elements that `Lockstep` draws at once.
+#: Number of elements that `Lockstep` draws at once.
 _BLOCK = 1 << 16
-#: Factors of one product of bits, and what it takes to reach every bit of a word.
+#: Number of factors in one product of bits, and the strides needed to reach every bit of a word.
 _FAN = 4
 _STRIDES = (1, 4, 16)
 
-#: A product of bits: words by their index, each moved by so many places, up if positive.
+#: Factors of a product of bits: index of each word, and how many places it moves (up if positive).
 Factors = tuple[tuple[int, int], ...]
 
 
 class Member(BeaverEngine):
-    """One of the holders, or the dealer.
+    """A holder, or the dealer.
 
     Args:
-        role: from 0; the last is the dealer's.
-        links: to the others, by role. Nobody but its two ends may read one.
-        holders: how many there are, 2 to 8.
+        role: from 0; the last role is the dealer's.
+        links: to the other parties, by role. Only the two ends of a link may read it.
+        holders: number of holders, 2 to 8.
         bits: fraction bits of shared values.
     """
 
@@ -67,7 +68,7 @@ class Member(BeaverEngine):
         self._order: PadStream | None = None
 
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
-        """See `Peer.agree`; the holders then have a stream in common that the dealer lacks."""
+        """See `Peer.agree`; the holders then share a stream that the dealer lacks."""
         super().agree(terms, session, attempt)
         self._order = self._stream_of_holders()
 
@@ -76,14 +77,14 @@ class Member(BeaverEngine):
     def share(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
     ) -> SharedTensor:
-        """Values of one holder as shares; no message.
+        """Share values of one holder; no message.
 
         Args:
-            owner: whose values they are.
-            shape: their axes, which everybody knows.
+            owner: role of the holder whose values they are.
+            shape: axes of the values, known to every party.
             values: the values at their owner, None elsewhere.
-            where: their name, for messages.
-            bits: fraction bits, the member's own if negative.
+            where: name of the values, for error messages.
+            bits: fraction bits; negative means this member's own.
 
         Raises:
             RingRangeError: a value does not fit.
@@ -96,20 +97,21 @@ class Member(BeaverEngine):
         return self._share(number, owner, shape, own, bits)
 
     def own(self, elements: Tensor, bits: int) -> SharedTensor:
-        """What every holder adds of its own, as one sum: each one's part is its share."""
+        """Treat each holder's own summand as its share of their sum; no message."""
         return SharedTensor(blank(elements.shape) if self.deals else elements, bits)
 
     def public(self, shared: SharedTensor, value: float, factor: int = 1) -> SharedTensor:
-        """``factor * shared + value``: what needs no message; the value at the shared scale."""
+        """Return ``factor * shared + value`` without a message; `value` is at the shared scale."""
         share = shared.share * factor
         if self.first:
             share = share + round(value * 2.0**shared.bits)
         return SharedTensor(share, shared.bits)
 
     def shuffled(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """The rows of tensors of as many rows, in one order that the dealer does not know.
+        """Permute the rows of all tensors in one order that the dealer does not know.
 
-        The dealer then cannot tell whose row it is that a later operation picks. No message.
+        The dealer then cannot identify the owner of a row that a later operation selects. No
+        message.
         """
         number = self.next_number()
         if self.deals:
@@ -118,16 +120,16 @@ class Member(BeaverEngine):
         order = permutation(self._order, len(tensors[0].share), "rows", number)
         return [each.rows(torch.from_numpy(order)) for each in tensors]
 
-    # Quotients that are multiplied at once.
+    # Operations on quotients.
 
     def quotient(self, shared: SharedTensor, shift: int) -> SharedTensor:
-        """As `divide`, and what was opened for it serves later products, element by element.
+        """Divide as `divide` does, and keep the opening for later element-wise products.
 
-        What a holder learned, c = x + offset + r, is the quotient less a mask: c / 2^shift, plus a
-        turn of the ring where the uppermost bit b of c is 1, is public, and the rest is one of two
-        masks, A and A + B, which b tells apart (`vfl.mpc.numbers.Ring.quotient`). So a product
-        takes no round of its own: its dealer deals products of A and of B (function-dependent
-        preprocessing: Ben-Efraim, Nielsen and Omri 2019). 8 n bytes, one round.
+        The holders learn c = x + offset + r, which is the quotient minus a mask. Public are c /
+        2^shift, and one turn of the ring where the uppermost bit b of c is 1; the remainder is one
+        of two masks, A or A + B, and b selects which (`vfl.mpc.numbers.Ring.quotient`). So a
+        product takes no round of its own: the dealer deals products of A and of B
+        (function-dependent preprocessing: Ben-Efraim, Nielsen and Omri 2019). 8 n bytes, one round.
         """
         number, shape, place = self.next_number(), shared.shape, SIGN - shift
         mask = self._mask_to_divide(shared.share, shift, number)
@@ -144,7 +146,7 @@ class Member(BeaverEngine):
         return SharedTensor(share, shared.bits - shift, opened)
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """See `BeaverEngine.open`; quotients are opened anew, for any product."""
+        """See `BeaverEngine.open`; quotients are opened again so that any product can use them."""
         return super().open(
             *(replace(each, opened=None) if each.is_quotient else each for each in tensors)
         )
@@ -152,7 +154,7 @@ class Member(BeaverEngine):
     def multiply(
         self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
     ) -> SharedTensor:
-        """See `BeaverEngine.multiply`; quotients are multiplied as they are."""
+        """See `BeaverEngine.multiply`; quotients are multiplied without another opening."""
         if operation is not torch.mul or not (left.is_quotient or right.is_quotient):
             return super().multiply(left, right, operation)
         if left is right:
@@ -174,7 +176,7 @@ class Member(BeaverEngine):
         return SharedTensor(share, bits)
 
     def _square(self, one: SharedTensor) -> SharedTensor:
-        """(A + b B)^2 = A^2 + b (2 A B + B^2), for b is 0 or 1."""
+        """Square by (A + b B)^2 = A^2 + b (2 A B + B^2), since b is 0 or 1."""
         number = self.next_number()
         mask, turn = one.mask(), one.mask_part(1)
         if self.deals:
@@ -185,32 +187,32 @@ class Member(BeaverEngine):
         share = self._plus(2 * e * mask + base + turn * more, e * e)
         return SharedTensor(share, 2 * one.bits)
 
-    # Bits. Words of 64 bits whose exclusive or is the secret; n words each.
+    # Bits: words of 64 bits whose exclusive or is the secret; n words each.
 
     def bits_of(self, shared: SharedTensor) -> Tensor:
-        """Its elements' bits as words of shared bits. 56 n bytes, four rounds.
+        """Return the elements' bits as words of shared bits. 56 n bytes, four rounds.
 
-        A sum's carries take log4(64) rounds where products of four bits take one.
+        The carries of a sum take log4(64) rounds; each round multiplies four bits at a time.
         """
         generate, total = self._summed(shared)
         propagate = total
         for stride in _STRIDES:
             generate, propagate = self._carried(generate, propagate, stride)
-        # The mask less the opened number is this sum's complement.
+        # The mask minus the opened number is the complement of this sum.
         return self._flipped(total ^ (generate << 1), -1)
 
     def highest_bit(self, words: Tensor) -> Tensor:
-        """Of each word the uppermost bit that is one, alone; 24 n bytes, three rounds."""
+        """Keep only the uppermost 1 bit of each word; 24 n bytes, three rounds."""
         empty = self._flipped(words, -1)
         for stride in _STRIDES:
             (empty,) = self._ands([empty], [tuple((0, -at * stride) for at in range(_FAN))])
-        # Places from which on all above are empty, less those where this one is too.
+        # Mark places above which no bit is set, then remove those where this bit is not set either.
         return empty ^ (down(empty, 1, ones=self.first))
 
     def numbers_of(self, words: Tensor, places: Sequence[int]) -> SharedTensor:
-        """Bits as the numbers 0 and 1; axes (places, *those of the words). One round.
+        """Convert bits to the numbers 0 and 1; axes (places, *those of the words). One round.
 
-        8 n bytes, or n / 8 of the uppermost bit alone.
+        It takes 8 n bytes, or n / 8 for the uppermost bit alone.
         """
         number, shape = self.next_number(), torch.Size((len(places), *words.shape))
         every = ELEMENT_BITS if tuple(places) == (SIGN,) else 1
@@ -227,9 +229,9 @@ class Member(BeaverEngine):
         return SharedTensor(share + public if self.first else share, 0)
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """1 where a value is below 0, else 0; no fraction bits. 29 n bytes, five rounds.
+        """Return 1 where a value is below 0, else 0; no fraction bits. 29 n bytes, five rounds.
 
-        Of the carries only the last counts, so each round needs a quarter of the bits before.
+        Only the last carry counts, so each round needs a quarter of the bits of the round before.
         """
         generate, total = self._summed(shared)
         carry, propagate = generate << 1, total << 1
@@ -238,40 +240,41 @@ class Member(BeaverEngine):
         return SharedTensor(self.numbers_of(self._flipped(total ^ carry, -1), [SIGN]).share[0], 0)
 
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """Where the leading one of each magnitude is, and its sign; no fraction bits.
+        """Return the place of each magnitude's leading one, and the sign; no fraction bits.
 
-        Nothing is disclosed. 88 n bytes, eight rounds. Of a negative element the leading one is
+        It discloses no value. 88 n bytes, eight rounds. For a negative element the leading one is
         that of its complement, which is one less than its magnitude.
 
         Returns:
-            Axes (places + 1, *its own): 1 at the leading one's place, if it is among those asked;
-            last, 1 where an element is below 0.
+            Axes (places + 1, *its own): 1 at the leading one's place, if it is one of `places`; the
+            last entry is 1 where an element is below 0.
         """
         words = self.bits_of(shared)
         magnitude = words ^ (words >> SIGN)  # each holder flips by its own share of the sign
-        top = self.highest_bit(magnitude)  # whose uppermost bit is 0, so the sign fits there
+        # the uppermost bit of a magnitude is 0, so the sign fits there
+        top = self.highest_bit(magnitude)
         return self.numbers_of((top & LOW) | (words & ~LOW), [*places, SIGN])
 
     def apply(
         self, shared: SharedTensor, function: Callable[[Tensor], Tensor], where: str, bits: int = -1
     ) -> SharedTensor:
-        """A function of every element, exactly, by the dealer; 8 n bytes, two messages.
+        """Apply a function to every element exactly, at the dealer; 8 n bytes, two messages.
 
-        The dealer sees the values, in an order it does not know: the multiset of them.
+        The dealer sees the values in an order that it does not know, so it learns their multiset.
 
         Raises:
-            WidthError: they are too few to hide one another.
+            WidthError: there are too few values to hide one another.
             RingRangeError: a result does not fit.
         """
         number, count = self.next_number(), shared.share.numel()
         bits = self.bits if bits < 0 else bits
         if count < LEAST_PERMUTED:
             raise WidthError(
-                "too few values to hide among one another",
+                "too few values to hide one another",
                 where=where,
                 got=f"{count}",
                 want=f"at least {LEAST_PERMUTED}",
-                fix="take larger batches, or the form that shows the dealer nothing",
+                fix="take larger batches, or the form that shows the dealer no values",
             )
         if self.deals:
             seen = torch.zeros(count, dtype=torch.int64)
@@ -284,7 +287,7 @@ class Member(BeaverEngine):
         assert self._order is not None, "`agree` comes first"
         order = torch.from_numpy(permutation(self._order, count, "elements", number))
         hidden = shared.share.reshape(-1)[order]
-        for holder in self.others:  # shares that tell no more than their sum
+        for holder in self.others:  # fresh shares that reveal only their sum
             fresh = self.pad(holder, (count,), "fresh", number)
             hidden = hidden + fresh if self.role < holder else hidden - fresh
         self.channels[self.dealer].send([hidden], number)
@@ -293,13 +296,13 @@ class Member(BeaverEngine):
         found[order] = answer
         return SharedTensor(found.reshape(shared.shape), bits)
 
-    # What the above is made of.
+    # Steps that the operations above are made of.
 
     def _summed(self, shared: SharedTensor) -> tuple[Tensor, Tensor]:
-        """Which bits of two words are both one, and which differ.
+        """Return the bits that are 1 in both of two words, and those that differ.
 
-        Their sum is the complement of the element, which is what was opened less a mask whose bits
-        are dealt.
+        The sum of the two words is the complement of the element: of the opened number minus a mask
+        whose bits are dealt.
         """
         number = self.next_number()
         mask = self._mask(shared.shape, "whole", number=number)
@@ -313,9 +316,10 @@ class Member(BeaverEngine):
     def _carried(
         self, generate: Tensor, propagate: Tensor, stride: int, *, last: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Which runs of 4 `stride` bits make a carry, and which pass one on, from shorter runs.
+        """Return the runs of 4 `stride` bits that generate a carry and those that propagate one.
 
-        With `last` only of runs that end at every so many bits, the uppermost included.
+        They come from runs of `stride` bits. With `last`, only runs that end at every so many bits
+        count, the uppermost included.
         """
         above = [(*((1, at * stride) for at in range(n)), (0, n * stride)) for n in range(1, _FAN)]
         whole = tuple((1, at * stride) for at in range(_FAN))
@@ -326,17 +330,17 @@ class Member(BeaverEngine):
     def _ands(
         self, words: Sequence[Tensor], products: Sequence[Factors], given: int = 1, wanted: int = 1
     ) -> list[Tensor]:
-        """Products of bits, moved or not, in one round; 8 bytes a word.
+        """Multiply bits, moved or not, in one round; 8 bytes a word.
 
-        Of factors that were opened under masks the product is a sum over subsets: those masks'
-        product, which is dealt, times the other factors' openings (Beaver 1991 has two factors).
-        Bits that a move upwards brings in are zeros, downwards ones.
+        For factors opened under masks, the product is a sum over subsets: the dealt product of the
+        subset's masks, times the other factors' openings (Beaver 1991 has two factors). An upward
+        move brings in zeros, a downward move ones.
 
         Args:
-            words: shared.
-            products: of which words, moved how far.
-            given: words count at every so many bits only, the last one included.
-            wanted: likewise of the products.
+            words: shared words.
+            products: for each product, the words and how far each is moved.
+            given: stride at which bits of `words` count, the last bit included.
+            wanted: stride at which bits of the products are wanted.
         """
         number, shape = self.next_number(), words[0].shape
         masks = [
@@ -378,15 +382,15 @@ class Member(BeaverEngine):
         return found
 
     def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
-        """A shared word with some public bits the other way."""
+        """Flip some public bits of a shared word."""
         return word ^ where if self.first else word
 
 
 class Lockstep(BeaverEngine):
     """All holders and the dealer in one process, one operation after the other, without messages.
 
-    Shares and masks have an axis of holders in front; what is opened has none. Comparisons
-    want parties of their own (`Member`).
+    Shares and masks have an axis of holders in front; opened values have none. Comparisons need
+    separate parties (`Member`).
 
     Args:
         holders: 2 to 8.
@@ -402,7 +406,7 @@ class Lockstep(BeaverEngine):
         self._divisions: dict[int, tuple[Sequence[Tensor], int]] = {}
 
     def _uniform(self, shape: Sequence[int]) -> Tensor:
-        """Fresh elements, drawn from the stream a block at a time."""
+        """Return fresh uniform elements, drawn from the stream a block at a time."""
         count = math.prod(shape)
         if self._taken + count > len(self._block):
             self._blocks += 1
@@ -412,7 +416,7 @@ class Lockstep(BeaverEngine):
         return self._block[self._taken - count : self._taken].view(tuple(shape))
 
     def split(self, whole: Tensor) -> Tensor:
-        """Fresh shares of elements; axes (holders, *theirs)."""
+        """Split elements into fresh shares; axes (holders, *theirs)."""
         shares = torch.empty((self.holders, *whole.shape), dtype=torch.int64)
         shares[1:] = self._uniform((self.holders - 1, *whole.shape))
         torch.sub(whole, shares[1] if self.holders == 2 else shares[1:].sum(0), out=shares[0])
@@ -421,11 +425,12 @@ class Lockstep(BeaverEngine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """See `BeaverEngine.divide`; what is dealt for it is dealt a block at a time."""
+        """See `BeaverEngine.divide`; the parts of its mask are dealt a block at a time."""
         shape, offset = shared.share.shape, 0 if positive else self.numbers.offset
         mask, part, turn = self._division(shift, shape)
         opened = self._whole(shared.share + mask) + offset
-        # The share is p - t (1 - 2 b) of what is dealt and b, the upper bit of what was opened.
+        # The share is p - t (1 - 2 b) of the dealt numbers p and t, where b is the upper bit of the
+        # opening.
         share = torch.addcmul(part, turn, opened >> SIGN)
         share[0] += ((opened >> shift) & ((1 << ELEMENT_BITS - shift) - 1)) - (
             (offset >> shift) + below
@@ -433,7 +438,7 @@ class Lockstep(BeaverEngine):
         return SharedTensor(share, shared.bits - shift)
 
     def _division(self, shift: int, shape: Sequence[int]) -> list[Tensor]:
-        """Shares of a mask, of its upper bit less its other ones, and of twice that bit."""
+        """Return shares of a mask, of its upper bit minus its other bits, and of twice that bit."""
         count = math.prod(shape[1:])
         block, taken = self._divisions.get(shift, ((), _BLOCK))
         if taken + count > (block[0].shape[1] if block else 0):
@@ -492,10 +497,10 @@ class LocalMembers(LocalParties[Member]):
     """Holders and a dealer as threads of this process.
 
     Args:
-        holders: 2 to 8.
+        holders: number of holders, 2 to 8.
         bits: fraction bits of shared values.
-        terms: what the parties compare before they begin.
-        timeout_s: how long a party waits for a message.
+        terms: settings that the parties compare before they begin.
+        timeout_s: seconds that a party waits for a message.
     """
 
     def __init__(
@@ -513,17 +518,17 @@ class LocalMembers(LocalParties[Member]):
 
 
 def _parts(one: SharedTensor) -> range:
-    """A mask has one part, that of a quotient two; see `Member.quotient`."""
+    """Return the parts of a mask: one, or two for that of a quotient; see `Member.quotient`."""
     return range(2 if one.is_quotient else 1)
 
 
 def _moved(word: Tensor, by: int, *, ones: bool = False) -> Tensor:
-    """Up, with zeros, or down, with zeros or ones."""
+    """Move a word up, filling with zeros, or down, filling with zeros or ones."""
     return word << by if by >= 0 else down(word, -by, ones=ones)
 
 
 def _squeezed(words: Sequence[Tensor], every: int) -> list[Tensor]:
-    """Every so many bits of words, the uppermost included, so many words in one; one axis each.
+    """Pack each `every`-th bit of words, counted down from the uppermost; one axis.
 
     >>> words = [torch.tensor([-(2**63), 0, 0, 2**47])]
     >>> _squeezed(words, 16)
@@ -537,11 +542,11 @@ def _squeezed(words: Sequence[Tensor], every: int) -> list[Tensor]:
     count = -flat.shape[1] % every
     rows = torch.nn.functional.pad(_picked(flat, every - 1, every), (0, count))
     moved = rows.reshape(len(words), every, -1) << torch.arange(every)[:, None]
-    return list(moved.sum(1))  # no two have a bit at one place
+    return list(moved.sum(1))  # no two words have a bit at the same place
 
 
 def _spread(squeezed: Sequence[Tensor], shape: Sequence[int], every: int) -> list[Tensor]:
-    """The words of `_squeezed`, with zeros elsewhere."""
+    """Unpack the words of `_squeezed`, with zeros at the other bits."""
     if every == 1 or not squeezed:
         return list(squeezed)
     rows = torch.stack(list(squeezed))[:, None] >> torch.arange(every)[:, None]
@@ -551,12 +556,12 @@ def _spread(squeezed: Sequence[Tensor], shape: Sequence[int], every: int) -> lis
 
 
 def _picked(words: Tensor, by: int, every: int) -> Tensor:
-    """Moved down, and of that every so many bits, the lowest included."""
+    """Move words down and keep every `every`-th bit, the lowest included."""
     return (words >> by) & _places(every)
 
 
 @lru_cache(maxsize=ELEMENT_BITS)
 def _places(every: int) -> int:
-    """Every so many bits of a word, the lowest included."""
+    """Return a word with every `every`-th bit set, the lowest included."""
     bits = sum(1 << place for place in range(0, ELEMENT_BITS, every))
     return bits - (1 << ELEMENT_BITS) if bits >> SIGN else bits

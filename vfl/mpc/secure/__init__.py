@@ -1,7 +1,7 @@
-"""Secure modes of a session beside `none`, each loaded by name; the contract is `SecureMode`.
+"""Secure modes of a session other than `none`, each loaded by name; the contract is `SecureMode`.
 
-`sum` and `beaver` are members that sum cuts (`base`), `permuted` and `pea` have a network that
-nobody holds (`ends`); `keys` and `shared_layer` are the cryptography and the arithmetic below. A
-new member derives from `vfl.session.secure_mode.SecureMode` and is named in its registry, or by an
-entry point.
+`sum` and `beaver` are members that sum cuts (`base`); `permuted` and `pea` train a network whose
+weights no party holds (`ends`). `keys` and `shared_layer` have the cryptography and the arithmetic.
+A new member derives from `vfl.session.secure_mode.SecureMode`; register it there, or by an entry
+point.
 """

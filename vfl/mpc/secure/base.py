@@ -1,9 +1,9 @@
-"""The base of the modes `sum` and `beaver`, which sum the feature parties' values under masks.
+"""Base of the modes `sum` and `beaver`, which sum the feature parties' values under masks.
 
 The contract of every mode is `vfl.session.secure_mode.SecureMode`.
 
-They need keys that every pair of feature parties agrees on before the first exchange, refuse what
-would show a single cut, and take the sum at the label party.
+Before the first exchange, every pair of feature parties agrees on a key. The modes refuse settings
+that would show a single cut, and the label party receives only the sum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vfl.session.store.identity import Identity, read_pins
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Terms
 
-#: Hooks of defenses with which one does more than replace labels before a training.
+#: Defense hooks that show that a defense does more than replace labels before the training.
 _BESIDE_LABELS = (
     "wrap_bottom", "fit", "wrap_top", "counts", "batch", "embedding", "local_loss", "logits",
     "targets", "loss", "gradient", "received",
@@ -52,10 +52,10 @@ class KeyedMode(SecureMode):
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Agreement:
-        """A party's side of an agreement, with its identity key and the keys it has pinned.
+        """Return a party's side of an agreement, with its identity key and its pinned keys.
 
         Raises:
-            MissingDataError, DataError: one of the files is missing or holds something else.
+            MissingDataError, DataError: a file is missing or has other content than expected.
         """
         others = [name for name in rules.peers(terms) if name != party.party]
         return Agreement(
@@ -80,14 +80,14 @@ class KeyedMode(SecureMode):
 
 
 class SummingMode(KeyedMode):
-    """A mode in which only the sum of what the feature parties send tells anything."""
+    """A mode in which the label party learns only the sum of the feature parties' values."""
 
     def ring(self, parties: int) -> Ring:
-        """The ring in which what so many feature parties send is summed."""
+        """Return the ring in which the values of so many feature parties are summed."""
         raise NotImplementedError
 
     def ring_of(self, agreed: Agreed) -> Ring:
-        """The ring for as many feature parties as there are."""
+        """Return the ring for the number of feature parties in the settings."""
         return self.ring(max(1, len(agreed.feature_parties)))
 
     def refuse(self, agreed: Agreed) -> None:
@@ -95,7 +95,7 @@ class SummingMode(KeyedMode):
         self._refuse_alone(agreed)
         if agreed.merge != "sum":
             raise ExposedCutError(
-                "cuts side by side are seen one by one",
+                "the label party sees each cut where cuts stand side by side",
                 got=f"merge = '{agreed.merge}'",
                 want="merge = 'sum'",
             )
@@ -103,17 +103,16 @@ class SummingMode(KeyedMode):
         _check_codec(agreed.codec)
         if _reads_cuts(defenses.make(agreed.defense)):
             raise ExposedCutError(
-                "this defense has a loss of each party's cut, which the label party would have to "
-                "see",
+                "this defense needs a loss of each party's cut, which the label party may not see",
                 got=f"defense = '{agreed.defense}'",
                 want="a defense of inputs, of a party's own cut, of gradients, labels or models",
             )
 
     def _refuse_alone(self, agreed: Agreed) -> None:
-        """Refuse too few feature parties for a sum to hide anything.
+        """Refuse too few feature parties for a sum to hide a cut.
 
         Raises:
-            ExposedCutError: with the reason.
+            ExposedCutError: with so few parties a cut would be exposed.
         """
         raise NotImplementedError
 
@@ -121,11 +120,10 @@ class SummingMode(KeyedMode):
         end.link.send(Frame(Kind.PROTOCOL, 0, keys.offer))
 
     def accept(self, end: FeatureRound | HelperRound, keys: Agreement, terms: Terms) -> None:
-        """Wait for everybody's offers and use the keys that follow from them from now on.
+        """Wait for the offers of all parties; from now on use the keys derived from them.
 
         Raises:
-            AuthenticationError: an offer its party has not signed for this attempt; no cut was
-                sent.
+            AuthenticationError: a party did not sign its offer for this attempt; no cut was sent.
             ProtocolError, FrameError: the label party sent something else.
         """
         offers = expect(end.link, Kind.PROTOCOL, 0, "the label party").payload
@@ -134,28 +132,28 @@ class SummingMode(KeyedMode):
     def _begin(
         self, end: FeatureRound | HelperRound, keys: Mapping[str, bytes], terms: Terms
     ) -> None:
-        """Use the keys of each pair a party is in: a new attempt has begun."""
+        """Use the keys of each pair that includes this party: a new attempt has begun."""
         raise NotImplementedError
 
 
 def binding_of(terms: Terms, session: str, attempt: int) -> Binding:
-    """What the keys of one attempt are bound to."""
+    """Return the facts to which the keys of one attempt are bound."""
     return Binding(session, attempt, terms.digest(), tuple(rules.peers(terms)))
 
 
 def offers_bytes(terms: Terms) -> int:
-    """Everybody's offers of keys, that of a third party included."""
+    """Return the size of all parties' key offers, a third party's included."""
     return OFFER_BYTES * len(rules.peers(terms))
 
 
 class SummedCuts(CutAggregator):
-    """Takes what the feature parties send as one sum, under masks.
+    """Takes the feature parties' values as one sum, under masks.
 
-    Gradients travel as ever: with a sum every party's gradient is that of the sum.
+    Gradients are sent as in any mode: in a sum, the gradient of every cut equals that of the sum.
 
     Args:
-        ends: by party, in merge order.
-        ring: of the elements that are summed.
+        ends: ends of the streams by party, in merge order.
+        ring: ring of the summed elements.
         ledger, stopping: see `CutAggregator`.
     """
 
@@ -170,11 +168,11 @@ class SummedCuts(CutAggregator):
         self._ring = ring
 
     def begin(self) -> Mapping[str, int]:
-        """Wait for everybody's offer of keys and send all of them to everybody; see `keys`.
+        """Wait for each party's offer of keys, and send all offers to all parties; see `keys`.
 
         Raises:
             ProtocolError: a party sent something else.
-            LostPeerError: a party went away.
+            LostPeerError: a party disconnected.
         """
         offers = self._offers()
         for name, offer in offers.items():
@@ -190,10 +188,10 @@ class SummedCuts(CutAggregator):
         return {}
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
-        """The sum, under `SUM`; axes (rows, width), ready to be differentiated in a training.
+        """Return the sum, under `SUM`; axes (rows, width), ready for differentiation in a training.
 
         Raises:
-            ProtocolError, FrameError: nothing was changed by the frames.
+            ProtocolError, FrameError: the frames changed no state.
         """
         started = time.perf_counter()
         total = self._sum(exchange)
@@ -211,7 +209,7 @@ class SummedCuts(CutAggregator):
         return {name: end.take(Kind.PROTOCOL, 0).payload for name, end in self.ends.items()}
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
-        """The sum of what the parties send, and of what the label party adds, if anything."""
+        """Return the sum of the parties' values and of the label party's own addition, if any."""
         kind, rows = Kind.CUT if exchange.trains else Kind.QUERY, len(exchange.rows)
         first = next(iter(self.ends.values()))
         payloads = [self._elements(end, kind, exchange.step, rows) for end in self.ends.values()]
@@ -222,13 +220,13 @@ class SummedCuts(CutAggregator):
         payload = end.take(kind, step).payload
         try:
             self._ring.check(payload, rows, end.width)
-        except TruncatedFrameError as error:  # in a sum nobody could say whose it was
+        except TruncatedFrameError as error:  # a sum does not show which party's payload was wrong
             error.where = f"step {step} of party '{end.party}'"
             raise
         return payload
 
     def _waited_for_all(self, exchange: Exchange, started: float) -> None:
-        """Nobody's frame is worth anything before the last is here."""
+        """Wait for the frames of all parties: no frame can be used before the last one arrives."""
         for name in self.ends:
             self._waited(name, exchange, started)
 
@@ -242,53 +240,53 @@ def _check_codec(spec: str) -> None:
     codec = compression.make(spec)
     if isinstance(codec, SparseCodec):
         raise ExposedCutError(
-            "which values a party sends would tell of its cut, and masks must cover all of them",
+            "the choice of values to send would disclose part of a cut; masks cover all values",
             got=f"codec = '{spec}'",
             want=_FEWER,
         )
     if type(codec) is not Uncompressed:
         raise ExposedCutError(
-            "masked payloads add up only as numbers of the ring, not as a codec writes them",
+            "masked payloads add up only as ring elements, not in a codec's form",
             got=f"codec = '{spec}'",
             want=_FEWER,
         )
 
 
 def check_training(train: TrainSettings) -> None:
-    """Only what is linear in the gradient, with public numbers that need no division.
+    """Allow only updates that are linear in the gradient, with public factors and no division.
 
     Raises:
-        ExposedCutError: with the reason.
+        ExposedCutError: a setting needs more than that.
     """
     wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "schedule": "none"}
     wanted |= {"in_flight": 1, "warmup_steps": 0, "clip_norm": 0}
     reasons = {
-        "optimizer": "its steps are no linear function of the gradient, which nobody may see",
-        "momentum": "a fraction of shared numbers would have to be cut off at every step",
-        "weight_decay": "a fraction of shared numbers would have to be cut off at every step",
-        "schedule": "the learning rate is a number of the protocol, and stays",
-        "warmup_steps": "the learning rate is a number of the protocol, and stays",
+        "optimizer": "its steps are not linear in the gradient, which no party may see",
+        "momentum": "every step would have to truncate shared numbers",
+        "weight_decay": "every step would have to truncate shared numbers",
+        "schedule": "the protocol has one constant learning rate",
+        "warmup_steps": "the protocol has one constant learning rate",
         "clip_norm": "the norm of a gradient would be disclosed",
-        "in_flight": "weights that wait for several gradients are not built for shares",
+        "in_flight": "shared weights take one gradient at a time",
     }
     for name, value in wanted.items():
         if (got := getattr(train, name)) != value:
             raise ExposedCutError(
-                f"train.{name} cannot be so where weights are shared: {reasons[name]}",
+                f"train.{name} does not work with shared weights: {reasons[name]}",
                 got=f"train.{name} = {got}",
                 want=f"train.{name} = {value}",
             )
 
 
 def refuse_work_on_cuts(agreed: Agreed, of_labels: bool = False) -> None:
-    """Refuse a codec, a defense or another precision where nobody has a cut.
+    """Refuse a codec, a defense or another precision in a mode where no party has a cut.
 
     Args:
-        agreed: by the parties.
+        agreed: settings that the parties agreed on.
         of_labels: whether a defense may replace labels before the training.
 
     Raises:
-        ExposedCutError: with the reason.
+        ExposedCutError: a setting works on cuts.
     """
     reason = "no party has a cut here that it could work on"
     idle = [] if agreed.codec == "none" else ["codec"]
@@ -299,13 +297,13 @@ def refuse_work_on_cuts(agreed: Agreed, of_labels: bool = False) -> None:
     for name in idle:
         more = ", or a defense of labels, such as 'label_dp:epsilon=2'" if of_labels else ""
         raise ExposedCutError(
-            f"a {name} has nothing to do: {reason}",
+            f"a {name} has no effect: {reason}",
             got=f"{name} = '{getattr(agreed, name)}'",
             want=f"{name} = 'none'" + (more if name == "defense" else ""),
         )
     if agreed.train.precision != "float32":
         raise ExposedCutError(
-            "shares are numbers of a ring, whose precision is that of the mode",
+            "shares are elements of a ring, and the mode sets their precision",
             got=f"train.precision = '{agreed.train.precision}'",
             want="train.precision = 'float32', and bits of the mode",
         )

@@ -1,17 +1,17 @@
-"""``secure = "beaver"``: no party has the weights of a first layer, which two hold shares of.
+"""``secure = "beaver"``: two parties share each first layer's weights, so no party has them.
 
-Of every layer one party is the owner, which has the inputs and a share; one is the partner, which
-has the other share; one is the dealer, which deals what is random (`vfl.mpc.secure.shared_layer`).
-The label party learns the sum of all layers' outputs and goes on with it in plain text.
+Every layer has three roles. The owner has the inputs and a share, the partner has the other share,
+and the dealer deals correlated randomness (`vfl.mpc.secure.shared_layer`). The label party learns
+the sum of all layers' outputs and continues with it in plaintext.
 
-    who deals          owner             partner                      dealer
-    the label party    a feature party   the next one in merge order  the label party
-    a third party      a feature party   the label party              the third party
+    setting               owner             partner                      dealer
+    label party deals:    a feature party   the next one in merge order  the label party
+    third party deals:    a feature party   the label party              the third party
 
-In every exchange an owner opens its inputs to the partner, and the partner its share of the weights
-to the owner, both masked; each answers with its share of the outputs. A feature party adds masks
-that cancel out between all of them. Between two feature parties everything travels sealed, through
-the label party. No feature party ever sees an output or a gradient.
+In every exchange an owner opens its masked inputs to the partner, and the partner opens its masked
+share of the weights to the owner; each answers with its share of the outputs. Each feature party
+adds masks that cancel out between all of them. Messages between two feature parties are sealed and
+pass through the label party. Feature parties never see an output or a gradient.
 
 On the wire, feature parties in merge order; the partner of a party is the next one. X has a last
 column of ones. Numbers are little-endian 64-bit words modulo 2^64, row by row; B rows, d columns,
@@ -35,10 +35,10 @@ B x h. With shares A (owner) and S (partner):
    other.
 5. Owner: A -= X^T (G - R) + C. Partner: S -= E^T R + (U^T R - C).
 
-Where a third party deals, offers are those of feature parties and then of the dealer. The key of
-owner and dealer is that of the owner's stream and never travels; the dealer draws 32 bytes a layer
-for the partner's streams and sends them to the label party. Each owner tells its d (4 bytes), and
-the label party tells the dealer all of them in order.
+Where a third party deals, the feature parties and then the dealer make the offers of keys. The key
+of owner and dealer is that of the owner's stream and is never sent. The dealer draws 32 bytes a
+layer for the partner's streams and sends them to the label party. Each owner announces its d (4
+bytes), and the label party sends all of them to the dealer, in order.
 
 1. Owner: OPENING with E. Label party: OPENING with D to each owner, and to the dealer with the
    number of rows (4 bytes).
@@ -120,13 +120,13 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 from vfl.transport.pairs import SealedPairs
 
-#: Hooks of a defense that run on a feature party's bottom, cut, inputs or gradient.
+#: Defense hooks that run on a feature party's bottom, cut, inputs or gradient.
 _AT_FEATURE_PARTIES = ("wrap_bottom", "fit", "batch", "embedding", "local_loss", "received")
 _LABEL_PARTY = "the label party"
 
 
 def _about(what: str, step: int) -> bytes:
-    """What a sealed message of two feature parties is about."""
+    """Return the associated data of a sealed message between two feature parties."""
     return f"{what} {step}".encode()
 
 
@@ -135,11 +135,12 @@ def _opening(trains: bool) -> Kind:
 
 
 class Beaver(SummingMode):
-    """The label party sees the sum alone, and no party has the weights of a first layer.
+    """The label party sees only the sum of the outputs, and no party has a first layer's weights.
 
     Args:
-        dealer: name of the party that deals what is random; the label party unless given. With
-            another one, which has no data, the label party holds the other share of each layer.
+        dealer: name of the party that deals correlated randomness; the label party unless given. If
+            another party deals, it has no data, and the label party holds the other share of each
+            layer.
 
     >>> Beaver().dealer("lender"), Beaver(dealer="notary").third_party("lender")
     ('lender', 'notary')
@@ -151,10 +152,11 @@ class Beaver(SummingMode):
         self._dealer = dealer
 
     def ring(self, parties: int) -> Ring:
-        return Ring(64, OUTPUT_BITS, parties=1)  # shares of the sum: none has a bound of its own
+        # each share of the sum is uniform, so no party has a bound of its own
+        return Ring(64, OUTPUT_BITS, parties=1)
 
     def dealer(self, label_party: str) -> str:
-        """Who deals."""
+        """Return the name of the dealer."""
         return self._dealer or label_party
 
     def third_party(self, label_party: str) -> str | None:
@@ -167,7 +169,7 @@ class Beaver(SummingMode):
         check_training(agreed.train)
         if hooks := uses(defenses.make(agreed.defense), *_AT_FEATURE_PARTIES):
             raise ExposedCutError(
-                "this defense works on what no feature party has: its bottom, its cut or its "
+                "this defense needs a value that no feature party has: its bottom, its cut or its "
                 "gradient",
                 got=f"defense = '{agreed.defense}' ({', '.join(hooks)})",
                 want="a defense of labels, of gradients at the label party, or of the top",
@@ -188,7 +190,8 @@ class Beaver(SummingMode):
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
         label, order = terms.label_party, tuple(terms.feature_parties)
         dealer = rules.dealer(terms)
-        for name in order:  # how many columns a layer has, which holders and dealer must know
+        # number of columns of a layer, which its holders and the dealer must know
+        for name in order:
             for observer in (label, dealer or partner_of(name, order)):
                 yield Revealed(observer, "number of columns", name, SETUP, 1, 1)
         what = "outputs of the first layers"
@@ -283,7 +286,7 @@ class Beaver(SummingMode):
         dealer = self.dealer(agreed.label_party)
         if len(agreed.feature_parties) < 2 and dealer == agreed.label_party:
             raise ExposedCutError(
-                "one feature party has nobody to share its first layer with: the label party "
+                "one feature party has no partner to share its first layer with: the label party "
                 "deals, and a dealer that also holds a share could undo every mask",
                 got=f"1 feature party, dealer '{dealer}'",
                 want="2 feature parties or more",
@@ -292,11 +295,11 @@ class Beaver(SummingMode):
             )
 
 
-# Who shares with whom, and what the feature parties say to each other.
+# Partners, and the messages that feature parties seal for each other.
 
 
 def partner_of(party: str, order: Sequence[str]) -> str:
-    """Who holds the other share of a party's layer: the next in merge order.
+    """Return the holder of the other share of a party's layer: the next party in merge order.
 
     >>> partner_of("shop", ("bank", "shop"))
     'bank'
@@ -305,7 +308,7 @@ def partner_of(party: str, order: Sequence[str]) -> str:
 
 
 def owner_of(party: str, order: Sequence[str]) -> str:
-    """Whose layer a party holds the other share of.
+    """Return the owner of the layer of which a party holds the other share.
 
     >>> owner_of("bank", ("bank", "shop", "clinic"))
     'clinic'
@@ -315,10 +318,10 @@ def owner_of(party: str, order: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Whom a feature party shares layers with in an attempt, and what they seal for each other.
+    """A feature party's neighbours in an attempt, with which it shares layers and seals messages.
 
-    With two parties the other is both neighbours: one way there and one back carry everything, in
-    turn.
+    With two parties the other party is both neighbours: one stream in each direction carries all
+    messages, in turn.
     """
 
     partner: str
@@ -330,24 +333,24 @@ def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -
     """Add a party's masks of all its pairs to ring elements, in place.
 
     Args:
-        masks: the party's.
+        masks: the party's masks.
         elements: int64, contiguous, of any shape.
-        purpose: what they are for.
+        purpose: use of the masks; part of their derivation.
         step: number of the exchange.
 
     Raises:
-        ReusedPadError: this step, or a later one, was masked.
+        ReusedPadError: masks of this step, or of a later one, were used before.
     """
     flat = elements.view(-1).numpy().view("<u8")
     flat += masks.elements(len(flat), flat.dtype, purpose, step)
 
 
-# A feature party: the owner of its layer, and the partner of another's where the label party deals.
+# Feature party: the owner of its layer, and the partner of another where the label party deals.
 
 
 @dataclass(slots=True)
 class _Pending:
-    """An exchange under way: the inputs, axes (rows, columns), as ring elements."""
+    """An exchange in progress: the inputs as ring elements, axes (rows, columns)."""
 
     step: int
     trains: bool
@@ -356,7 +359,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The party's role as owner in one attempt, its masks, and what it shares with others."""
+    """The party's role as owner in one attempt, its masks, and its secrets shared with others."""
 
     owner: Owner
     masks: PairwiseMasks
@@ -364,16 +367,16 @@ class _Attempt:
 
 
 class ShareHolder:
-    """A feature party's end of a round: what `FeatureEnd` is where it holds its own bottom.
+    """A feature party's end of a round; it takes the place of `FeatureEnd`, which holds a bottom.
 
     Args:
         party: its name, for messages.
-        columns: of its inputs.
+        columns: number of input columns.
         width: the agreed width of all outputs.
         link: the stream to the label party.
-        secret: the party's own; its shares start from it.
-        dealer: a third party that deals; None where the label party does, and this party is also
-            the partner of another one.
+        secret: the party's own secret, from which its first shares are drawn.
+        dealer: name of a third party that deals; None where the label party deals and this party is
+            also the partner of another one.
     """
 
     in_flight = 1
@@ -398,23 +401,24 @@ class ShareHolder:
         self._pending: _Pending | None = None
 
     def introduce(self) -> None:
-        """Say how many columns this party's layer has, before anything is dealt."""
+        """Announce the number of columns of this party's layer, before the dealer deals."""
         self.link.send(Frame(Kind.PROTOCOL, 1, self.columns.to_bytes(COLUMNS_BYTES, "little")))
 
     def begin(self, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
-        """A new attempt has begun, with new keys.
+        """Begin a new attempt with new keys.
 
-        Where the label party deals, it sends the key of this party's stream with it, and the
-        columns of the layer of which this party holds the other share.
+        Where the label party deals, it also sends the key of this party's stream, and the columns
+        of the layer of which this party holds the other share.
 
         Args:
             order: all feature parties, in merge order.
-            keys: of each pair this party is in, that with a third party that deals included.
+            keys: key of each pair that includes this party, also the pair with a third party that
+                deals.
 
         Raises:
-            TruncatedFrameError: a deal of another length.
-            ProtocolError: it names columns that cannot be, or another message came.
-            RunFolderError: the shares that were kept are of other layers.
+            TruncatedFrameError: the dealer's message has another length.
+            ProtocolError: the number of columns is invalid, or another message came.
+            RunFolderError: the saved shares belong to other layers.
         """
         masks, near = PairwiseMasks(self.party, order, keys), None
         if self._other is None:
@@ -433,37 +437,38 @@ class ShareHolder:
 
     @property
     def layers(self) -> LayerAxes:
-        """The layers it has shares of, once an attempt has begun."""
+        """Axes of the layers it has shares of, once an attempt has begun."""
         other = 0 if self._other is None else self._other.shape[0]
         return LayerAxes(self.columns, self.width, other)
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
-        """Nothing looks at the training inputs."""
+        """Ignore the training inputs: this end has no bottom to fit to them."""
 
     @property
     def awaiting(self) -> int:
-        """Exchanges whose gradients have not been taken yet."""
+        """Number of exchanges whose gradients have not been taken yet."""
         return 0 if self._pending is None or not self._pending.trains else 1
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
-        """Open a training batch of axes (rows, ...), masked; `answer` goes on.
+        """Open a training batch of axes (rows, ...), masked; `answer` continues the exchange.
 
         Raises:
-            RingRangeError, NonFiniteError: inputs that cannot be encoded; nothing was sent.
+            RingRangeError, NonFiniteError: the inputs cannot be encoded; nothing was sent.
             ReusedPadError: this step, or a later one, was opened in this attempt.
             ProtocolError: no keys were agreed on.
         """
         self._open(inputs, step, trains=True)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
-        """The same for rows to evaluate or predict."""
+        """Open rows to evaluate or predict, as `send_cut` does."""
         self._open(inputs, step, trains=False)
 
     def answer(self, step: int) -> None:
-        """Take what was opened to this party, and send its share of the outputs.
+        """Receive the openings for this party, and send its share of the outputs.
 
         Raises:
-            ProtocolError, FrameError, AuthenticationError: nothing was sent.
+            ProtocolError, FrameError, AuthenticationError: ProtocolError, FrameError: the received
+                frame was wrong; nothing was sent.
         """
         attempt, pending = self._begun(), self._under_way()
         payload = expect(self.link, _opening(pending.trains), step, _LABEL_PARTY).payload
@@ -487,10 +492,10 @@ class ShareHolder:
         self.link.send(Frame(Kind.CUT if pending.trains else Kind.QUERY, step, pack([total])))
 
     def take_gradient(self) -> None:
-        """Wait for this party's share of the gradient and move its shares of the weights.
+        """Wait for this party's share of the gradient and update its shares of the weights.
 
         Raises:
-            ProtocolError, FrameError: the shares are left as they were.
+            ProtocolError, FrameError: the frame was wrong; the shares are unchanged.
         """
         attempt, pending = self._begun(), self._under_way()
         step, shapes = pending.step, [(len(pending.inputs), self.width)]
@@ -504,12 +509,12 @@ class ShareHolder:
         self._pending = None
 
     def take_receipt(self, step: int) -> bytes:
-        """Wait until the label party has the query; what it says to it."""
+        """Wait until the label party has received the query, and return its reply."""
         self._pending = None
         return bytes(expect(self.link, Kind.ACK, step, _LABEL_PARTY).payload)
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Nobody has a party's cut here.
+        """Refuse: in this mode no party has a single party's cut.
 
         Raises:
             ExposedCutError: always.
@@ -517,15 +522,15 @@ class ShareHolder:
         raise nobodys_bottom(self.party)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Its shares: of its own layer, and of another's once it knows how large that is."""
+        """Return its shares: of its own layer, and of the partner layer once its size is known."""
         other = None if self._other is None else self._other.share
         return {"own": self._own} | ({} if other is None else {"other": other})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave.
+        """Restore the result of `state_dict`.
 
         Raises:
-            RunFolderError: shares of another layer, or something else.
+            RunFolderError: the state has shares of another layer, or no shares.
         """
         own, other = state.get("own"), state.get("other")
         if own is None or own.shape != self._own.shape:
@@ -539,16 +544,16 @@ class ShareHolder:
             self._other.share = None if other is None else other.clone()
 
     def training_state(self) -> dict[str, Any]:
-        """What training needs to go on exactly; every exchange before it has ended."""
+        """Return the state that training needs to continue exactly, after all exchanges ended."""
         return {"state": self.state_dict()}
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
-        """Restore what `training_state` gave."""
+        """Restore the result of `training_state`."""
         self._pending = None
         self.load_state_dict(saved["state"])
 
     def _open(self, inputs: Tensor, step: int, trains: bool) -> None:
-        """Send the inputs, masked, and remember the exchange."""
+        """Send the masked inputs and remember the exchange."""
         attempt = self._begun()
         elements = encode_inputs(inputs, self.party)
         opened: Payload = pack([attempt.owner.opened(elements, step)])
@@ -572,16 +577,16 @@ class ShareHolder:
         return self._pending
 
 
-# The label party: it has the gradient, and deals or holds the other share of every layer.
+# Label party: it has the gradient, and deals or holds the other share of every layer.
 
 
 class SharedGradient(Uncompressed):
-    """What stands in the label party's place of a codec: a gradient goes out as shares.
+    """Takes the place of the label party's codec: a gradient is sent as shares.
 
     Args:
-        party: whose layer the gradient is for.
-        learning_rate: which the gradient is multiplied with.
-        held: the other share of that layer, where the label party is the partner; it is kept with
+        party: name of the layer's owner.
+        learning_rate: factor applied to the gradient.
+        held: the other share of that layer, where the label party is the partner; it is saved with
             the label party's weights.
     """
 
@@ -589,33 +594,34 @@ class SharedGradient(Uncompressed):
 
     def __init__(self, party: str, learning_rate: float, held: Partner | None = None) -> None:
         self.held = held
-        #: Makes a payload of the gradient, ring elements of axes (rows, width), and of the step.
+        #: Makes a payload from the gradient, ring elements of axes (rows, width), and the step.
         self.share: Callable[[Tensor, int], Payload] | None = None
         self._party = party
         self._learning_rate = learning_rate
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        """The party's share as an owner, and what it needs as a partner.
+        """Encode the party's share as an owner, with its data as a partner.
 
         Raises:
             RingRangeError, NonFiniteError: the gradient cannot be encoded; nothing is sent.
             ReusedPadError: this exchange's gradient was shared before.
-            ProtocolError, FrameError: a third party that deals sent something else; likewise.
+            ProtocolError, FrameError: a third party that deals sent a wrong message; nothing is
+                sent.
         """
         assert self.share is not None, "no exchange is under way"
         elements = encode_gradient(grad, self._learning_rate, self._party)
         return self.share(elements, context.step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The share it holds, once its axes are known."""
+        """Return the share it holds, once its axes are known."""
         share = None if self.held is None else self.held.share
         return {} if share is None else {"share": share}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave.
+        """Restore the result of `state_dict`.
 
         Raises:
-            RunFolderError: there is no share where there must be one.
+            RunFolderError: a required share is missing.
         """
         if self.held is None:
             return
@@ -628,11 +634,11 @@ class SharedGradient(Uncompressed):
 
 
 class LayerSum(SummedCuts, ABC):
-    """The label party's ends, whose outputs of shared first layers come out as one sum.
+    """The label party's ends, which return the outputs of shared first layers as one sum.
 
     Args:
         ends: by party, in merge order; each has a `SharedGradient` for a codec.
-        ring: what the shares of the outputs are numbers of.
+        ring: ring of the shares of the outputs.
         ledger, stopping: see `CutAggregator`.
     """
 
@@ -643,7 +649,7 @@ class LayerSum(SummedCuts, ABC):
 
     @abstractmethod
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Open to each party what it needs for its share of the outputs."""
+        """Open to each party the data it needs for its share of the outputs."""
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
         total = super()._sum(exchange, own)
@@ -652,14 +658,14 @@ class LayerSum(SummedCuts, ABC):
 
 
 class DealtSum(LayerSum):
-    """Where the label party deals: it relays what the parties open to each other, sealed."""
+    """Sum where the label party deals: it relays the parties' sealed openings to each other."""
 
     def begin(self) -> Mapping[str, int]:
-        """Deal anew: give each party a stream of its own, and the columns of its other layer.
+        """Deal anew: send each party a stream key of its own, and the columns of its partner layer.
 
         Raises:
             ProtocolError, FrameError: a party sent something else than its columns.
-            LostPeerError: a party went away.
+            LostPeerError: a party disconnected.
         """
         super().begin()
         order = tuple(self.ends)
@@ -674,7 +680,7 @@ class DealtSum(LayerSum):
         return columns
 
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Pass on what the parties open to each other, each with the products dealt to it.
+        """Relay the parties' openings to each other, each with the products dealt to it.
 
         Raises:
             ProtocolError, FrameError: a party sent something else.
@@ -687,18 +693,18 @@ class DealtSum(LayerSum):
             owner, partner = owner_of(name, order), partner_of(name, order)
             inputs, weights = opened[owner][0], opened[partner][1]
             end.link.send(Frame(kind, step, b"".join([inputs, weights, dealt[owner]])))
-        if trains:  # while the parties compute their outputs
+        if trains:  # this runs while the parties compute their outputs
             for name, end in self.ends.items():
                 other = self._dealers[owner_of(name, order)].deal_update(step)
                 _codec(end).share = self._sharing(name, other)
 
     def _sharing(self, name: str, other: Tensor) -> Callable[[Tensor, int], Payload]:
-        """G - R for a party's own layer, and what is dealt for the update of its other one."""
+        """Return G - R for a party's own layer, and the dealt update of its partner layer."""
         dealer = self._dealers[name]
         return lambda gradient, step: pack([dealer.share_gradient(gradient, step), other])
 
     def _opened(self, name: str, kind: Kind, step: int, rows: int) -> list[memoryview]:
-        """A party's masked inputs, and its masked share of the other layer, both sealed."""
+        """Receive a party's masked inputs and masked share of its partner layer, both sealed."""
         other = self._dealers[owner_of(name, tuple(self.ends))]
         sizes = [
             size_of((rows, self._dealers[name].columns)) + TAG_BYTES,
@@ -709,9 +715,9 @@ class DealtSum(LayerSum):
 
 
 class PartnerSum(LayerSum):
-    """Where a third party deals: the label party is the partner of every feature party.
+    """Sum where a third party deals: the label party is the partner of every feature party.
 
-    It sees inputs under masks it does not know, and has the gradient, so it sends G - R itself.
+    It sees inputs only under masks it does not know. It has the gradient, so it sends G - R itself.
 
     Args:
         ends: by party, in merge order; each codec has a `Partner`.
@@ -739,12 +745,12 @@ class PartnerSum(LayerSum):
         return (self._link,)
 
     def begin(self) -> Mapping[str, int]:
-        """Take this attempt's keys from the dealer and tell it what layers there are.
+        """Receive this attempt's keys from the dealer, and send it the layers' columns.
 
         Raises:
-            ProtocolError, FrameError: somebody sent something else.
-            LostPeerError: somebody went away.
-            RunFolderError: a share that was kept is of another layer.
+            ProtocolError, FrameError: a party sent something else.
+            LostPeerError: a party disconnected.
+            RunFolderError: a saved share belongs to another layer.
         """
         super().begin()
         columns = {name: columns_of(end) for name, end in self.ends.items()}
@@ -760,7 +766,7 @@ class PartnerSum(LayerSum):
         return super()._offers() | {self._dealer: self._take(Kind.PROTOCOL, 0)}
 
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Ask the dealer for this exchange, and open the shares of the weights to their owners.
+        """Request this exchange from the dealer, and open the weights' shares to their owners.
 
         Raises:
             ReusedPadError: this exchange, or a later one, was opened in this attempt.
@@ -776,7 +782,7 @@ class PartnerSum(LayerSum):
         if trains:
 
             @cache
-            def updates() -> dict[str, Tensor]:  # dealt while the top does its work
+            def updates() -> dict[str, Tensor]:  # the dealer computes these while the top runs
                 return self._dealt(Kind.GRAD, step, {n: _held(e).shape for n, e in ends.items()})
 
             ends = self.ends
@@ -788,7 +794,7 @@ class PartnerSum(LayerSum):
     def _sharing(
         name: str, held: Partner, updates: Callable[[], Mapping[str, Tensor]]
     ) -> Callable[[Tensor, int], Payload]:
-        """G - R for the owner; the label party's share of the weights moves."""
+        """Return G - R for the owner, and update the label party's share of the weights."""
 
         def share(gradient: Tensor, step: int) -> Payload:
             dealt = updates()[name]
@@ -799,7 +805,7 @@ class PartnerSum(LayerSum):
         return share
 
     def _outputs(self, step: int, rows: int, trains: bool) -> Payload:
-        """The label party's own share of the sum."""
+        """Return the label party's own share of the sum."""
         shapes = {name: (rows, end.width) for name, end in self.ends.items()}
         dealt = self._dealt(_opening(trains), step, shapes)
         shares = []
@@ -813,10 +819,10 @@ class PartnerSum(LayerSum):
     def _dealt(
         self, kind: Kind, step: int, shapes: Mapping[str, tuple[int, int]]
     ) -> dict[str, Tensor]:
-        """What the dealer deals of every layer: U V - T, or U^T R - C for a GRAD.
+        """Receive the dealer's products for every layer: U V - T, or U^T R - C for a GRAD.
 
         Raises:
-            ProtocolError, TruncatedFrameError: something else came.
+            ProtocolError, TruncatedFrameError: the dealer sent something else.
         """
         where = f"step {step} of party '{self._dealer}'"
         parts = elements_of(self._take(kind, step), list(shapes.values()), where)
@@ -828,10 +834,10 @@ class PartnerSum(LayerSum):
 
 
 def columns_of(end: LabelEnd) -> int:
-    """Wait for a party to say the columns of its layer, that of ones included.
+    """Wait for a party to announce the columns of its layer, the column of ones included.
 
     Raises:
-        ProtocolError: it says something else, or more than can be shared.
+        ProtocolError: the announcement is malformed, or the layer is too large to share.
     """
     told = end.take(Kind.PROTOCOL, 1).payload
     return read_columns(told, end.width, f"party '{end.party}'")
@@ -852,16 +858,17 @@ def _held(end: LabelEnd) -> Partner:
 
 
 class DealerEnd:
-    """The dealer's end of the stream to the label party: it is asked for rows, and answers.
+    """The dealer's end of its stream to the label party; it answers requests for rows.
 
-    It draws a key for the label party's stream of each layer; each owner's follows from the key
-    that the dealer and the owner agreed on, which the label party carried and does not know.
+    It draws a key for the label party's stream of each layer. The key of each owner's stream
+    follows from the key that the dealer and the owner agreed on; the label party relayed that
+    agreement and does not know the key.
 
     Args:
         party: its name, for messages.
-        owners: the feature parties, in merge order, each with the width of its layer.
+        owners: the feature parties in merge order, each with the width of its layer.
         link: the stream to the label party.
-        most_rows: rows of the largest exchange that was agreed on.
+        most_rows: rows of the largest exchange that the parties agreed on.
     """
 
     def __init__(
@@ -875,26 +882,26 @@ class DealerEnd:
         self._dealers: list[Dealer] = []
 
     def introduce(self) -> None:
-        """Draw keys for a new attempt, and give the label party its own."""
+        """Draw keys for a new attempt, and send the label party its own."""
         self._dealers = []
         self._keys = [secrets.token_bytes(KEY_BYTES) for _ in self._owners]
         self.link.send(Frame(Kind.PROTOCOL, 1, b"".join(self._keys)))
 
     def begin(self, keys: Mapping[str, bytes]) -> None:
-        """Deal for layers of the columns that the label party names, under these keys.
+        """Begin dealing for layers of the columns that the label party announces, under these keys.
 
         Args:
-            keys: what the dealer agreed on with each owner.
+            keys: key that the dealer agreed on with each owner.
 
         Raises:
-            TruncatedFrameError: it says something of another length.
-            ProtocolError: it names columns that cannot be, or nothing was drawn for the attempt.
+            TruncatedFrameError: the announcement has another length.
+            ProtocolError: the number of columns is invalid, or no keys were drawn for the attempt.
         """
         named = expect(self.link, Kind.PROTOCOL, 1, _LABEL_PARTY).payload
         parts = split_payload(named, [COLUMNS_BYTES] * len(self._owners), "columns of the layers")
         drawn, self._keys = self._keys, ()
         if len(drawn) != len(parts):
-            raise ProtocolError("columns came twice", fix="begin a new attempt")
+            raise ProtocolError("the columns were announced twice", fix="begin a new attempt")
         self._dealers, dealers = [], []
         for (name, width), key, part in zip(self._owners.items(), drawn, parts, strict=True):
             columns = read_columns(part, width, _LABEL_PARTY)
@@ -903,19 +910,19 @@ class DealerEnd:
 
     @property
     def layers(self) -> Mapping[str, Layers]:
-        """The layers it deals for, once an attempt has begun."""
+        """Layers it deals for, once an attempt has begun."""
         dealers = zip(self._owners, self._dealers, strict=True)
         return {name: LayerAxes(one.columns, one.width) for name, one in dealers}
 
     def serve(self) -> bool:
-        """Deal for the exchange that is asked for next; False when the session is over."""
+        """Deal for the next requested exchange; return False when the session is over."""
         return self.deal().kind is not Kind.DONE
 
     def deal(self) -> Frame:
-        """Wait for what is asked, and answer it if it is an exchange; the frame that asked.
+        """Wait for a request, and answer it if it is an exchange; return the request's frame.
 
         Raises:
-            ProtocolError, FrameError: something else was asked; nothing was dealt.
+            ProtocolError, FrameError: the request was invalid; nothing was dealt.
             ReusedPadError: this exchange, or a later one, was dealt in this attempt.
         """
         frame = self.link.receive()
@@ -931,19 +938,19 @@ class DealerEnd:
         rows, step = self._rows(frame), frame.step
         products = [one.deal(rows, step) for one in self._dealers]
         self.link.send(Frame(frame.kind, step, pack(products)))
-        if frame.kind is Kind.OPENING:  # while the others compute their outputs
+        if frame.kind is Kind.OPENING:  # this runs while the others compute their outputs
             updates = [one.deal_update(step) for one in self._dealers]
             self.link.send(Frame(Kind.GRAD, step, pack(updates)))
         return frame
 
     def _rows(self, frame: Frame) -> int:
-        """How many rows are asked for; no masks are drawn for more than was agreed on."""
+        """Return the number of requested rows; refuse more rows than were agreed on."""
         (part,) = split_payload(frame.payload, [ROWS_BYTES], f"rows of step {frame.step}")
         rows = int.from_bytes(part, "little")
         row = max(max(one.columns, one.width) for one in self._dealers)
         if rows > self._most_rows or not 1 <= rows * ELEMENT_BYTES * row <= LIMIT_BYTES:
             raise ProtocolError(
-                "an exchange of so many rows was not agreed on, or fits no frame",
+                "the parties did not agree on an exchange of so many rows, or it fits no frame",
                 got=f"{rows} rows",
                 want=f"1 to {self._most_rows} rows",
             )
@@ -953,7 +960,7 @@ class DealerEnd:
 def _dealing_limits(
     terms: Terms, rows: Mapping[Kind, int], layers: Mapping[str, LayerAxes] | None
 ) -> Limits:
-    """A third party that deals: it is asked for rows, and answers with products and updates."""
+    """Frame limits of a third party that deals; it answers requests by products and updates."""
     owners = terms.feature_parties
     down = {
         Kind.PROTOCOL: max(offers_bytes(terms), COLUMNS_BYTES * len(owners)),
@@ -972,11 +979,11 @@ def _dealing_limits(
     return up, down
 
 
-# What is refused.
+# Refused settings.
 
 
 def _refuse_adversary(party: str, adversary: Adversary) -> None:
-    """Refuse to play a dishonest feature party, which would tamper with what it does not have."""
+    """Refuse to play a dishonest feature party: it has no values of its own to tamper with."""
     if adversary is not HONEST:
         raise ExposedCutError(
             f"party '{party}' has neither bottom nor gradient of its own to tamper with",

@@ -1,15 +1,17 @@
-"""The base of the modes whose network nobody holds: how their parties meet, and their ends.
+"""Base of the modes whose network no party holds: how parties connect, and their ends.
 
 All parties follow one program on shares. Only the label party has streams, one to each of the
-others; what two others send each other passes it sealed (`vfl.session.relay`). A mode says who
-plays which role, what a holder of shares announces of its rows, and which facts follow from that:
+others; it relays sealed messages between them (`vfl.session.relay`). A mode defines the role of
+each party, the description of its rows that a holder of shares announces, and the facts that follow
+from these:
 
-1. Each other party sends its offer of keys, and the label party sends everybody all offers.
-2. Each holder announces its rows; the label party makes the facts of that and sends everybody them.
+1. Each other party sends its offer of keys, and the label party sends all offers to all parties.
+2. Each holder announces its rows; the label party derives the facts from that and sends them to
+   all.
 3. All parties compare terms and facts over links that the label party cannot read (`Peer.agree`).
 
-A mode has one `NetworkEnd`, which a `Place` brings to the others: `Outer` at the end of one stream,
-or `Middle`, between all of them.
+A mode has one `NetworkEnd`, which a `Place` connects to the others: `Outer` at the end of one
+stream, or `Middle`, between all of them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _Party = TypeVar("_Party", bound=Peer)
 _LABEL_PARTY = "the label party"
 #: Number of the messages that describe rows; offers of keys have 0.
 _DESCRIPTION = 1
-#: How long a thread waits for another one, which may compute a large layer meanwhile.
+#: Seconds that a thread waits for another one, which may compute a large layer meanwhile.
 _LOCAL_S = 600.0
 
 
@@ -63,29 +65,29 @@ class NetworkSizes(ABC):
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """How many weights the network has."""
+        """Number of weights of the network."""
 
     @abstractmethod
     def memory_bytes(self, rows: int) -> int:
-        """About what a holder has at once."""
+        """Return about the memory that a holder uses at once."""
 
     @abstractmethod
     def limits(self, rows: int) -> dict[Kind, int]:
-        """The largest payloads in either direction, of exchanges of so many rows."""
+        """Return the largest payloads in either direction, for exchanges of so many rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Not known before: it depends on values, or on which rows are drawn."""
+        """Refuse: the size depends on values, or on the drawn rows, and is not known in advance."""
         return 0
 
 
 class NetworkMode(KeyedMode):
-    """A mode whose network nobody holds.
+    """A mode whose network no party holds.
 
     Attributes:
-        window: frames that may be on their way unread in one direction.
-        waiting: frames of one party that may wait for whoever asks for them.
-        announced_bytes, facts_bytes: most bytes of what a holder announces, and of the facts.
-        facts: what they are.
+        window: number of frames that may be in transit unread in one direction.
+        waiting: number of frames of one party that may wait until another party requests them.
+        announced_bytes, facts_bytes: largest size of a holder's announcement, and of the facts.
+        facts: type of the facts.
     """
 
     shares_weights: ClassVar[bool] = True
@@ -97,27 +99,27 @@ class NetworkMode(KeyedMode):
     facts: ClassVar[type[Settings]]
 
     def roles(self, agreed: Terms) -> Sequence[str]:
-        """The parties by role: the holders of shares, and who deals behind them."""
+        """Return the parties by role: the holders of shares, then the dealer."""
         raise NotImplementedError
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> NetworkEnd[Any, Any]:
-        """What stands at a party in its place."""
+        """Return the end of a party in its place."""
         raise NotImplementedError
 
     def about(self, frame: Frame) -> bytes:
-        """What a frame between two others is about, to which its seal is bound."""
+        """Return the data to which the seal of a frame between two other parties is bound."""
         return relay.about(frame)
 
     def on_stream(self, frame: Frame) -> Frame:
-        """A frame as it crosses a stream; one that is carried further has a number, see `relay`."""
+        """Convert a frame for a stream; a frame to be relayed carries a number, see `relay`."""
         return frame
 
     def off_stream(self, frame: Frame, other: int) -> Frame:
-        """The frame that `on_stream` was given, by whose stream it crossed.
+        """Undo `on_stream`, given the party whose stream carried the frame.
 
         Args:
-            frame: as it came.
-            other: number of the last of those that the party at the outer end reaches so.
+            frame: as received.
+            other: number of the last party that the party at the outer end reaches this way.
         """
         return frame
 
@@ -162,11 +164,11 @@ class NetworkMode(KeyedMode):
 
 
 class Place(ABC):
-    """Where a party stands among the others, and how it meets them.
+    """A party's place among the others, and how it connects to them.
 
     Attributes:
-        attempt: name of the session, and how often it was begun anew.
-        direct: links that nobody else carries, by party, once the parties have met.
+        attempt: name of the session, and number of its restarts.
+        direct: links that no other party relays, by party, once the parties are connected.
     """
 
     attempt: tuple[str, int]
@@ -174,26 +176,26 @@ class Place(ABC):
 
     @abstractmethod
     def meet(self) -> Mapping[str, Link]:
-        """Agree on keys for a new attempt; links to the others, by party."""
+        """Agree on keys for a new attempt; return links to the others, by party."""
 
     @abstractmethod
     def describe(self, end: NetworkEnd[_Facts, Any]) -> _Facts:
-        """Say what the party announces, and take or make the facts.
+        """Announce the party's description, and receive or make the facts.
 
         Raises:
             ProtocolError: another party sent something else.
         """
 
     def confirm(self, facts: Settings) -> None:
-        """Tell everybody the facts that the label party has made and checked."""
+        """Send all parties the facts that the label party has made and checked."""
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         """See `WholeNetwork.send_verdict`."""
-        raise AssertionError("the label party alone judges")
+        raise AssertionError("only the label party sends verdicts")
 
     def receive_verdict(self) -> bytes:
         """See `WholeNetwork.receive_verdict`."""
-        raise AssertionError("the label party alone judges")
+        raise AssertionError("only the label party sends verdicts")
 
     @abstractmethod
     def end(self, report: Frame) -> list[Frame]:
@@ -201,7 +203,7 @@ class Place(ABC):
 
 
 class Outer(Place):
-    """The place of a party with a stream to the label party only: a holder, or the dealer.
+    """Place of a party with a stream to the label party only: a holder, or the dealer.
 
     Args:
         mode, party, terms, keys, stream: see `SecureMode.outer_network`.
@@ -243,7 +245,7 @@ class Outer(Place):
 
 
 class Middle(Place):
-    """The place of the label party, which carries what the others send each other.
+    """Place of the label party, which relays the other parties' messages.
 
     Args:
         mode, terms, attempt, streams, receive_any: see `SecureMode.middle_network`.
@@ -296,7 +298,7 @@ class Middle(Place):
                 "the description of all rows is too long to be sent",
                 got=f"{len(described)} bytes",
                 want=f"at most {self._mode.facts_bytes} bytes",
-                fix="fewer classes, or shorter names of them",
+                fix="fewer classes, or shorter class names",
             )
         self._send_all(Frame(Kind.PROTOCOL, _DESCRIPTION, described))
 
@@ -312,12 +314,12 @@ class Middle(Place):
 
 
 class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
-    """One party's end of a network that nobody holds; see `WholeNetwork`.
+    """One party's end of a network that no party holds; see `WholeNetwork`.
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
-        party: whose end it is.
-        place: where it stands.
+        party: name of the party.
+        place: its place among the others.
     """
 
     def __init__(self, mode: Any, party: str, terms: Terms, rows: OwnRows, place: Place) -> None:
@@ -331,40 +333,40 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
         self._known: _Facts | None = None
         self._player: _Party | None = None
 
-    # What a mode says.
+    # Methods that a mode defines.
 
     @abstractmethod
     def announced(self) -> bytes | None:
-        """What the party says of its rows, if it holds shares."""
+        """Return the party's announcement about its rows, if it holds shares."""
 
     @abstractmethod
     def facts_of(self, told: Mapping[str, bytes]) -> _Facts:
-        """At the label party: the facts, from what every holder announced.
+        """At the label party: derive the facts from every holder's announcement.
 
         Raises:
-            ProtocolError: a holder announced something that cannot be.
+            ProtocolError: a holder's announcement is impossible.
         """
 
     @abstractmethod
     def sizes_of(self, facts: _Facts) -> NetworkSizes:
-        """The sizes of a network of these facts, once they were compared with the party's own rows.
+        """Return the sizes of a network with these facts, after comparing them with the own rows.
 
         Raises:
             DisagreementError: the party has other rows.
-            ProtocolError: there is no such network.
+            ProtocolError: no network has these sizes.
         """
 
     @abstractmethod
     def _player_of(self, links: Mapping[int, Link]) -> _Party:
-        """The party of the protocol, before it has keys."""
+        """Return the party of the protocol, before it has keys."""
 
     @abstractmethod
     def _started(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
     ) -> None:
-        """Share rows and weights, or go on from what an attempt before kept; see `begin`."""
+        """Share rows and weights, or continue from the state of an earlier attempt; see `begin`."""
 
-    # What all do alike.
+    # Methods that are equal in all modes.
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -412,11 +414,11 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
         return self._player
 
     def _note(self, phase: str) -> None:
-        """What was learned since the last call belongs to this phase."""
+        """Assign to this phase all that was learned since the last call."""
         self._account.note(self._begun, phase)
 
     def _wait_for_the_dealt(self, number: int) -> None:
-        """A dealer that is asked for nothing would else deal all steps ahead of the others."""
+        """Wait for a holder's frame, so that the dealer does not deal all steps ahead."""
         player, dealer = self._begun, len(self._roles) - 1
         if self._role == dealer:
             player.channels[dealer - 1].receive_bytes(number, 0)
@@ -424,34 +426,34 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
             player.channels[dealer].send_bytes(b"", number, "online")
 
     def _kept(self) -> dict[str, Any]:
-        """What every party keeps to go on: which rows it has, and its account."""
+        """Return the state that every party saves: the rows it has, and its account."""
         return {"inputs": self._digest, "revealed": self._account.state()}
 
 
 def receive_verdict(link: Link) -> bytes:
-    """The label party's verdict on an epoch; see `WholeNetwork.receive_verdict`.
+    """Receive the label party's verdict on an epoch; see `WholeNetwork.receive_verdict`.
 
     Raises:
-        ProtocolError: another message.
+        ProtocolError: another message came.
     """
     frame = link.receive()
     if frame.kind is not Kind.ACK:
         raise ProtocolError(
             f"a message out of turn from {_LABEL_PARTY}",
             got=frame.kind.name,
-            want="what the validation of an epoch led to",
+            want="the verdict on an epoch's validation",
         )
     return bytes(frame.payload)
 
 
 def report_to_label_party(link: Link, report: Frame) -> list[Frame]:
-    """Send a party's last message, and wait for that of the label party."""
+    """Send a party's last message, and wait for the label party's."""
     link.send(report)
     return [expect(link, Kind.DONE, 0, _LABEL_PARTY)]
 
 
 def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> list[Frame]:
-    """At the label party: wait for everybody's last message, and send its own."""
+    """At the label party: wait for all parties' last messages, and send its own."""
     last = [expect(links[name], Kind.DONE, 0, f"party '{name}'") for name in rules.peers(terms)]
     for link in links.values():
         link.send(report)
@@ -459,10 +461,10 @@ def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> l
 
 
 def require_same_rows(party: str, digest: str, trained: str) -> None:
-    """Refuse to go on with other rows than those of a checkpoint, by the digests of inputs.
+    """Refuse to continue with other rows than those of a checkpoint, by the digests of inputs.
 
     Raises:
-        RunFolderError: they differ.
+        RunFolderError: the digests differ.
     """
     if digest != trained:
         raise RunFolderError(
@@ -489,19 +491,19 @@ class Framed:
         return self._mode.off_stream(frame, self._other)
 
     def close(self) -> None:
-        """The stream is closed by who opened it."""
+        """Leave the stream open: the code that opened it closes it."""
 
 
 def _last_other(names: Sequence[str], name: str) -> int:
-    """The number of the last of some parties that is not this one; see `vfl.session.relay`."""
+    """Return the number of the last party other than this one; see `vfl.session.relay`."""
     return max(1 + at for at, each in enumerate(names) if each != name)
 
 
 def _described(link: Link, most: int, sender: str) -> bytes:
-    """The description that a party sends.
+    """Receive the description that a party sends.
 
     Raises:
-        ProtocolError: it sends something else, or more.
+        ProtocolError: the party sends another message, or a longer one.
     """
     payload = expect(link, Kind.PROTOCOL, _DESCRIPTION, sender).payload
     if len(payload) > most:
@@ -514,10 +516,10 @@ def _described(link: Link, most: int, sender: str) -> bytes:
 
 
 def read_description(kind: type[Any], raw: bytes, sender: str) -> Any:
-    """A description as its model.
+    """Parse a description into its model.
 
     Raises:
-        ProtocolError: it is of another form.
+        ProtocolError: the description has another form.
     """
     try:
         return kind.model_validate_json(raw)
@@ -529,11 +531,11 @@ def read_description(kind: type[Any], raw: bytes, sender: str) -> Any:
 
 
 class Account:
-    """What one party of a network that nobody holds has learned, by phase, and what it sent.
+    """Values that one party of a shared network learned, by phase, and the bytes it sent.
 
     Args:
         party: its name.
-        roles: of all parties.
+        roles: role of every party.
     """
 
     def __init__(self, party: str, roles: Sequence[str]) -> None:
@@ -543,7 +545,7 @@ class Account:
         self._revealed: dict[tuple[str, str], Revealed] = {}
 
     def note(self, peer: Peer, phase: str) -> None:
-        """What was learned since the last call belongs to this phase."""
+        """Assign to this phase all that was learned since the last call."""
         found = self._counted(peer)
         for (what, where), elements in (found - self._seen).items():
             said = f"{what}, {where}"
@@ -555,22 +557,22 @@ class Account:
         self._seen = found
 
     def revealed(self) -> list[Revealed]:
-        """All of it."""
+        """Return all learned values."""
         return list(self._revealed.values())
 
     def state(self) -> list[dict[str, Any]]:
-        """What `restore` takes."""
+        """Return the state that `restore` accepts."""
         return [asdict(one) for one in self._revealed.values()]
 
     def restore(self, state: Sequence[Mapping[str, Any]], peer: Peer) -> None:
-        """Go on from what an earlier attempt had noted; what `peer` counts is in it."""
+        """Continue from the notes of an earlier attempt; they include the counts of `peer`."""
         for one in state:
             kept = Revealed(**one)
             self._revealed[kept.phase, kept.what] = kept
         self._seen = self._counted(peer)
 
     def traffic(self, peer: Peer) -> list[dict[str, Any]]:
-        """What the party has sent, by receiver and phase."""
+        """Return the bytes that the party has sent, by receiver and phase."""
         return [
             {
                 "party": self._party,

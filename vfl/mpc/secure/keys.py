@@ -1,24 +1,24 @@
 """Keys for every pair of feature parties, agreed on through a relay that cannot learn them.
 
 Each party offers an X25519 key (RFC 7748) made for this attempt alone, signed with its identity
-key. The signature covers everything both must mean alike: session, attempt, the digest of the
-terms, all parties in their order, and whose offer it is. So an offer of another session, of other
-settings, of another party or under another role does not verify. It also covers the count of the
-party's store (`vfl.session.store.witness`), which each other party compares. The key of a pair
-follows by HKDF (RFC 5869) from the shared secret, bound to the same facts and both offers. The
-label party relays the offers; without a private key it learns nothing from them, and without an
-identity key it cannot put its own in their place.
+key. The signature covers all facts on which both must agree: session, attempt, digest of the terms,
+all parties in their order, and the party that makes the offer. So an offer of another session,
+other settings, another party or another role does not verify. The signature also covers the count
+of the party's store (`vfl.session.store.witness`), which each other party compares. The key of a
+pair follows by HKDF (RFC 5869) from the shared secret, bound to the same facts and both offers. The
+label party relays the offers. Without a private key it learns nothing from them, and without an
+identity key it cannot replace them by its own.
 
 Feature parties p_1 .. p_n in merge order; the label party relays. Lengths in bytes.
 
 1. ``context`` = SHA-256 of the JSON array ``[session, attempt, terms, [p_1, .., p_n]]``, no spaces.
-2. p_i sends a PROTOCOL frame: its X25519 public key X_i (32), the count C_i of its store (8, big
-   end first), and the Ed25519 signature (64) of "vfl masked sum offer 2" | context | length of its
-   name (1) | name | X_i | C_i.
-3. The relay sends everybody all offers in order. Each checks the signatures with pinned keys, and
-   that its own offer came back unchanged, and that no count is one that it has met before.
-4. For i < j: key_ij = HKDF-SHA256, no salt, input X25519(x_i, X_j), info "vfl masked sum pair 1" |
-   context | length of p_i | p_i | X_i | length of p_j | p_j | X_j; 32 bytes.
+2. p_i sends a PROTOCOL frame: its X25519 public key X_i (32), the count C_i of its store (8,
+   big-endian), and an Ed25519 signature (64). The signed text: "vfl masked sum offer 2" | context |
+   length of its name (1) | name | X_i | C_i.
+3. The relay sends all offers to all parties, in order. Each party checks the signatures with pinned
+   keys, that its own offer came back unchanged, and that no count is one that it has seen before.
+4. For i < j: key_ij = 32 bytes of HKDF-SHA256 without salt, input X25519(x_i, X_j). Its info:
+   "vfl masked sum pair 1" | context | length of p_i | p_i | X_i | length of p_j | p_j | X_j.
 
 Test vector, with the keys of RFC 7748, section 6.1: session 32 times ``5``, attempt 0, terms 64
 times ``a``, parties bank and shop.
@@ -29,10 +29,11 @@ times ``a``, parties bank and shop.
     key of the pair       7deaf7d298f8ae132fc4f873ca93c192e144e9299a164737d3643fd478087769
     words of ("cut", 7)   cdd91394 6c3e3d9b e83c82fb 2fb527db
 
-What two seal for each other is AES-256-GCM. Key: HKDF-SHA256 of the pair's key, no salt, info "vfl
-relayed message 1" | length of the sender's name (1) | sender | length | receiver. Nonce: 12 bytes,
-big-endian, the number of messages sealed in this direction so far. The first message "words" about
-"inputs 7" from bank to shop, under the key above, is c867c30d6f5ac5e18d3b3c702ff76033a39b5c702c.
+Two parties seal messages for each other by AES-256-GCM. Key: HKDF-SHA256 of the pair's key, no
+salt, info "vfl relayed message 1" | length of the sender's name (1) | sender | length | receiver.
+Nonce: 12 bytes, big-endian, the number of messages sealed in this direction so far. The first
+message "words" about "inputs 7" from bank to shop, under the key above, is
+c867c30d6f5ac5e18d3b3c702ff76033a39b5c702c.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ _OFFER, _PAIR = b"vfl masked sum offer 2", b"vfl masked sum pair 1"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What the keys are good for, and nothing else.
+    """The only purpose that the keys of one attempt are valid for.
 
     Attributes:
         session: name of the session.
-        attempt: counts its restarts.
-        terms: digest of what was agreed.
-        parties: all feature parties, in merge order, and a third party that deals after them.
+        attempt: number of restarts.
+        terms: digest of the agreed settings.
+        parties: all feature parties in merge order, then a third party that deals.
     """
 
     session: str
@@ -79,7 +80,7 @@ class Binding:
     parties: tuple[str, ...]
 
     def digest(self) -> bytes:
-        """SHA-256 of all of it, as JSON without spaces."""
+        """Return the SHA-256 digest of all fields, as JSON without spaces."""
         facts = [self.session, self.attempt, self.terms, list(self.parties)]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).digest()
 
@@ -88,12 +89,12 @@ class Agreement:
     """One party's side of the agreement, for one attempt.
 
     Args:
-        party: who offers.
+        party: name of the offering party.
         identity: its own identity key.
         pins: the other parties' public identity keys.
-        binding: what the keys will be good for.
-        count: of its store; see `vfl.session.store.witness`.
-        admit: told the count of each other party, as it has signed it; raises if that went back.
+        binding: purpose that the keys will be valid for.
+        count: count of its store; see `vfl.session.store.witness`.
+        admit: called with each other party's signed count; raises if that count went back.
     """
 
     def __init__(
@@ -113,20 +114,20 @@ class Agreement:
         self.offer = own.offer(identity, _signed(binding, party), count)
 
     def keys(self, offers: Payload) -> dict[str, bytes]:
-        """The key of each pair this party is in, by the other's name; can be asked for once.
+        """Return the key of each pair that includes this party, by the other's name; call it once.
 
         Args:
-            offers: everybody's, in the order of the parties, as the relay hands them out.
+            offers: offers of all parties in their order, as the relay distributes them.
 
         Raises:
-            TruncatedFrameError: too few or too many bytes.
-            AuthenticationError: an offer that its party has not signed for this attempt.
+            TruncatedFrameError: the offers have too few or too many bytes.
+            AuthenticationError: a party did not sign its offer for this attempt.
             RolledBackError: the store of another party was put back from a copy.
-            ProtocolError: asked a second time.
+            ProtocolError: the method was called before.
         """
         own, self._own = self._own, None
         if own is None:
-            raise ProtocolError("offers came twice", fix="begin a new attempt")
+            raise ProtocolError("the offers were read twice", fix="begin a new attempt")
         keys = {}
         parties, what = self.binding.parties, "the offers of keys have the wrong length"
         parts = split_payload(offers, [OFFER_BYTES] * len(parties), None, what)
@@ -152,11 +153,11 @@ class Agreement:
 
 
 def pair_key(shared: bytes, binding: Binding, offered: Mapping[str, bytes]) -> bytes:
-    """The 32-byte key of a pair.
+    """Derive the 32-byte key of a pair.
 
     Args:
-        shared: what X25519 gave.
-        binding: what the key is good for.
+        shared: the shared secret of X25519.
+        binding: purpose that the key is valid for.
         offered: both parties' X25519 keys, in the order of the parties.
     """
     info = [_PAIR, binding.digest()]
@@ -171,12 +172,12 @@ def _signed(binding: Binding, party: str) -> bytes:
 
 def _not_signed(party: str) -> AuthenticationError:
     return AuthenticationError(
-        f"the keys that came for party '{party}' are not its own, or not for this session",
+        f"the keys received for party '{party}' are not its own, or not for this session",
         where="key agreement of the session",
         want=f"an offer signed with the identity key pinned for '{party}', for this session, "
         "attempt, configuration and role",
         fix=f"compare your peers/{party}.pub with that party's fingerprint, by telephone for "
-        "example; if they are equal, somebody in between changes what parties send",
+        "example; if they are equal, an attacker in between changes what parties send",
     )
 
 
@@ -184,11 +185,11 @@ _RELAYED = b"vfl relayed message 1"
 
 
 def pair_seals(party: str, keys: Mapping[str, bytes]) -> SealedPairs[Payload, bytes]:
-    """What a party and others seal for each other in one attempt.
+    """Return the seals between a party and others in one attempt.
 
     Args:
-        party: whose end it is.
-        keys: of each pair it is in, 32 bytes; see `Agreement`.
+        party: name of the party at this end.
+        keys: 32-byte key of each pair that includes the party; see `Agreement`.
 
     >>> there = pair_seals("bank", {"shop": bytes(32)})
     >>> here = pair_seals("shop", {"bank": bytes(32)})
@@ -208,9 +209,9 @@ def pair_seals(party: str, keys: Mapping[str, bytes]) -> SealedPairs[Payload, by
 
 def _not_sealed(sender: str, size: int, about: bytes) -> AuthenticationError:
     return AuthenticationError(
-        f"a relayed message is not what party '{sender}' sealed for this place",
+        f"a relayed message differs from the message that party '{sender}' sealed for this place",
         where=about.decode(),
         got=f"{size} bytes",
         want="its next message, unchanged",
-        fix="somebody in between changes, repeats or drops what parties send each other",
+        fix="an attacker in between changes, repeats or drops the parties' messages",
     )

@@ -1,14 +1,14 @@
-"""Cuts as numbers of a ring 2^b, so that masks hide each of them and their sum comes out exact.
+"""Cuts as elements of a ring 2^b: masks hide each cut, and the sum of all cuts is exact.
 
 A value is rounded to a multiple of 2^-fraction and taken modulo 2^bits (two's complement). A mask
-that is uniform in the ring makes it uniform too, whatever it was; masks that sum to zero leave the
-sum of the values, modulo 2^bits, and that is the sum itself as long as it fits. So each party's
-values must stay within its share of the ring, which is checked before anything is encoded.
+that is uniform in the ring makes the masked value uniform too. Masks that sum to zero leave the sum
+of the values modulo 2^bits, which is the true sum if that fits. So each party's values must stay
+within its share of the ring; this is checked before encoding.
 
 The masks are pairwise: every pair of parties shares a stream, which one adds and one subtracts. For
 parties in an agreed order, party i adds the pads of its pairs with later parties and subtracts
-those with earlier ones; the sum over all parties is zero (Bonawitz et al. 2017, section 4, without
-its recovery of parties that drop out: here a lost party stops the exchange).
+those with earlier ones; the sum over all parties is zero. Source: Bonawitz et al. 2017, section 4,
+without its recovery of lost parties: here a lost party stops the exchange.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from vfl.core.frame import Payload
 from vfl.mpc.ring import decode_sum, encode_onto
 from vfl.mpc.stream import PadStream
 
-#: By bits of a ring element: its type here, and its signed type.
+#: Data type of a ring element by its bits, and the signed type of the same size.
 _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
     8: (np.dtype("u1"), np.dtype("i1")),
     16: (np.dtype("<u2"), np.dtype("<i2")),
     32: (np.dtype("<u4"), np.dtype("<i4")),
     64: (np.dtype("<u8"), np.dtype("<i8")),
 }
-#: Fraction bits unless others are asked; elements of 64 bits come from products of shares.
+#: Default number of fraction bits; elements of 64 bits come from products of shares.
 _FRACTIONS = {8: 3, 16: 8, 32: 16}
 #: Bytes of an element of a pad.
 _PAD_BYTES = 4
-#: Gives so many elements that hide a cut, the caller's own.
+#: Returns so many elements that mask a cut; the caller may change them.
 Mask = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Numbers modulo 2^bits, `fraction` of the bits behind the point, shared by some parties.
+    """Integers modulo 2^bits for a sum over parties, with `fraction` bits behind the point.
 
     >>> Ring.of(32, None, parties=2).reach
     16383.9999847412...
@@ -56,7 +56,7 @@ class Ring:
 
     @classmethod
     def of(cls, bits: int, fraction: int | None, parties: int) -> Ring:
-        """A ring of elements of 8, 16 or 32 bits; without a fraction the usual one for them.
+        """Make a ring of 8, 16 or 32 bits; `fraction` has a default for each.
 
         Raises:
             BadOptionError: other bits, or a fraction that leaves no room for values of 1.
@@ -79,17 +79,17 @@ class Ring:
 
     @property
     def most(self) -> int:
-        """The largest magnitude one party's number may have, so that the sum fits."""
+        """Largest magnitude of one party's number for which the sum fits."""
         return int((1 << (self.bits - 1)) - 1) // self.parties
 
     @property
     def reach(self) -> float:
-        """The largest magnitude one party's value may have."""
+        """Largest magnitude of one party's value."""
         return self.most * 2.0**-self.fraction
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of an element."""
+        """Data type of an element."""
         return _TYPES[self.bits][0]
 
     @property
@@ -97,17 +97,17 @@ class Ring:
         return _TYPES[self.bits][1]
 
     def encode(self, cut: Tensor, party: str, step: int, mask: Mask | None = None) -> np.ndarray:
-        """The masked elements of a cut of axes (rows, width), in row order; axes (rows x width,).
+        """Encode a cut of axes (rows, width) as masked elements in row order; axes (rows x width,).
 
         Args:
             cut: float32.
-            party: whose, for the message.
-            step: likewise.
-            mask: gives what hides it; None hides nothing.
+            party: name of its party, for the error message.
+            step: number of the exchange, for the error message.
+            mask: returns the mask; None means no mask.
 
         Raises:
             RingOverflowError: a value is beyond the party's share of the ring; nothing is returned.
-            NonFiniteError: a value is NaN or Inf; likewise.
+            NonFiniteError: a value is NaN or infinite; nothing is returned.
         """
         values = cut.contiguous().numpy().reshape(-1)
         elements = np.zeros(len(values), self.dtype) if mask is None else mask(len(values))
@@ -116,7 +116,7 @@ class Ring:
         return elements
 
     def check(self, payload: Payload, rows: int, width: int) -> None:
-        """Refuse what cannot be the elements of a cut of these axes.
+        """Refuse a payload that cannot be the elements of a cut of these axes.
 
         Raises:
             TruncatedFrameError: a payload that is not exactly rows x width elements long.
@@ -130,12 +130,12 @@ class Ring:
             )
 
     def decode(self, payloads: Sequence[Payload], rows: int, width: int) -> Tensor:
-        """The sum that masked elements stand for; float32 of axes (rows, width).
+        """Decode the sum of masked elements; float32 of axes (rows, width).
 
         Args:
-            payloads: one of every party; their masks sum to zero.
-            rows: of the cuts.
-            width: of the cuts.
+            payloads: one payload of every party; their masks sum to zero.
+            rows: rows of the cuts.
+            width: width of the cuts.
 
         Raises:
             TruncatedFrameError: see `check`.
@@ -165,12 +165,12 @@ class Ring:
 
 
 class PairwiseMasks:
-    """One party's masks of one attempt; each is given once.
+    """One party's masks of one attempt; each mask is returned once.
 
     Args:
-        party: whose.
+        party: name of the party.
         order: all parties, in the order they agreed on.
-        keys: the key of its pair with each other party; see `vfl.mpc.secure.keys`.
+        keys: key of its pair with each other party; see `vfl.mpc.secure.keys`.
 
     >>> order, key = ["bank", "shop"], bytes(32)
     >>> bank = PairwiseMasks("bank", order, {"shop": key})
@@ -189,16 +189,16 @@ class PairwiseMasks:
         ]
 
     def elements(self, count: int, dtype: np.dtype[Any], purpose: str, step: int) -> np.ndarray:
-        """This party's mask of elements of a ring; axes (count,), the caller's own.
+        """Return this party's mask of ring elements; axes (count,); the caller may change it.
 
         Args:
-            count: how many elements.
-            dtype: of an element, unsigned: sums wrap around.
-            purpose: what they are for.
+            count: number of elements.
+            dtype: unsigned type of an element, so that sums wrap around.
+            purpose: use of the mask; part of its derivation.
             step: number of the exchange.
 
         Raises:
-            ReusedPadError: this mask, or one of a later step, was used.
+            ReusedPadError: this mask, or one of a later step, was returned before.
         """
         drawn = -(-count * dtype.itemsize // _PAD_BYTES)
         mask: np.ndarray | None = None

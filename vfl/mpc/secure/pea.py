@@ -1,14 +1,14 @@
-"""``secure = "pea"``: rows that nobody shows train a linear classifier, with noise of every holder.
+"""``secure = "pea"``: DP-SGD of a linear classifier on shared rows, with every holder's noise.
 
-The protocols of PEA (2022), corrected, as a mode of a session; `vfl.mpc.secure_dpsgd` has them. Two
+A session mode for the corrected protocols of PEA (2022), which are in `vfl.mpc.secure_dpsgd`. Two
 to eight parties hold shares: all of [parties], and the label party. A third party without data
-deals. The label party has the only streams; what the others say to each other passes it sealed.
+deals. Only the label party has streams; it relays sealed messages between the other parties.
 
-    divided = "rows"      each holder has all columns and the labels of rows of its own
-    divided = "columns"   the holders have different columns of the same rows, one of them labels
+    divided = "rows":     each holder has all columns and the labels of its own rows
+    divided = "columns":  the holders have different columns of the same rows; one has the labels
 
-Only the model is revealed, once, to the holders: whatever an attempt that broke off has computed
-stays shares. Keys of masks are new in each attempt, and so is the noise.
+Only the model is revealed, once, to the holders; an attempt that breaks off leaves only shares.
+Each attempt draws new mask keys and new noise.
 """
 
 from __future__ import annotations
@@ -73,30 +73,30 @@ from vfl.session.terms import Terms
 
 Divided = Literal["rows", "columns"]
 Start = Literal["zero", "average", "best"]
-#: How many parts of a budget a training takes that begins so.
+#: Number of parts into which a training with such a start splits its privacy budget.
 _PARTS: Mapping[Start, int] = {"zero": 1, "average": 2, "best": 3}
 
 _MOST_CLASSES = 1024
-#: Of a row; how long it may be beside so many classes, `SgdTerms` says.
+#: Limit for one row; `SgdTerms` gives the limit for a row with so many classes.
 _MOST_LENGTH = 32.0
 #: Ring elements that one frame has at most for each number of a batch: the products of bits.
 _BATCH_WORDS = 192
-#: What a holder has at once of each input, and of each number of a batch, in ring elements.
+#: Ring elements that a holder keeps at once for each input, and for each number of a batch.
 _ROW_COPIES, _BATCH_COPIES = 6, 1024
 
-#: Name of the weights in what a party keeps.
+#: Name of the weights in a party's saved state.
 _MODEL = "weight"
 
 _Label = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class OwnFacts(Settings):
-    """What a holder says of its rows.
+    """A holder's description of its rows.
 
     Attributes:
-        rows: it trains on.
-        columns: it has.
-        names: digest of what they are called; empty where each has others.
+        rows: number of training rows.
+        columns: number of columns.
+        names: digest of the column names; empty where each holder has other columns.
     """
 
     rows: int = Field(ge=0, lt=2**32)
@@ -105,12 +105,12 @@ class OwnFacts(Settings):
 
 
 class Facts(Settings):
-    """What all must know alike beside the terms of the session.
+    """Facts that all parties need besides the terms of the session.
 
     Attributes:
-        holders: what each says of its rows, by role.
-        classes: what the labels' codes stand for.
-        asked: rows of the label party that are asked about.
+        holders: each holder's description of its rows, by role.
+        classes: meaning of the labels' codes.
+        asked: number of rows to predict at the label party.
     """
 
     holders: tuple[OwnFacts, ...] = Field(min_length=2, max_length=MOST_HOLDERS)
@@ -120,12 +120,12 @@ class Facts(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PeaLayers(NetworkSizes):
-    """The sizes of a session, which say how large a frame may be.
+    """The sizes of a session, which bound the size of a frame.
 
     Attributes:
-        training_rows: of all parties together.
-        columns, classes: of the model.
-        batch_rows: most of a step.
+        training_rows: training rows of all parties together.
+        columns, classes: sizes of the model.
+        batch_rows: most rows of a step.
     """
 
     training_rows: int
@@ -135,11 +135,11 @@ class PeaLayers(NetworkSizes):
 
     @property
     def parameters(self) -> int:
-        """Weights of the model."""
+        """Number of weights of the model."""
         return (self.columns + 1) * self.classes
 
     def memory_bytes(self, rows: int) -> int:
-        """About what a holder has at once."""
+        """Return about the memory that a holder uses at once."""
         held = _ROW_COPIES * self.training_rows * (self.columns + self.classes + 1)
         batch = self.batch_rows * (_BATCH_COPIES * self.classes + 4 * self.columns)
         return ELEMENT_BYTES * (held + batch)
@@ -149,36 +149,36 @@ class PeaLayers(NetworkSizes):
 
     @property
     def frame_bytes(self) -> int:
-        """Of the largest message."""
+        """Size of the largest message."""
         inputs = self.training_rows * (self.columns + 1)
         batch = self.batch_rows * max(_BATCH_WORDS * self.classes, self.columns + 1)
         return ELEMENT_BYTES * max(inputs, batch, 4 * self.parameters, 1024)
 
 
 class Pea(NetworkMode):
-    """Rows that nobody shows train a linear classifier, with noise of every holder.
+    """Trains a linear classifier on shared rows; every holder adds noise.
 
     Args:
-        dealer: who deals; a party without data, whose own file has ``role = "dealer"``.
-        divided: "rows" where each of [parties], the label party too, has all columns and the labels
-            of rows of its own (its own file names the `label` column); "columns" where they have
-            different columns of the same rows, the label party their labels.
-        form: of the inverse roots of norms: "polynomial"; or "permuted", where the dealer inverts
-            them: exact, two messages instead of fourteen rounds, and it sees a batch's norms in an
-            order that it does not know.
-        longest: bound of a row's norm after columns are standardised; its owner scales a longer one
+        dealer: name of the dealer, a party without data whose own file has ``role = "dealer"``.
+        divided: "rows" where each of [parties], and the label party too, has all columns and the
+            labels of its own rows (its own file names the `label` column); "columns" where they
+            have different columns of the same rows, and the label party has their labels.
+        form: how inverse roots of norms are computed. "polynomial"; or "permuted", where the dealer
+            inverts them: exact, two messages instead of fourteen rounds, and the dealer sees a
+            batch's norms in an order that it does not know.
+        longest: bound of a row's norm after columns are standardised; its owner scales a longer row
             down.
-        start: "zero"; or the "average" of models that each holder trains alone by DP-SGD, for as
-            many epochs and with half of epsilon and delta (Protocol 4), and nobody sees these; or
-            the "best" of these and their average, judged by a batch of rows with noise, of which
-            nobody learns which it is: a third of epsilon and delta each.
+        start: "zero"; "average" starts from the mean of models that each holder trains alone by
+            DP-SGD, for as many epochs and with half of epsilon and delta (Protocol 4), without
+            revealing them; "best" selects one of these models or their average by a noisy score on
+            one batch, for a third of epsilon and delta each, without revealing which.
 
     >>> Pea(dealer="notary").third_party("bank"), Pea().divides_rows
     ('notary', True)
     """
 
     reveals_model: ClassVar[bool] = True
-    #: The dealer's frames of one step, and others'.
+    #: Most frames that the dealer sends in one step, and that others send.
     window: ClassVar[int] = 128
     waiting: ClassVar[int] = 128
     announced_bytes: ClassVar[int] = 1 << 9
@@ -208,7 +208,7 @@ class Pea(NetworkMode):
         return self._dealer
 
     def holders(self, agreed: Agreed) -> list[str]:
-        """Who has shares, in the order of their roles; the dealer's role is behind them."""
+        """Return the holders of shares in the order of their roles; the dealer's role follows."""
         return list(dict.fromkeys([*agreed.parties, agreed.label_party]))
 
     def refuse(self, agreed: Agreed) -> None:
@@ -216,7 +216,7 @@ class Pea(NetworkMode):
         require_range("parties", len(holders), 2, MOST_HOLDERS)
         if self._dealer in holders:
             raise ExposedCutError(
-                "who deals has no data, or it could undo masks",
+                "the dealer must have no data, or it could undo masks",
                 got=f"dealer '{self._dealer}'",
                 want="secure = 'pea:dealer=NAME' with a further party",
             )
@@ -231,14 +231,14 @@ class Pea(NetworkMode):
         refuse_work_on_cuts(agreed)
         if agreed.validation:
             raise ExposedCutError(
-                "only the last model is revealed, so that no epoch can be judged",
+                "only the last model is revealed, so no epoch can be validated",
                 got=f"data.validation = {agreed.validation}",
                 want="data.validation = 0",
             )
         _check_dp(agreed)
         if self.start != "zero" and not (self.divides_rows and _whole_budget(agreed)):
             raise PrivacyError(
-                "models of each holder alone take whole rows, and a part of a budget",
+                "a model of each holder alone needs whole rows, and a part of the budget",
                 got=f"divided = '{self._divided}'" + (", dp.noise" if self.divides_rows else ""),
                 want=f"secure = 'pea:start={self.start}', dp.epsilon and no dp.noise",
             )
@@ -255,7 +255,7 @@ class Pea(NetworkMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Who learned which sizes; `WholeNetwork.revealed` has what the values themselves tell."""
+        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the values."""
         for name in (*self.holders(terms), self._dealer):
             yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
@@ -337,7 +337,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return {} if self._model is None else {_MODEL: self._model}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        raise AssertionError("the last weights stay, for no epoch is judged")
+        raise AssertionError("the last weights stay, because no epoch is validated")
 
     def training_state(self) -> dict[str, Any]:
         assert self._share is not None, "a training has begun"
@@ -350,7 +350,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         facts = self._known
-        if facts is None or not self._training_rows(facts):  # nothing is known of other rows
+        if facts is None or not self._training_rows(facts):  # other rows are not known yet
             return ()
         plan = self._plan_of(facts)
         hidden, left_out = "nobody else knows which rows a batch had", len(self._holders) // 3
@@ -374,7 +374,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             stated += [replace(stated[0], epsilon=epsilon_of(one, plan.delta)) for one in before]
         return (replace(added(stated), assumes=assumes),)
 
-    # How it begins; see `NetworkEnd`.
+    # Start of a training; see `NetworkEnd`.
 
     def announced(self) -> bytes | None:
         return None if self._own is None else self._own.model_dump_json().encode()
@@ -385,7 +385,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         )
         assert self._rows.split is not None, "the label party has rows"
         asked = len(self._rows.split.test)
-        classes = self._rows.names or tuple(range(self._rows.classes))  # of rows without labels
+        classes = self._rows.names or tuple(range(self._rows.classes))  # rows without labels
         return Facts(holders=holders, classes=classes, asked=asked)
 
     def sizes_of(self, facts: Facts) -> PeaLayers:
@@ -434,7 +434,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         self._share = first_weights(member, self._sgd)
         if state is None and self._mode.start != "zero":
             alone = self._alone(plan, facts)
-            longer = replace(plan, steps=plan.steps + 1)  # by a batch to judge by
+            longer = replace(plan, steps=plan.steps + 1)  # a further batch, to score the models
             judged = longer.batches(self._terms, np.arange(plan.rows))(longer.epochs)[-1]
             rows = self._shared, torch.from_numpy(judged)
             self._share = started(member, self._sgd, alone, own, self._noise, *rows)
@@ -442,14 +442,14 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             self._share = replace(self._share, share=state["share"])
             self._model = state["model"]
 
-    # What the above is made of.
+    # Steps that the methods above are made of.
 
     def _training_rows(self, facts: Facts) -> int:
         rows = [one.rows for one in facts.holders]
         return sum(rows) if self._mode.divides_rows else rows[self._label_role]
 
     def _plan_of(self, facts: Facts) -> PrivacyPlan:
-        """Of the steps on shares; what comes before them has the other parts of the budget."""
+        """Return the plan of the steps on shares; earlier phases spend the rest of the budget."""
         terms = self._terms
         if self._mode.start != "zero":
             epsilon, delta = self._part()
@@ -461,14 +461,14 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return plan
 
     def _part(self) -> tuple[float, float]:
-        """Epsilon and delta of each part of a training whose beginning has its own."""
+        """Return epsilon and delta of each part, where the start takes a part of its own."""
         dp, parts = self._terms.dp, _PARTS[self._mode.start]
         assert dp is not None, "a mode that needs [dp]"
         assert dp.epsilon is not None, "it is refused without"
         return dp.epsilon / parts, dp.delta / parts
 
     def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
-        """What each holder does alone: as many epochs, of the smallest holder's rate."""
+        """Plan each holder's own training: as many epochs, at the smallest holder's rate."""
         mode, part, rate = self._mode, self._part(), self._terms.train.learning_rate
         assert mode.start != "zero", "it has models of each alone"
         least = min(one.rows for one in facts.holders)
@@ -487,7 +487,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         dp, mode = self._terms.dp, self._mode
         assert dp is not None, "a mode that needs [dp]"
         rows = [one.rows for one in facts.holders]
-        if not mode.divides_rows:  # all have the same
+        if not mode.divides_rows:  # all holders have the same rows
             rows = [plan.rows, *[0] * (len(rows) - 1)]
         return SecureSgd(
             rows=tuple(rows),
@@ -504,7 +504,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
     @property
     def _own(self) -> OwnFacts | None:
-        """What this party says of itself, if it holds shares."""
+        """This party's description of its rows, if it holds shares."""
         rows, inputs = self._rows, self._rows.inputs
         if self.party not in self._holders:
             return None
@@ -520,7 +520,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         )
 
     def _refuse_again(self, last: int) -> None:
-        """Refuse to train anew what may have been revealed: another noise would be averaged out."""
+        """Refuse to repeat a training whose model was perhaps revealed: averages cancel noise."""
         if self._rows.committed >= last > self._trained:
             raise PrivacyError(
                 "the model of this training may have been revealed, and a second one would cost "
@@ -534,7 +534,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
     def _share_rows(
         self, member: Member, sgd: SecureSgd, facts: Facts
     ) -> tuple[Rows | None, SharedRows]:
-        """The own rows of a holder that has whole ones, and those of all."""
+        """Return the own rows of a holder that has whole rows, and the shared rows of all."""
         inputs = labels = None
         if not member.deals and self._rows.split is not None:
             train = torch.from_numpy(self._rows.split.train)
@@ -553,21 +553,21 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return own, shared_rows(member, sgd, own)
 
     def _codes(self, facts: Facts) -> Tensor:
-        """The own labels in the codes of all."""
+        """Return the own labels in the codes that all parties use."""
         labels, known = self._rows.labels, {name: at for at, name in enumerate(facts.classes)}
         assert labels is not None, "whose codes they are"
         unknown = sum(name not in known for name in self._rows.names)
         if unknown:
             raise DataError(
-                f"party '{self.party}' has classes that the label party has not",
+                f"party '{self.party}' has classes that the label party lacks",
                 got=f"{unknown} of {len(self._rows.names)} classes unknown",
-                fix="rows of every class at the label party, written in one way everywhere",
+                fix="rows of every class at the label party, spelled the same everywhere",
             )
         places = torch.tensor([known[name] for name in self._rows.names], dtype=torch.int64)
         return places[labels]
 
     def _answers(self, exchange: Exchange) -> Tensor | None:
-        """The outputs of some rows at the label party, axes (rows, classes)."""
+        """Return the outputs of some rows at the label party, axes (rows, classes)."""
         index, part = exchange.rows, None
         apart = self._mode.divides_rows
         has_rows = self._role == self._label_role or not apart
@@ -588,7 +588,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return found + self._model[-1]
 
     def _outputs(self, model: Tensor, index: np.ndarray) -> Tensor:
-        """This party's columns' part in the outputs; with the bias where it has all columns."""
+        """Return this party's part of the outputs; with the bias where it has all columns."""
         rows, facts, mode = self._rows, self._facts, self._mode
         assert rows.inputs is not None, "it has columns"
         assert rows.split is not None, "it has rows"
@@ -603,11 +603,11 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return short @ model[start : start + columns[self._role]]
 
 
-# What is refused.
+# Refused settings.
 
 
 def _check_alike(mode: Pea, terms: Terms, facts: Facts) -> None:
-    """Every holder has the columns of all, or all have the same rows."""
+    """Require that every holder has the same columns, or that all have the same rows."""
     if mode.divides_rows:
         if len({(one.columns, one.names) for one in facts.holders}) > 1:
             counts = ", ".join(str(one.columns) for one in facts.holders)
@@ -626,7 +626,7 @@ def _check_alike(mode: Pea, terms: Terms, facts: Facts) -> None:
 def _check_classes(rows: OwnRows) -> None:
     if not rows.classes:
         raise ExposedCutError(
-            "a row's gradient is clipped by the outputs of classes, and a regression has none",
+            "clipping a row's gradient needs class outputs, and a regression has none",
             got="label.task = 'regression'",
             want="label.task = 'classification'",
         )
@@ -634,15 +634,15 @@ def _check_classes(rows: OwnRows) -> None:
 
 
 def _check_model(agreed: Agreed, alike: bool) -> None:
-    """Linear behind bottoms without weights, the same ones where rows are divided.
+    """Require a linear top behind bottoms without weights, equal bottoms where rows are divided.
 
-    The top is the label party's alone to know, so that terms do not name it.
+    Only the label party knows the top, so the terms do not name it.
     """
     bottoms = [asked.bottom for asked in agreed.parties.values()]
     fixed = all(isinstance(models.make_bottom(spec), models.FixedBottom) for spec in bottoms)
     if agreed.merge != "concat" or not fixed or (alike and len(set(bottoms)) > 1):
         raise ExposedCutError(
-            "the model is one linear layer, which nobody has a part of",
+            "the model is one linear layer, and no party has a part of its own",
             got=f"merge = '{agreed.merge}', bottom = {', '.join(map(repr, bottoms))}",
             want="merge = 'concat', bottom = 'identity' or 'hog' at every party"
             + (", the same at all" if alike else ""),
@@ -653,11 +653,11 @@ def _check_top(top: str | nn.Module) -> None:
     """Refuse a top that is no linear layer.
 
     Raises:
-        ExposedCutError: with the one that can be.
+        ExposedCutError: the error names the top that is possible.
     """
     if top != "linear":
         raise ExposedCutError(
-            "the model is one linear layer, which nobody has a part of",
+            "the model is one linear layer, and no party has a part of its own",
             got=f"label.top = '{top if isinstance(top, str) else type(top).__name__}'",
             want="label.top = 'linear'",
         )
@@ -671,7 +671,7 @@ def _check_dp(agreed: Agreed) -> None:
     dp = agreed.dp
     if dp is None:
         raise PrivacyError(
-            "the model is revealed, and without noise it tells of rows",
+            "the model is revealed, and without noise it would disclose facts about rows",
             where="dp",
             want="[dp] with an epsilon, or a noise",
             fix="-s dp.epsilon=1 -s dp.delta=1e-5",
@@ -685,7 +685,7 @@ def _check_dp(agreed: Agreed) -> None:
     for name, got in wrong.items():
         if got:
             raise PrivacyError(
-                "every gradient is clipped to one public norm, of rows that are drawn",
+                "every gradient of a sampled row is clipped to one public norm",
                 where=name,
                 got=str(got),
                 want="dp.clip, and dp.sampling = 'poisson'",

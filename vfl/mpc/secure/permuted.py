@@ -1,14 +1,14 @@
-"""``secure = "permuted"``: nobody has a weight, and functions are computed on permuted values.
+"""``secure = "permuted"``: weights are shared; functions are computed on permuted values.
 
-Two parties with columns hold shares of all inputs, weights and gradients, first layer to last; a
-third deals what is random and evaluates functions on values whose order only the two know
-(`vfl.mpc.permuted`). The label party is disclosed the outputs, and nobody anything else.
+Two parties with columns hold shares of all inputs, weights and gradients, from the first layer to
+the last. A third party deals correlated randomness and evaluates functions on values whose order
+only the two holders know (`vfl.mpc.permuted`). Only the label party sees the outputs.
 
-    label party                    P0, P1                        P2
-    without columns                the two parties with columns  the label party
-    one of the two with columns    the two parties with columns  dealer=NAME, who has no data
+    label party                     P0, P1                        P2
+    without columns:                the two parties with columns  the label party
+    one of the two with columns:    the two parties with columns  dealer=NAME, without data
 
-The label party has the only streams. What the two others say to each other passes it sealed.
+Only the label party has streams; it relays sealed messages between the two others.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from vfl.session.secure_mode import (
 )
 from vfl.session.terms import Terms
 
-#: What a holder has at once, in ring elements, of each input, each weight, and each value of the
+#: Ring elements that a holder keeps at once for each input, each weight, and each value of the
 #: layers in an exchange (resident memory of all three parties, halved; both modes).
 _ROW_COPIES, _WEIGHT_COPIES, _EXCHANGE_COPIES = 8, 24, 16
 _COLUMNS_BYTES = 4
@@ -72,13 +72,13 @@ _SPELLINGS = (
 
 
 class Facts(Settings):
-    """What all three must know alike beside the terms of the session.
+    """Facts that all three parties need besides the terms of the session.
 
     Attributes:
-        columns: of P0 and P1.
-        rows: how many of each phase are shared in this session.
-        classes: how many the labels have; 0 for numbers.
-        layers: of the network.
+        columns: columns of P0 and P1.
+        rows: number of rows of each phase that are shared in this session.
+        classes: number of label classes; 0 for numbers.
+        layers: layers of the network.
     """
 
     columns: tuple[_Size, _Size]
@@ -88,18 +88,18 @@ class Facts(Settings):
 
     @property
     def parameters(self) -> int:
-        """How many weights the network has."""
+        """Number of weights of the network."""
         return sum((one.inputs + one.bias) * one.outputs for one in self.layers)
 
     def check(self, own: tuple[int, Mapping[Rows, int]] | None, role: int) -> None:
-        """Compare what the label party says with what a party has.
+        """Compare the label party's description with a party's own data.
 
         Args:
             own: columns, and rows of each phase, at P0 and P1; None at a dealer.
             role: the party's.
 
         Raises:
-            DisagreementError: it has other columns or rows.
+            DisagreementError: the party has other columns or rows.
             ProtocolError: the layers are no network of these columns.
         """
         if own is not None and (self.columns[role], self.rows) != (own[0], dict(own[1])):
@@ -125,9 +125,9 @@ class NetworkLayers(NetworkSizes):
     """The network of a session.
 
     Attributes:
-        layers: of it.
-        weights: how many it has.
-        rows: of all phases.
+        layers: layers of the network.
+        weights: number of weights.
+        rows: number of rows of all phases.
     """
 
     layers: tuple[Layer, ...]
@@ -139,7 +139,10 @@ class NetworkLayers(NetworkSizes):
         return self.weights
 
     def memory_bytes(self, rows: int) -> int:
-        """About what a holder has at once; the factors were measured, and rounded up."""
+        """Return about the memory that a holder uses at once.
+
+        The factors were measured and rounded up.
+        """
         inputs = self.layers[0].inputs
         widths = inputs + sum(one.outputs for one in self.layers)
         held = _ROW_COPIES * self.rows * inputs + _WEIGHT_COPIES * self.weights
@@ -151,19 +154,21 @@ class NetworkLayers(NetworkSizes):
 
 
 class Permuted(NetworkMode):
-    """Nobody has a weight; functions are computed by a third party on permuted values.
+    """Shared weights, without a party that has one; a third party computes on permuted values.
 
     Args:
         mode: "fast", or "thesis", which is chapter 5 as written; see `vfl.mpc.Rules`.
         bits, magnitude_bits, delta_bits, least_permuted, flips: see `vfl.mpc.Rules`.
-        dealer: who deals where the label party has columns of its own; a party without data.
-        validate: let the label party have the validation rows' outputs after every epoch.
+        dealer: name of the dealer where the label party has columns of its own; a party without
+            data.
+        validate: whether the label party may see the validation rows' outputs after every epoch.
 
     >>> Permuted(mode="thesis").rules.bits, Permuted(dealer="notary").third_party("bank")
     (23, 'notary')
     """
 
-    #: A party sends several messages of an operation before it needs an answer, and relays more.
+    #: Most frames in transit: a party sends several messages of an operation before it needs an
+    #: answer, and relays more.
     window: ClassVar[int] = 32
     waiting: ClassVar[int] = 64
     announced_bytes: ClassVar[int] = _COLUMNS_BYTES
@@ -189,7 +194,7 @@ class Permuted(NetworkMode):
         return self._dealer
 
     def roles(self, agreed: Agreed) -> tuple[str, str, str]:
-        """Who plays P0, P1 and P2."""
+        """Return the parties that play P0, P1 and P2."""
         one, other = agreed.parties
         return one, other, self._dealer or agreed.label_party
 
@@ -200,7 +205,7 @@ class Permuted(NetworkMode):
         refuse_work_on_cuts(agreed)
         if agreed.validation and not self._validate:
             raise ExposedCutError(
-                "outputs of every epoch are as many equations for the validation rows' columns",
+                "every epoch's outputs would be one more equation for the validation rows' columns",
                 got=f"data.validation = {agreed.validation}",
                 want="data.validation = 0",
                 fix="secure = 'permuted:validate=True' where the label party may have them",
@@ -216,7 +221,7 @@ class Permuted(NetworkMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Who learned which sizes; `WholeNetwork.revealed` has what the values themselves tell."""
+        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the values."""
         for name in self.roles(terms):
             if name != terms.label_party:
                 yield Revealed(name, "columns, layers and numbers of rows", "all", SETUP, 1, 1)
@@ -235,8 +240,8 @@ class Permuted(NetworkMode):
         up, down = super().limits(terms, party, rows, layers)
         return up, down | {Kind.ACK: 1}
 
-    # Of three parties, what the label party carries can only be for the third: such a frame is an
-    # OPENING and has no number.
+    # With three parties, a frame that the label party relays can only be for the third one. Such a
+    # frame is an OPENING and has no number.
 
     def on_stream(self, frame: Frame) -> Frame:
         return Frame(Kind.OPENING, frame.step, frame.payload) if frame.branch else frame
@@ -264,8 +269,8 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         super().__init__(mode, party, terms, rows, place)
         self._network: ThreePartyNetwork | None = None
         if self._role == self._label_role:
-            # The top is refused before anybody is asked; where rows stand side by side, the widths
-            # that all parties agreed on are their columns.
+            # A wrong top is refused before any message is sent. Where rows stand side by side, the
+            # widths that all parties agreed on are their columns.
             self._layers((terms.merged_width, 0))
 
     @property
@@ -300,7 +305,7 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
     def training_state(self) -> dict[str, Any]:
         return {"network": self._shared.state_dict(), **self._kept()}
 
-    # How it begins; see `NetworkEnd`.
+    # Start of a training; see `NetworkEnd`.
 
     def announced(self) -> bytes | None:
         columns = self._columns()
@@ -363,7 +368,7 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         asked = self._terms.parties[self.party].width
         if self._terms.merge == "concat" and asked != columns:
             raise WidthError(
-                "the rows themselves are as wide as they are",
+                "without bottoms, the width of a cut is the number of columns",
                 where=f"parties.{self.party}.width",
                 got=str(asked),
                 want=str(columns),
@@ -372,7 +377,7 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         return columns
 
     def _phases(self) -> dict[Rows, np.ndarray]:
-        """Positions of the rows of each phase of this session."""
+        """Return the positions of the rows of each phase of this session."""
         split = self._rows.split
         assert split is not None, "a party with rows"
         if self._terms.mode == "train":
@@ -401,7 +406,7 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         return {phase: len(rows) for phase, rows in self._phases().items()}
 
 
-# What is refused.
+# Refused settings.
 
 
 def _check_roles(agreed: Agreed, dealer: str | None) -> None:
@@ -411,17 +416,17 @@ def _check_roles(agreed: Agreed, dealer: str | None) -> None:
             "shares are held by two parties with columns",
             got=f"{len(held)} in [parties]",
             want="2",
-            fix="give the columns of the others to one of two",
+            fix="give the columns of the others to one of these two",
         )
     if label in held and dealer is None:
         raise ExposedCutError(
-            "the label party has columns, so somebody else must deal",
+            "the label party has columns, so another party must deal",
             got="no dealer",
             want="secure = 'permuted:dealer=NAME' with a third party that only deals",
         )
     if dealer is not None and (label not in held or dealer in held):
         raise ExposedCutError(
-            "who deals has neither columns nor the labels, and only one party can",
+            "the dealer is one party that has neither columns nor the labels",
             got=f"dealer '{dealer}'",
             want="no dealer: the label party, which has no columns, deals"
             if label not in held
@@ -439,17 +444,17 @@ def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
         return
     bottoms = ", ".join(f"'{asked.bottom}'" for asked in parties.values())
     raise ExposedCutError(
-        "no party trains a bottom of its own where nobody has a weight",
+        "no party trains a bottom of its own where all weights are shared",
         got=f"merge = '{merge}', bottom = {bottoms}",
         want=_SPELLINGS,
     )
 
 
 def _told_columns(terms: Terms, holder: str, raw: bytes) -> int:
-    """The columns that a holder announces, before a network is made of them.
+    """Parse the columns that a holder announces, before a network is made of them.
 
     Raises:
-        ProtocolError: they are others than was agreed, or a row of them fits no frame.
+        ProtocolError: they differ from the agreed number, or a row of them fits no frame.
     """
     columns, most = int.from_bytes(raw, "little"), LIMIT_BYTES // ELEMENT_BYTES
     least = 1
@@ -457,7 +462,7 @@ def _told_columns(terms: Terms, holder: str, raw: bytes) -> int:
         least = most = terms.parties[holder].width
     if not least <= columns <= most:
         raise ProtocolError(
-            f"party '{holder}' announces columns that cannot be",
+            f"party '{holder}' announces an invalid number of columns",
             got=f"{columns}",
             want=f"{least} to {most}" if least < most else f"{most}, as was agreed",
         )

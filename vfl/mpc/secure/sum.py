@@ -1,4 +1,4 @@
-"""``secure = "sum"``: the label party learns the sum of the cuts alone.
+"""``secure = "sum"``: the label party learns only the sum of the cuts.
 
 Every feature party sends its cut as elements of a ring, under masks that cancel out in the sum.
 
@@ -43,12 +43,12 @@ TRAINING, QUERY = "cut", "query"
 
 
 class MaskedSum(SummingMode):
-    """The label party sees the sum of the cuts alone: every party adds masks that cancel out.
+    """The label party sees only the sum of the cuts: every party adds masks that cancel out.
 
     Args:
-        bits: of a value on the wire: 8, 16 or 32.
-        fraction: of these, how many stand behind the point; 16 of 32 unless given, 8 of 16, 3 of 8.
-            A value is exact to 2^-(fraction + 1).
+        bits: size of a value on the wire: 8, 16 or 32 bits.
+        fraction: number of these bits behind the point; by default 16 of 32, 8 of 16, 3 of 8. A
+            value is exact to 2^-(fraction + 1).
 
     >>> MaskedSum(bits=8).ring(parties=2).reach
     7.875
@@ -57,7 +57,7 @@ class MaskedSum(SummingMode):
     def __init__(self, bits: int = 32, fraction: int | None = None) -> None:
         self._bits = bits
         self._fraction = fraction
-        self.ring(parties=1)  # refuses options that make no ring
+        self.ring(parties=1)  # this call refuses options that make no ring
 
     def ring(self, parties: int) -> Ring:
         return Ring.of(self._bits, self._fraction, parties)
@@ -123,11 +123,11 @@ class MaskedSum(SummingMode):
 
 
 def ring_of(agreed: Agreed) -> Ring | None:
-    """The ring the feature parties' cuts are summed in; None where each cut is sent by itself.
+    """Return the ring in which cuts are summed; None where each cut is sent by itself.
 
     Raises:
         SpecError: the mode cannot be built.
-        ExposedCutError: beside the other settings it would hide nothing, and why.
+        ExposedCutError: with the other settings the mode would hide no cut; the error says why.
     """
     mode = secure_mode.make(agreed.secure)
     mode.refuse(agreed)
@@ -135,11 +135,11 @@ def ring_of(agreed: Agreed) -> Ring | None:
 
 
 class RingCut(Uncompressed):
-    """A cut as elements of a ring, without masks: what the sum makes of it, for measurements.
+    """A cut as elements of a ring, without masks: the mode's rounding alone, for measurements.
 
     Args:
-        party: whose cuts.
-        ring: of its elements.
+        party: name of the party whose cuts it encodes.
+        ring: ring of the elements.
 
     >>> import torch
     >>> codec, cut = RingCut("bank", Ring.of(8, None, parties=2)), torch.tensor([[1.0, -0.4]])
@@ -147,14 +147,14 @@ class RingCut(Uncompressed):
     [[1.0, -0.375]]
     """
 
-    on_card: ClassVar[bool] = False  # ring elements are the processor's
+    on_card: ClassVar[bool] = False  # the processor computes ring elements
 
     def __init__(self, party: str, ring: Ring) -> None:
         self._party = party
         self._ring = ring
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        """Elements in row order.
+        """Return the elements in row order.
 
         Raises:
             RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.
@@ -171,15 +171,18 @@ class RingCut(Uncompressed):
         return self._ring.bits / 32
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
-        """Elements, which masks make uniform: no packer may learn how often one occurs."""
+        """Return the elements.
+
+        Masks make them uniform, so no packer may learn their frequencies.
+        """
         elements = self._ring.encode(cut, self._party, context.step)
         return Symbols(np.ones(cut.shape, np.bool_), elements, choices=2**self._ring.bits)
 
 
 class MaskedCut(RingCut):
-    """What stands in a feature party's place of a codec: cuts go out under masks.
+    """Takes the place of a feature party's codec: cuts are sent under masks.
 
-    The label party decodes sums alone, so `decode` is of no use here.
+    The label party decodes only sums, so `decode` has no use here.
     """
 
     repeats: ClassVar[bool] = False
@@ -193,7 +196,7 @@ class MaskedCut(RingCut):
         self._masks = masks
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        """Masked elements, each mask used once.
+        """Return masked elements; each mask is used once.
 
         Raises:
             RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.

@@ -1,27 +1,28 @@
 """Mode "fast": the same protocol and the same trust, with fewer bytes and messages.
 
-What a holder owns stays in plaintext with it while the other's share is zero; such a tensor, and
-what is multiplied with it, are opened one way each. Other tensors are opened under one mask, both
-ways at once. Every product of a tensor uses its one opening; the dealer's share of each product is
-fresh. Products that go to P2 keep their scale, so nothing is divided before a function. Where a
-product is divided, P0 sends the index lists of algorithm 5.1 right behind its opening.
+A holder's own values stay in plaintext with it, while the other's share is zero. Such a tensor, and
+its factor in a product, are opened one way each. Other tensors are opened under one mask, both ways
+at once. Every product of a tensor uses its one opening; the dealer's share of each product is
+fresh. Products that go to P2 keep their scale, so no division precedes a function. Where a product
+is divided, P0 sends the index lists of algorithm 5.1 right after its opening.
 
-One way: X = [X_0 X_1] with X_i in plaintext at P_i, and W = W_0 + W_1: P_0 computes X_0 W_0 alone,
-on the rows of W that meet its columns. Of X_0 W_1 the factors are with two parties, so a mask each
-is enough (Beaver 1991): P_0 opens E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E V + U
-V, where P_0 computes X_0 D, P_1 knows E and V, and the dealer shares U V. The same with 0 and 1
-exchanged. So each holder multiplies what it has in plaintext by W_i + D, and what it knows masked
-by its V.
+One way: X = [X_0 X_1] with X_i in plaintext at P_i, and W = W_0 + W_1. P_0 computes X_0 W_0 alone,
+on the rows of W that meet its columns. The factors of X_0 W_1 are with two parties, so one mask
+each is enough (Beaver 1991). P_0 opens E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E
+V + U V. P_0 computes X_0 D, P_1 knows E and V, and the dealer shares U V. The same holds with 0 and
+1 exchanged. So each holder multiplies its plaintext by W_i + D, and the opening it received by its
+V.
 
-Ahead of time: masks, permutations and signs depend on no value, and products of masks on nothing
-else. So a program is followed on shapes before it runs; P2 deals and all three draw while nobody
-waits. The operations get the numbers they will have when the program runs, and with them the same
-pads.
+Ahead of time: masks, permutations and signs depend on no value, and products of masks depend only
+on masks. So all three parties follow a program on shapes before it runs: P2 deals and all draw
+their pads before the values arrive. The operations get the numbers they will have when the program
+runs, and with them the same pads.
 
-Pipelined: P2 needs nothing of what it answers to go on, so it does not wait at a question. It deals
-for the operations behind it, a slice of a product at a time, and answers once both holders have
-asked (`FastDealer.pipelined`). The messages are the same and disclose no more; only their order
-between P2 and P1 hangs on time, so P1 keeps what comes before its turn (`Channel.keeps_early`).
+Pipelined: P2 can continue without the answers to its questions, so it does not wait at a question.
+It deals for later operations, a slice of a product at a time, and answers once both holders have
+asked (`FastDealer.pipelined`). The messages are the same and disclose no more. Only their order
+between P2 and P1 depends on time, so P1 keeps frames that come before their turn
+(`Channel.keeps_early`).
 """
 
 from __future__ import annotations
@@ -45,30 +46,30 @@ from vfl.mpc.rules import P0, P1, P2, Rules
 from vfl.mpc.shares import Opened, SharedTensor, blank, owned_by
 from vfl.mpc.three_party.party import Dealer, Party, Product, Question, ShareHolder
 
-#: Elements of a slice of a dealt product: P2 looks for questions after each, which on a line of 80
-#: Mbit/s is every 26 ms.
+#: Elements of a slice of a dealt product. P2 looks for questions after each slice, which on a link
+#: of 80 Mbit/s is every 26 ms.
 _SLICE = 2**15
-#: Bytes P2 deals before the oldest question at most; P1 keeps them in memory.
+#: Most bytes that P2 deals before the oldest question; P1 keeps them in memory.
 _AHEAD_BYTES = 1 << 26
 
 
 class Fast(Party):
-    """What all three parties of the mode can do ahead of time."""
+    """Steps that all three parties of the mode can do ahead of time."""
 
     def deal(self, program: Callable[[Party], None]) -> None:
         program(Preprocessing(self))
 
     @abstractmethod
     def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
-        """Draw the masks of an opening, and open what is a pad."""
+        """Draw the masks of an opening, and open tensors that are pads."""
 
     @abstractmethod
     def multiply_ahead(self, product: Product) -> None:
-        """Deal a product, and compute what no later value is needed for."""
+        """Deal a product, and compute the terms that need no later value."""
 
     @abstractmethod
     def ask_ahead(self, asked: Question, function: Function) -> Sequence[Tensor]:
-        """Draw what a question needs; at P0 its shares of the results."""
+        """Draw the pads of a question; at P0 also its shares of the results."""
 
 
 class FastHolder(Fast, ShareHolder):
@@ -98,7 +99,7 @@ class FastHolder(Fast, ShareHolder):
 
     def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
         masks, early = self._draw(number, closed), None
-        # P0's share of what P2 will answer is a pad, which it can open before there is a value.
+        # P0's share of P2's future answer is a pad, which it can open before the value exists.
         if closed and all(each.foreseen for each in closed):
             if self.first:
                 early = self._open_own(closed, masks, number, "offline")
@@ -129,14 +130,14 @@ class FastHolder(Fast, ShareHolder):
     def _open_own(
         self, closed: Sequence[SharedTensor], masks: Sequence[Tensor], number: int, phase: str
     ) -> list[Tensor]:
-        """Send what this holder opens, if that is anything; what it sent."""
+        """Send this holder's openings, if there are any, and return them."""
         own = [each.part(self.role) - mask for each, mask in zip(closed, masks, strict=True)]
         if any(each.numel() for each in own):
             self.channels[self.other].send(own, number, phase)
         return own
 
     def _receive_opened(self, closed: Sequence[SharedTensor], number: int) -> list[Tensor]:
-        """What the other holder opens."""
+        """Receive the other holder's openings."""
         shapes = [each.part(self.other).shape for each in closed]
         if any(shape.numel() for shape in shapes):
             return self.channels[self.other].receive(shapes, number)
@@ -186,7 +187,7 @@ class FastHolder(Fast, ShareHolder):
 
 
 def _opened(shared: SharedTensor, mask: Tensor, own: Tensor, theirs: Tensor) -> SharedTensor:
-    """With what a holder learned of it."""
+    """Return the tensor with the openings that a holder received."""
     if shared.owned is not None:
         opened = Opened(None, theirs)
     else:
@@ -199,7 +200,7 @@ def _with_opening(shared: SharedTensor, opened: Opened) -> SharedTensor:
 
 
 def dealt_slices(shape: Sequence[int]) -> list[slice]:
-    """The rows of each message in which a product is dealt, of 2^15 elements or a row.
+    """Return the rows of each message in which a product is dealt: 2^15 elements, or one row.
 
     >>> dealt_slices((500, 100))
     [slice(0, 327, None), slice(327, 500, None)]
@@ -235,7 +236,7 @@ class FastDealer(Fast, Dealer):
             self._asked.clear()
 
     def _links_to_poll(self) -> dict[int, Polled]:
-        """By holder, if both can be; looked up again where a link was replaced."""
+        """Return links by holder, if both can be polled; a replaced link is found again."""
         links = self.channels[P0].link, self.channels[P1].link
         if self._links != links:
             first, second = self._links = links
@@ -320,7 +321,7 @@ class FastDealer(Fast, Dealer):
 
 
 def _add_known(z: Tensor, product: Product, holder: int) -> None:
-    """Add to a holder's share what needs its mask and the other's opening of the left only, E V."""
+    """Add E V to a holder's share: the term of its mask and the other's opening of the left."""
     left, right, far = product.left, product.right, _rows(product.left, 1 - holder)
     masked = right.mask()
     if product.operation is matmul:
@@ -330,12 +331,12 @@ def _add_known(z: Tensor, product: Product, holder: int) -> None:
 
 
 def _add_own(z: Tensor, product: Product, holder: int) -> None:
-    """Add to a holder's share the product of what it has in plaintext, X_i (W_i + D)."""
+    """Add X_i (W_i + D) to a holder's share: the product with its plaintext X_i."""
     right, own, clear = product.right, _rows(product.left, holder), product.left.part(holder)
     if right.faced is not None:
         z += matmul(clear, right.part(1 - holder) + right.difference())
         return
-    # Opened both ways: D there is the difference of the whole, so W_i + D_j is D + V_i.
+    # Opened both ways, D is the difference of the whole tensor, so W_i + D_j is D + V_i.
     factor = right.difference() + right.mask()
     if product.operation is matmul:
         z += matmul(clear, factor[own])
@@ -344,9 +345,11 @@ def _add_own(z: Tensor, product: Product, holder: int) -> None:
 
 
 def _mask_factors(product: Product) -> list[tuple[Tensor, Tensor]]:
-    """The masks whose products the dealer shares: of an owned left, each holder's with the other's.
+    """Return pairs of masks whose products the dealer shares.
 
-    They add up, but an owned left that is transposed (`inner`) has them one below the other.
+    For an owned left factor, each holder's mask is multiplied by the other holder's.
+
+    The products are added up; an owned left that is transposed (`inner`) stacks them.
     """
     left, right = product.left, product.right
     (u0, u1), (v0, v1) = left.masks(), right.masks()
@@ -360,7 +363,7 @@ def _mask_factors(product: Product) -> list[tuple[Tensor, Tensor]]:
 def _mask_product(
     operation: Operation, factors: Sequence[tuple[Tensor, Tensor]], rows: slice
 ) -> Tensor:
-    """Some rows of what the dealer shares."""
+    """Compute some rows of the product of masks that the dealer shares."""
     if operation is not inner:
         found = [operation(u[rows], v if operation is matmul else v[rows]) for u, v in factors]
         return found[0] if len(found) == 1 else found[0].add_(found[1])
@@ -374,39 +377,41 @@ def _mask_product(
 
 
 def _require_factors(product: Product) -> None:
-    """Openings must be of a kind that can be multiplied.
+    """Require openings of a kind that can be multiplied.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the openings cannot be multiplied.
     """
     left, right, operation = product.left, product.right, product.operation
     known = operation is matmul or (operation is inner and right.faced is None)
     if right.owned is None and right.faced in (None, left.owned) and (left.owned is None or known):
         return
-    raise ValueError("open the right factor as right.facing(left), and an owned one as the left")
+    raise ValueError(
+        "open the right factor as right.facing(left), and an owned factor as the left one"
+    )
 
 
 def _rows(left: SharedTensor, holder: int) -> slice:
-    """Of the rows that the left's columns meet, those of a holder's."""
+    """Return the holder's part of the rows that meet the left factor's columns."""
     return slice(left.owned, None) if holder else slice(0, left.owned)
 
 
 def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
-    """What tells the openings of one operation from those of another: axes, and who opens what."""
+    """Return a key that identifies the openings of one operation: axes, and who opens what."""
     return [(each.shape, each.owned, each.faced) for each in closed]
 
 
 def _factors(product: Product) -> tuple[object, ...]:
-    """What tells one product from another, with the divisions that say how much of it is dealt."""
+    """Return a key that identifies a product, with the divisions that bound its dealt part."""
     scales = product.left.bits, product.right.bits, *product.truncations
     return (product.operation, *scales, *_openings([product.left, product.right]))
 
 
 class Preprocessing(Dealer):
-    """Stands in for a party while a program is followed on shapes; sends nothing by itself.
+    """Takes the place of a party while a program is followed on shapes; it sends no message itself.
 
     Args:
-        party: whose turn it is; its count of operations stays where it is.
+        party: party that follows the program; its count of operations does not change.
     """
 
     def __init__(self, party: Fast) -> None:
@@ -424,7 +429,7 @@ class Preprocessing(Dealer):
         bits: int = -1,
         scale: str = "",
     ) -> SharedTensor:
-        self.next_number()  # nobody has values yet
+        self.next_number()  # no values exist yet
         bits = self.rules.bits if bits < 0 else bits
         return SharedTensor(blank(shape), bits, owned=owned_by(owner, shape))
 

@@ -1,20 +1,20 @@
-"""Rows that two parties share, without anybody learning which they are, or how many.
+"""Rows that two parties share, without disclosing which they are, or how many.
 
 Circuit-based private set intersection (Pinkas et al. 2019) with a helper: P0 and P1 have ids, P2
-has none. P0 puts each id into one of many bins by cuckoo hashing (three functions); P1 draws a
-target a bin, and programs a table so that each of its ids leads to the target of every bin it may
-be in. P2 holds the table and looks up what P0 asks; nobody else could look up more than that. So P0
+has none. P0 puts each id into one of many bins by cuckoo hashing (three functions). P1 draws a
+target for each bin, and programs a table so that each of its ids leads to the target of every bin
+it may be in. P2 holds the table and answers P0's queries; only P2 could query more than that. So P0
 has one value a bin and P1 one target a bin, and P0's id is common where they are equal. 63 AND
-gates on shared bits find out, on bit triples that P2 deals (Goldreich et al. 1987; Beaver 1991).
+gates on shared bits test that, on bit triples that P2 deals (Goldreich et al. 1987; Beaver 1991).
 
-What is left are shares: of a weight a bin, 1 where P0's id there is common and else 0, and of P1's
-columns of that row. `moments` is what they are good for here.
+The result is shares: of a weight for each bin (1 where P0's id there is common, else 0), and of
+P1's columns of that row. `moments` is their use here.
 
-Who learns what: nobody learns anything but the size that sets are padded to. P0 receives values
-that are uniform, its ids common or not: the target of a bin is used once, and other answers are
-masked with a key that P0 has not. P2 receives keyed hashes, and a table that is uniform under masks
-of a key that P2 has not. An id is taken for common that is not with a probability of 2^-64 a bin.
-Who works with P2 can test ids, as in `vfl.datasets.alignment.protocols`.
+Disclosure: each party learns only the padded size of the sets. P0 receives uniform values, for
+common ids and others alike: each target is used once, and other answers are masked with a key that
+P0 lacks. P2 receives keyed hashes, and a table that is uniform under masks of a key that P2 lacks.
+An id is wrongly taken for common with probability 2^-64 a bin. A party that colludes with P2 can
+test ids, as in `vfl.datasets.alignment.protocols`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _WORD = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class HiddenRows:
-    """One party's part of an intersection that nobody knows; one row a bin.
+    """One party's part of a secret intersection; one row for each bin.
 
     Attributes:
-        rows: at P0 which of its rows is in each bin, -1 where none is; None elsewhere.
+        rows: at P0, its row in each bin, or -1 for an empty bin; None elsewhere.
         weight: 1 where the row is common, else 0; whole numbers, axes (bins, 1).
-        columns: P1's of the row where it is common, else random; axes (bins, columns).
+        columns: P1's columns of the row where it is common, else random; axes (bins, columns).
     """
 
     rows: np.ndarray | None = field(repr=False)
@@ -63,7 +63,7 @@ class HiddenRows:
 
 
 def bins_for(pad: int) -> int:
-    """How many bins sets of so many ids take.
+    """Return the number of bins for sets of so many ids.
 
     >>> bins_for(1000)
     1398
@@ -78,14 +78,14 @@ def intersect(
     ids: Sequence[bytes] | None = None,
     values: Tensor | None = None,
 ) -> HiddenRows:
-    """Shares of which of P0's rows are common, and of P1's columns of those.
+    """Return shares of which of P0's rows are common, and of P1's columns of those rows.
 
     Args:
-        party: with keys agreed. Each link is for its two ends alone: P0 must not read what P1 sends
-            P2, nor P2 what the two others send each other.
-        pad: ids that both sets seem to have.
-        columns: how many P1 brings.
-        ids: at P0 and P1 their own, normalised, each once; None at P2.
+        party: with agreed keys. Only the two ends of a link may read it: P0 must not read P1's
+            messages to P2, nor P2 those between the others.
+        pad: number of ids that both sets appear to have.
+        columns: number of P1's columns.
+        ids: at P0 and P1 their own ids, normalised, each once; None at P2.
         values: P1's columns, standardised, axes (ids, columns); None elsewhere.
 
     Raises:
@@ -93,9 +93,9 @@ def intersect(
     """
     if ids is not None and len(ids) > pad:
         raise BadOptionError(
-            "a party has more ids than tables seem to have",
+            "a party has more ids than the padded size",
             got=spaced(pad),
-            want="at least as many as any party has",
+            want="a pad of at least the largest number of ids",
         )
     number, width, bins = party.next_number(), 1 + columns, bins_for(pad)
     rows: np.ndarray | None = None
@@ -119,15 +119,15 @@ def intersect(
 def moments(
     party: Party, hidden: HiddenRows, own: Tensor | None, columns: int, min_common: int = 1
 ) -> Tensor | None:
-    """Sums over the common rows of the products of any two columns, and of 1.
+    """Return sums over the common rows of the products of any two columns, and of 1.
 
-    P1 learns how many rows are common, and accepts that or refuses; then P0 learns the sums.
+    P1 learns the number of common rows, and accepts or refuses it; then P0 learns the sums.
 
     Args:
-        party: the one that gave `hidden`.
+        party: the party that returned `hidden`.
         hidden: see `intersect`.
         own: at P0 its columns, standardised, axes (rows, columns); None elsewhere.
-        columns: how many those are.
+        columns: number of those columns.
         min_common: with fewer common rows P1 refuses.
 
     Returns:
@@ -135,7 +135,8 @@ def moments(
         P1's. The first element counts the rows. None elsewhere.
 
     Raises:
-        ConsentError: at P1, fewer rows are common; without a count, for others hear it.
+        ConsentError: at P1, there are fewer common rows; the error has no count, because other
+            parties receive it.
     """
     where, bins = "rows that two parties share", hidden.weight.shape[0]
     placed = None
@@ -163,7 +164,7 @@ def moments(
 def _ask(
     party: Party, number: int, ids: Sequence[bytes], bins: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """P0: what is in each bin, and the value that P2 finds for it."""
+    """P0: return the content of each bin, and the value that P2 finds for it."""
     for _ in range(_DRAWS):
         key = secrets.token_bytes(_KEY_BYTES)
         places, tags, masks = _hashed(ids, key, bins, width)
@@ -191,7 +192,10 @@ def _program(
     bins: int,
     values: Tensor | None,
 ) -> np.ndarray:
-    """P1: a table for P2 that leads each id to the target of its bins; the targets, and shares."""
+    """P1: send P2 a table that leads each id to the targets of its bins.
+
+    Return targets and shares.
+    """
     key = bytes(party.channels[P0].receive_bytes(number, _KEY_BYTES))
     own = np.zeros((len(ids), 0)) if values is None else values.double().numpy()
     columns = np.rint(own * 2.0**BITS).astype(np.int64).astype(_WORD)
@@ -213,13 +217,15 @@ def _program(
         if table is not None:
             break
     else:
-        raise BadOptionError("no table holds these ids", fix="each id once, or a larger pad")
+        raise BadOptionError(
+            "no table can be filled with these ids", fix="each id once, or a larger pad"
+        )
     party.channels[P2].send_bytes(seed + table.tobytes(), number, "online")
     return targets
 
 
 def _look_up(party: Party, number: int, pad: int, bins: int, width: int) -> None:
-    """P2: the table's value at each of P0's tags, under the mask that only P1 has too."""
+    """P2: look up the table's value at each of P0's tags, under a mask that P1 has too."""
     size = _FUNCTIONS * _segment(pad)
     payload = party.channels[P1].receive_bytes(number, _KEY_BYTES + size * width * ELEMENT_BYTES)
     table = np.frombuffer(payload[_KEY_BYTES:], _WORD).reshape(size, width)
@@ -233,7 +239,7 @@ def _look_up(party: Party, number: int, pad: int, bins: int, width: int) -> None
 def _hashed(
     ids: Sequence[bytes], key: bytes, bins: int, width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each id and hash function: its bin, its tag and the mask of its value.
+    """Return, for each id and hash function, its bin, its tag and the mask of its value.
 
     Axes (ids, functions), (ids, functions, 2) and (ids, functions, width).
     """
@@ -244,12 +250,12 @@ def _hashed(
 
 
 def _segment(pad: int) -> int:
-    """A third of the table's slots; 1.3 slots a tag, where tables of 1.23 can be filled."""
+    """Return a third of the table's slots; 1.3 slots a tag, where tables of 1.23 can be filled."""
     return -(-13 * pad // 10) + _LEAST_SEGMENT
 
 
 def _slots(tags: np.ndarray, seed: bytes, pad: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Three slots of each tag, one in each third of the table, and the mask of its value."""
+    """Return three slots of each tag, one in each third of the table, and the mask of its value."""
     segment = _segment(pad)
     raw = np.ascontiguousarray(tags).tobytes()
     size = _TAG_WORDS * 8
@@ -261,7 +267,7 @@ def _slots(tags: np.ndarray, seed: bytes, pad: int, width: int) -> tuple[np.ndar
 
 
 def _keyed(items: Sequence[bytes], key: bytes, words: int) -> np.ndarray:
-    """Keyed BLAKE2b (RFC 7693) of each item as uint64, axes (items, words)."""
+    """Hash each item by keyed BLAKE2b (RFC 7693) to uint64, axes (items, words)."""
     blake, blocks = hashlib.blake2b, []
     for start in range(0, words, _DIGEST_WORDS):
         size, person = 8 * min(_DIGEST_WORDS, words - start), start.to_bytes(4, "little")
@@ -273,11 +279,11 @@ def _keyed(items: Sequence[bytes], key: bytes, words: int) -> np.ndarray:
 
 
 def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Each id in one of its bins, by cuckoo hashing (Pagh and Rodler 2004) as a random walk.
+    """Put each id in one of its bins, by cuckoo hashing (Pagh and Rodler 2004) as a random walk.
 
     Returns:
-        The row in each bin, -1 where there is none, and by which function it is there; None where
-        an id found no place.
+        The row in each bin (-1 for an empty bin), and the hash function that put it there; None
+        where an id found no bin.
     """
     rows, functions, choices = [-1] * bins, [0] * bins, places.tolist()
     for first in range(len(choices)):
@@ -295,14 +301,14 @@ def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | No
 
 
 def _table(slots: np.ndarray, values: np.ndarray, size: int) -> np.ndarray | None:
-    """Random slots of which each key's three add up (by XOR) to its value; None if it cannot be.
+    """Fill random slots so that the XOR of each key's three slots is its value; None on failure.
 
-    Keys that alone have a slot are taken away, round by round, and filled in backwards (Molloy
-    2005; Garimella et al. 2021, section 4).
+    Keys that are alone in a slot are removed, round by round, and filled in backwards (Molloy 2005;
+    Garimella et al. 2021, section 4).
     """
     keys = np.arange(len(slots))
     count = np.bincount(slots.ravel(), minlength=size)
-    owner = np.zeros(size, dtype=np.int64)  # XOR of the keys that are left at a slot
+    owner = np.zeros(size, dtype=np.int64)  # XOR of the keys left at a slot
     for each in slots.T:
         np.bitwise_xor.at(owner, each, keys)
     rounds = []
@@ -322,7 +328,7 @@ def _table(slots: np.ndarray, values: np.ndarray, size: int) -> np.ndarray | Non
 
 
 def _all_ones(party: Party, shares: np.ndarray) -> np.ndarray:
-    """Whether all 64 bits of each shared word are 1; shared bits, packed eight a byte."""
+    """Test whether all 64 bits of each shared word are 1; shared bits, packed eight a byte."""
     words = np.ascontiguousarray(shares).view(np.uint8).reshape(len(shares), 8)
     for half in (4, 2, 1):
         words = _and(party, words[:, :half], words[:, half:])
@@ -334,7 +340,7 @@ def _all_ones(party: Party, shares: np.ndarray) -> np.ndarray:
 
 
 def _and(party: Party, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Bit by bit, on shares (Beaver 1991); uint8 of any axes, zeros at P2."""
+    """Compute AND bit by bit, on shares (Beaver 1991); uint8 of any axes, zeros at P2."""
     number, size = party.next_number(), left.size
     if party.role == P2:
         (a, b, c), (more_a, more_b, _) = (_triple(party, peer, size, number) for peer in (P0, P1))
@@ -354,14 +360,14 @@ def _and(party: Party, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _triple(party: Party, peer: int, size: int, number: int) -> np.ndarray:
-    """Three pads of bits that `peer` has too; uint8, axes (3, size)."""
+    """Draw three pads of bits that `peer` has too; uint8, axes (3, size)."""
     words = party.pads[peer].elements64(-(-3 * size // 8), "and", number)
     bits: np.ndarray = words.view(np.uint8)[: 3 * size]
     return bits.reshape(3, size)
 
 
 def _whole(party: Party, bits: np.ndarray) -> SharedTensor:
-    """Bits that are shared by XOR, as whole numbers that are shared by addition."""
+    """Convert bits shared by XOR to integers shared by addition."""
     shape, where = (len(bits), 1), "shared bits"
     own = torch.from_numpy(bits.astype(np.float64))[:, None]
     halves = [

@@ -1,8 +1,8 @@
 """Private inference and training of fully connected networks, as one program for three parties.
 
-Corrected algorithms 5.3 and 5.4 (thesis, 2025): a gradient is taken before its weights are
-updated, the slope multiplies the gradient instead of replacing it, and weights descend. The
-learning rate on shares is a public whole factor and a truncation.
+Corrected algorithms 5.3 and 5.4 (thesis, 2025): a gradient is computed before its weights are
+updated, the slope multiplies the gradient instead of replacing it, and the update subtracts. The
+learning rate on shares is a public integer factor and a truncation.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from vfl.mpc.shares import SharedTensor, Truncation
 from vfl.mpc.three_party.party import Party, Question
 
 Loss = Literal["cross_entropy", "squared"]
-#: Bits of the whole number that stands for learning rate over rows.
+#: Bits of the integer that represents the learning rate divided by the rows.
 _RATE_BITS = 10
-#: Beyond it a quarter of the ring is no longer room enough to move a share.
+#: Beyond it, a quarter of the ring has no room to move a share.
 _MOST_ZMAX_BITS = 61
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One linear layer and the function after it; known to all parties.
+    """One linear layer and the function after it; all parties know it.
 
     Attributes:
         inputs, outputs: widths.
-        function: name of the element-wise function; "" for none.
-        bias: whether it has one.
+        function: name of the element-wise function; "" for no function.
+        bias: whether it has a bias.
 
-    The ranges hold where another party describes a layer.
+    The ranges are checked where another party describes a layer.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -51,7 +51,7 @@ class Layer:
 
 
 def weight_shapes(layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    """Axes of all weights by name: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
+    """Return axes by weight name: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
 
     >>> weight_shapes([Layer(3, 2), Layer(2, 1, bias=False)])
     {'0.weight': (3, 2), '0.bias': (2,), '1.weight': (2, 1)}
@@ -66,7 +66,7 @@ def weight_shapes(layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
 
 @dataclass(slots=True)
 class Pass:
-    """What a forward pass keeps for the backward one, a layer each."""
+    """Values of a forward pass that the backward pass needs, one per layer."""
 
     inputs: list[SharedTensor]
     sums: list[SharedTensor]
@@ -97,13 +97,13 @@ class Network:
         """Share the weights of their owner.
 
         Args:
-            party: this one.
+            party: this party.
             layers: the structure.
-            owner: whose weights they are.
+            owner: role of the party that has the weights.
             values: the weights at their owner, by the names of `weight_shapes`.
 
         Raises:
-            RingRangeError: a weight does not fit; it names the layer.
+            RingRangeError: a weight does not fit; the error names the layer.
         """
         weights = {
             name: party.share(
@@ -114,7 +114,7 @@ class Network:
         return cls(layers, weights)
 
     def plus(self, other: Network) -> Network:
-        """The network whose weights are the sums of two networks' of one structure."""
+        """Return the network whose weights are the sums of two networks of one structure."""
         weights = {name: one.plus(other.weights[name]) for name, one in self.weights.items()}
         return Network(self.layers, weights)
 
@@ -123,7 +123,7 @@ class Network:
         self._opened(party.open(*self._matrices(), phase=phase))
 
     def _matrices(self) -> list[SharedTensor]:
-        """The weights of every layer without biases."""
+        """Return the weights of every layer, without biases."""
         return [self.weights[f"{index}.weight"] for index in range(len(self.layers))]
 
     def _opened(self, weights: Sequence[SharedTensor]) -> None:
@@ -131,15 +131,15 @@ class Network:
 
     @torch.inference_mode()
     def infer(self, party: Party, inputs: SharedTensor) -> SharedTensor:
-        """The shared outputs for shared inputs of axes (rows, columns); algorithm 5.3."""
+        """Return the shared outputs for shared inputs of axes (rows, columns); algorithm 5.3."""
         with party.pipelined():
             return self._forward(party, inputs, 0).output
 
     def check_outputs(self, rules: Rules, outputs: Tensor) -> None:
-        """Refuse revealed outputs that were too large; those of a last function P2 has checked.
+        """Refuse revealed outputs that were too large; P2 has checked those of a last function.
 
         Raises:
-            RingRangeError: one is larger than what is divided, or near enough to have wrapped.
+            RingRangeError: an output exceeds the range of divisions, or may have wrapped.
         """
         last = len(self.layers) - 1
         if not self.layers[last].function:
@@ -147,7 +147,7 @@ class Network:
             require_integer_bits(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
-        """The weights in plaintext at one party, named as in `share`; empty elsewhere."""
+        """Reveal the weights to one party, named as in `share`; empty at the others."""
         found = {name: party.reveal(each, name, to) for name, each in self.weights.items()}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -160,10 +160,10 @@ class Network:
         loss: Loss,
         learning_rate: float,
     ) -> None:
-        """One step of gradient descent; algorithm 5.4.
+        """Run one step of gradient descent; algorithm 5.4.
 
         Args:
-            party: this one.
+            party: this party.
             inputs: axes (rows, columns).
             targets: axes (rows, outputs), shared with the rules' `delta_bits`.
             loss: "cross_entropy" after a sigmoid, or "squared": the mean over rows of the squared
@@ -189,17 +189,18 @@ class Network:
                     delta = below
 
     def _forward(self, party: Party, inputs: SharedTensor, sloped: int, bits: int = -1) -> Pass:
-        """The forward pass.
+        """Run the forward pass.
 
         Args:
-            party: this one.
+            party: this party.
             inputs: axes (rows, columns).
-            sloped: fast mode asks for the slopes of so many first layers with their values.
+            sloped: number of first layers whose slopes fast mode requests together with their
+                values.
             bits: fraction bits of the last function's values.
         """
         kept, fast = Pass([], [], [], inputs), party.rules.mode == "fast"
         first, *rest = self._matrices()
-        # One message for all that is known already.
+        # One message for all tensors that are already known.
         values, *weights = party.open(inputs, first.facing(inputs), *rest)
         self._opened(weights)
         pending: Question | None = None
@@ -223,7 +224,7 @@ class Network:
                     slope=fast and index < sloped,
                     bits=bits if last else -1,
                 )
-            # While P2 computes, what it said of the layer before besides its values.
+            # While P2 computes, take its remaining answers about the layer before.
             self._take_slope(party, kept, pending)
             pending = asked
             kept.slopes.append(None)
@@ -239,20 +240,24 @@ class Network:
 
     @staticmethod
     def _take_slope(party: Party, kept: Pass, asked: Question | None) -> None:
-        """The last layer's slope, if it was asked for, opened while nothing else is to be done."""
+        """Take the last layer's slope, if it was requested.
+
+        It is opened while this party waits anyway.
+        """
         if asked is not None and len(asked.bits) > 1:
             (kept.slopes[-1],) = party.open(party.answer(asked, 1))
 
     def _output_delta(
         self, party: Party, kept: Pass, targets: SharedTensor, loss: Loss
     ) -> SharedTensor:
-        """The gradient before the last function, summed over rows instead of averaged."""
+        """Return the gradient before the last function, summed over rows instead of averaged."""
         last = len(self.layers) - 1
         delta = kept.output.minus(targets.finer(kept.output.bits))
         named = self.layers[last].function
         if delta.bits > party.rules.delta_bits:
             shift = delta.bits - party.rules.delta_bits
-            # Outputs and targets are below 2^magnitude_bits, their difference below twice that.
+            # Outputs and targets are below 2^magnitude_bits, so their difference is below twice
+            # that.
             truncations = (Truncation(shift, party.rules.zmax_bits(delta.bits) + 1),)
             delta = party.truncate(delta, truncations, f"gradient of {_named(last)}")
         if loss == "cross_entropy" or not named:
@@ -260,7 +265,7 @@ class Network:
         return self._times_slope(party, delta, self._slope(party, kept, last), last)
 
     def _slope(self, party: Party, kept: Pass, index: int) -> SharedTensor:
-        """The slope of a layer's function: asked for before, or now."""
+        """Return the slope of a layer's function, requested before or now."""
         slope = kept.slopes[index]
         if slope is not None:
             return slope
@@ -270,10 +275,10 @@ class Network:
     def _delta_below(
         self, party: Party, kept: Pass, delta: SharedTensor, index: int
     ) -> SharedTensor:
-        """The gradient before the function of the layer below."""
+        """Return the gradient before the function of the layer below."""
         weight = self.weights[f"{index}.weight"].transposed()
         slope = kept.slopes[index - 1]
-        # Slopes of 0 and 1 leave the scale as it is, so one division serves both products.
+        # Slopes of 0 and 1 keep the scale, so one division serves both products.
         whole = slope is not None and slope.bits == 0
         truncations = () if whole else self._truncations(party, delta.bits + weight.bits)
         where = f"gradient of {_named(index)}"
@@ -318,7 +323,10 @@ class Network:
 
     @staticmethod
     def _truncations(party: Party, bits: int, shift: int | None = None) -> tuple[Truncation, ...]:
-        """One division of a product with so many fraction bits; by those of the rules."""
+        """Return one division of a product with so many fraction bits.
+
+        The default is a division to the rules' bits.
+        """
         shift = party.rules.bits if shift is None else shift
         return (Truncation(shift, party.rules.zmax_bits(bits)),)
 
@@ -326,9 +334,10 @@ class Network:
 def share_targets(
     party: Party, owner: int, shape: Sequence[int], values: Tensor | None
 ) -> SharedTensor:
-    """Targets of axes (rows, outputs) as `Network.train_step` wants them.
+    """Share targets of axes (rows, outputs) as `Network.train_step` needs them.
 
-    The first gradient is outputs minus targets, which is divided, and no function shows it to P2.
+    The first gradient, outputs minus targets, is divided without showing it to P2 in a function. So
+    the targets' range is checked here.
 
     Raises:
         RingRangeError: a target is too large.
@@ -342,7 +351,7 @@ def _named(index: int) -> str:
 
 
 def fixed_point_rate(rate: float) -> tuple[int, int]:
-    """Factor and shift that stand for a rate: about rate = times / 2^shift.
+    """Return factor and shift of a rate: about rate = times / 2^shift.
 
     >>> fixed_point_rate(0.1 / 128)
     (819, 20)
@@ -354,16 +363,16 @@ def fixed_point_rate(rate: float) -> tuple[int, int]:
 def learning_rate_truncations(
     rules: Rules, rows: int, bits: int, rate: float, gradient_bits: int = 0
 ) -> tuple[Truncation, Truncation]:
-    """First the product's own fraction, then rate = times / 2^shift.
+    """Return two truncations: the product's own fraction, then rate = times / 2^shift.
 
-    A sum over rows of columns, below 2^magnitude_bits each, times gradients is what is divided.
+    The divided value is a sum over rows of columns, below 2^magnitude_bits each, times gradients.
 
     Args:
-        rules: the same at all parties.
-        rows: of the batch.
-        bits: of the gradients' fraction.
-        rate: learning rate over rows.
-        gradient_bits: gradients are below 2 to this; as far as the ring has room.
+        rules: equal at all parties.
+        rows: rows of the batch.
+        bits: fraction bits of the gradients.
+        rate: learning rate divided by the rows.
+        gradient_bits: gradients are below 2 to this number; limited by the room in the ring.
     """
     times, shift = fixed_point_rate(rate)
     magnitude = rules.magnitude_bits + _sum_bits(rows) + gradient_bits
@@ -373,16 +382,16 @@ def learning_rate_truncations(
 
 
 def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
-    """Gradients before a layer's function are below 2 to this.
+    """Return bits that bound the gradients before a layer's function.
 
-    Behind a sigmoid outputs minus targets are below 1; for squared loss both are below
-    2^magnitude_bits. Gradients of a hidden layer are sums over weights, and may be as large as
-    what they were divided as.
+    Behind a sigmoid, outputs minus targets are below 1; for squared loss both are below
+    2^magnitude_bits. Gradients of a hidden layer are sums over weights, bounded only by the range
+    of their own division.
 
     Args:
-        rules: the same at all parties.
+        rules: equal at all parties.
         last: whether it is the last layer.
-        squared: whether the loss is; else it is cross entropy behind a sigmoid.
+        squared: whether the loss is squared; otherwise it is cross entropy behind a sigmoid.
     """
     if squared:
         return rules.magnitude_bits + 1
@@ -390,7 +399,7 @@ def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
 
 
 def require_rows(rules: Rules, rows: int) -> None:
-    """Refuse a batch over which even gradients below 1 could add up to more than is divided.
+    """Refuse a batch over which even gradients below 1 could add up beyond the range of a division.
 
     Raises:
         BadOptionError: there are too many rows for so many bits.
@@ -408,7 +417,7 @@ def require_rows(rules: Rules, rows: int) -> None:
 
 
 def _sum_bits(rows: int) -> int:
-    """Bits that a sum over rows may have more than its largest part.
+    """Return the bits by which a sum over rows may exceed its largest part.
 
     >>> _sum_bits(1), _sum_bits(128), _sum_bits(129)
     (0, 7, 8)

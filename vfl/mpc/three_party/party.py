@@ -1,9 +1,9 @@
-"""The three parties: what they have in common, and the parts of P0, P1 and P2 in any mode.
+"""The three parties: their common operations, and the parts of P0, P1 and P2 in any mode.
 
-All three follow one program and call the same operations in the same order; each does its own
-part. P0 and P1 hold shares. P2 deals correlated randomness and evaluates functions on permuted
-values; the tensors it sees in the program are shapes without content. `vfl.mpc.three_party.thesis`
-and `vfl.mpc.three_party.fast` add how tensors are opened and multiplied.
+All three follow one program and call the same operations in the same order; each does its own part.
+P0 and P1 hold shares. P2 deals correlated randomness and evaluates functions on permuted values;
+the tensors it sees in the program are shapes without content. `vfl.mpc.three_party.thesis` and
+`vfl.mpc.three_party.fast` add the ways to open and multiply tensors.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ from vfl.mpc.shares import (
 
 _Drawn = TypeVar("_Drawn")
 
-#: Fewer values go to P2 in one message. More go in parts, so that P2 answers while it still hears;
-#: few parts, for a link keeps but the last frames for the case that it breaks.
+#: Up to this many values go to P2 in one message. More values go in parts, so that P2 answers while
+#: it still receives; there are few parts, because a link keeps only the last frames for a
+#: retransmission.
 _LEAST_PARTED = 2**14
 _PARTS = 3
-#: What the pads of a pair are for in most programs; others are derived when they are wanted.
+#: Purposes of a pair's pads in most programs; other keys are derived when they are needed.
 _PURPOSES: Mapping[str, Sequence[tuple[str | int, ...]]] = {
     "P2": [("mask", 0), ("mask", 1), ("mask", 2), ("product",), ("result",)],
     "holders": [("order",), ("fresh",), ("dummies",), ("signs",)],
@@ -68,9 +69,9 @@ class Question:
 
     Attributes:
         number: of the operation.
-        shape: of what was asked about.
+        shape: axes of the values in the question.
         bits: fraction bits of each result.
-        value: whether f(x) is wanted, in which signs that were laid over the values show.
+        value: whether f(x) is wanted, which shows the random signs of the values.
     """
 
     number: int
@@ -85,10 +86,10 @@ class Product:
 
     Attributes:
         number: of the operation.
-        left, right: operands, opened before.
+        left, right: operands that were opened before.
         operation: `ring.matmul`, `torch.mul` or another bilinear map.
-        truncations: divisions after it, one after the other, with the index fix.
-        where: the layer, for messages and the ledger.
+        truncations: divisions after the product, in order, with the index correction.
+        where: name of the layer, for messages and the ledger.
     """
 
     number: int
@@ -100,38 +101,39 @@ class Product:
 
     @property
     def shape(self) -> torch.Size:
-        """Its axes."""
+        """Axes of the product."""
         return product_shape(self.operation, self.left.share, self.right.share)
 
     def dealt_bytes(self, rules: Rules) -> int:
-        """Upper bytes of an element that P2 deals of it: 5, 6 or 8.
+        """Return how many upper bytes of each element of the product P2 deals: 5, 6 or 8.
 
-        P1 sets the middle of what is left out, so its share, and with it the product, is off by at
-        most half of the lowest byte that is dealt. That is an eighth of a unit or less of what the
-        divisions leave, or without divisions an eighth of 2^-bits, which is the finest that shared
-        values are.
+        P1 replaces the omitted bytes by the middle of their range, so its share, and with it the
+        product, is off by at most half of the lowest dealt byte. That is at most an eighth of a
+        unit after the divisions. Without divisions it is an eighth of 2^-bits, the resolution of
+        shared values.
         """
         unit = self.left.bits + self.right.bits - rules.bits
         if self.truncations:
             unit = sum(one.shift - (one.times.bit_length() - 1) for one in self.truncations)
-            # A factor in between multiplies the error by up to twice the power of two below it.
+            # A factor between divisions multiplies the error by up to twice the power of two below
+            # it.
             unit -= any(one.times > 1 for one in self.truncations)
         spare = (unit - 2) // 8
         return ELEMENT_BYTES - min(spare, 3) if spare >= 2 else ELEMENT_BYTES
 
 
 class Party(Engine, ABC):
-    """One of the three.
+    """One of the three parties.
 
     Args:
         role: 0, 1 or 2.
-        links: to the other two, by role. Nobody but the two ends may read the link of P0 and P1:
-            with the dealer's seeds it tells everything.
-        rules: the same at all three.
+        links: to the other two, by role. Only P0 and P1 may read their link: with the dealer's
+            seeds it would disclose everything.
+        rules: equal at all three parties.
 
     Attributes:
-        ahead: what was drawn ahead, by kind and number of the operation it is for, with what tells
-            that operation from another.
+        ahead: pads and products drawn ahead, by kind and operation number, with a key that
+            identifies the operation.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
@@ -144,49 +146,54 @@ class Party(Engine, ABC):
         self.pads[peer].expand(*_PURPOSES["P2" if P2 in (self.role, peer) else "holders"])
 
     def shown_bits(self, shared: SharedTensor) -> int:
-        """Fraction bits at which `ask` shows values to P2; 40 bits of a word need twice those."""
+        """Return the fraction bits at which `ask` shows values to P2.
+
+        Messages of 40 bits need twice those.
+        """
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
 
     def sends_40_bits(self, function: Function) -> bool:
-        """Whether 40 bits are enough; near 0 the functions of positive numbers need them all."""
+        """Whether 40 bits are enough; near 0 the functions of positive numbers need all bits."""
         return self.rules.sends_40_bits and not function.positive
 
     def parts(self, count: int) -> list[slice]:
-        """The messages in which so many values go to P2, and come back."""
+        """Return the parts in which so many values go to P2, and come back."""
         whole = self.rules.mode == "thesis" or count < _LEAST_PARTED
         size = count if whole else -(-count // _PARTS)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def deal(self, program: Callable[[Party], None]) -> None:
-        """Do now what a program needs of the dealer, where the mode can; see `Preprocessing`.
+        """Let the dealer do now all that a program needs, where the mode can; see `Preprocessing`.
 
         Args:
-            program: the operations that come next, on shapes.
+            program: the next operations, on shapes.
         """
 
     @contextmanager
     def pipelined(self) -> Iterator[None]:
-        """Within it P2 may deal for later operations before it answers a question; see `fast`.
+        """Context in which P2 may deal for later operations before it answers a question.
 
-        At its end all that was asked is answered.
+        Only `fast` uses that.
+
+        At its end all questions are answered.
         """
         yield
 
     def drawn_ahead(
         self, kind: str, number: int, operation: object, draw: Callable[[], _Drawn]
     ) -> _Drawn:
-        """What was drawn ahead for an operation, or else is drawn now.
+        """Return the pads drawn ahead for an operation, or draw them now.
 
         Raises:
-            ReusedPadError: the operation of that number is another one, of which a mask of fewer
-                rows would stretch over more; nothing of it was sent.
+            ReusedPadError: the operation of that number differs from the program, so its mask might
+                be too short and would repeat; none of its messages was sent.
         """
         before = self.ahead.pop((kind, number), None)
         if before is None:
             return draw()
         if before[0] != operation:
             raise ReusedPadError(
-                "what was drawn ahead was drawn for another operation",
+                "pads drawn ahead belong to another operation",
                 where=f"operation {number}",
                 want="the program that was given to `deal`, with the same axes",
                 fix="run that program, or begin a new session and deal for this one",
@@ -195,10 +202,12 @@ class Party(Engine, ABC):
         return drawn
 
     def continue_from(self, number: int) -> None:
-        """Count operations on from there; masks of earlier ones are not drawn again.
+        """Continue counting operations from `number`.
+
+        Masks of earlier operations are not drawn again.
 
         Raises:
-            ReusedPadError: operations up to a later one were counted with these keys.
+            ReusedPadError: these keys were used for operations up to a later one.
         """
         if number < self._number:
             raise ReusedPadError(
@@ -218,17 +227,17 @@ class Party(Engine, ABC):
         bits: int = -1,
         scale: str = "",
     ) -> SharedTensor:
-        """Values of one party as shares; from P0 or P1 this costs no message.
+        """Share values of one party; from P0 or P1 this costs no message.
 
         Args:
-            owner: whose values they are.
-            shape: their axes, which everybody knows.
+            owner: role of the party whose values they are.
+            shape: their axes, which all parties know.
             values: the values at their owner, None elsewhere.
-            where: their name, for messages.
-            bits: fraction bits, those of the rules if negative.
-            scale: given for what a network divides later: its values must be below 2 to the rules'
-                `magnitude_bits`, for once it is shared nobody sees one, or that a product of it
-                has left its range. What to scale if a value is too large, for the message.
+            where: name of the values, for messages.
+            bits: fraction bits; negative means those of the rules.
+            scale: for values that a network divides later, the advice on what to scale if a value
+                is too large. Such values must be below 2 to the rules' `magnitude_bits`: after
+                sharing, no party can see that a value, or a product of it, left its range.
 
         Raises:
             RingRangeError: a value does not fit.
@@ -253,11 +262,11 @@ class Party(Engine, ABC):
         return SharedTensor(self._dealt([shape], "share", number)[0], bits)
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
-        """The same tensors, ready to be multiplied; in thesis mode each product opens anew.
+        """Open tensors for multiplication; in thesis mode each product opens its own.
 
         Args:
-            tensors: those that were opened before stay as they are.
-            phase: what the bytes are counted as.
+            tensors: tensors to open; those opened before stay as they are.
+            phase: phase under which the bytes are counted.
         """
         number, closed = self.next_number(), [each for each in tensors if each.opened is None]
         opened = iter(self._open(number, closed, phase))
@@ -266,7 +275,7 @@ class Party(Engine, ABC):
     def _open(
         self, number: int, closed: Sequence[SharedTensor], phase: str
     ) -> Sequence[SharedTensor]:
-        """This party's part of opening tensors that are not open yet; a mode that opens has one."""
+        """Do this party's part of opening tensors that are not open yet; for modes that open."""
         return closed
 
     def multiply(
@@ -279,18 +288,18 @@ class Party(Engine, ABC):
         beside: SharedTensor | None = None,
         where: str,
     ) -> tuple[SharedTensor, SharedTensor | None]:
-        """A product of two shared tensors (corrected algorithm 5.1, SSMul).
+        """Multiply two shared tensors (corrected algorithm 5.1, SSMul).
 
         Args:
             left: one operand, opened before.
-            right: the other, opened before.
+            right: the other operand, opened before.
             operation: see `Product`.
             truncations: divisions after it.
-            where: the layer, for messages and the ledger.
-            beside: a shared tensor of the product's scale that is scaled in the same messages.
+            where: name of the layer, for messages and the ledger.
+            beside: a shared tensor of the product's scale that the same messages truncate.
 
         Returns:
-            The product, and `beside`, each with the fraction bits that are left.
+            The product, and `beside`, each with its remaining fraction bits.
         """
         product = Product(self.next_number(), left, right, operation, truncations, where)
         bits = bits_after(left.bits + right.bits, truncations)
@@ -300,12 +309,12 @@ class Party(Engine, ABC):
 
     @abstractmethod
     def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
-        """This party's share of a product, truncated, and of `more`, truncated likewise."""
+        """Return this party's share of a product and of `more`, all truncated alike."""
 
     def truncate(
         self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
     ) -> SharedTensor:
-        """Divisions alone, one message from P0 to P1."""
+        """Truncate without a product; one message from P0 to P1."""
         (share,) = self._truncated([shared.share], truncations, self.next_number(), where)
         return SharedTensor(share, bits_after(shared.bits, truncations))
 
@@ -313,7 +322,7 @@ class Party(Engine, ABC):
     def _truncated(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
     ) -> list[Tensor]:
-        """The divisions in a message of their own."""
+        """Run the divisions in a message of their own."""
 
     def ask(
         self,
@@ -325,18 +334,18 @@ class Party(Engine, ABC):
         slope: bool,
         bits: int = -1,
     ) -> Question:
-        """A function on every element, evaluated by P2 on permuted values (algorithm 5.2).
+        """Ask P2 for a function of every element, on permuted values (algorithm 5.2).
 
         Args:
-            shared: of any axes and scale.
-            function: what to evaluate.
-            where: the layer.
+            shared: tensor of any axes and scale.
+            function: function to evaluate.
+            where: name of the layer.
             value: whether f(x) is wanted.
             slope: whether f'(x) is wanted.
-            bits: fraction bits of f(x), those of the rules if negative.
+            bits: fraction bits of f(x); negative means those of the rules.
 
         Returns:
-            What to give `answer`; who asks need not wait for it.
+            The argument for `answer`; the caller need not wait for the results first.
         """
         values = [self.rules.bits if bits < 0 else bits] * value
         whole_slope = function.whole_slope and self.rules.mode == "fast"
@@ -347,13 +356,13 @@ class Party(Engine, ABC):
 
     @abstractmethod
     def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
-        """This party's part of a question."""
+        """Do this party's part of a question."""
 
     @abstractmethod
     def answer(self, asked: Question, index: int = 0) -> SharedTensor:
-        """One result: the value is the first of those that were wanted, the slope the last.
+        """Return one result: the value comes first, the slope last, of those that were wanted.
 
-        They are taken in this order, and those of one question before those of the next.
+        Results are taken in this order, and those of one question before those of the next.
         """
 
     def apply(
@@ -366,19 +375,19 @@ class Party(Engine, ABC):
         slope: bool,
         bits: int = -1,
     ) -> list[SharedTensor]:
-        """Ask, and take all results; see `ask`."""
+        """Ask, and return all results; see `ask`."""
         asked = self.ask(shared, function, where, value=value, slope=slope, bits=bits)
         return [self.answer(asked, index) for index in range(len(asked.bits))]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedQuestion:
-    """What a holder needs to ask P2 for a function; drawn when it asks, or before.
+    """A holder's pads for a question to P2, drawn when it asks, or before.
 
     Attributes:
         permutation: order, dummies and signs.
         fresh: see `ShareHolder._for_dealer`.
-        results: P0's shares of what P2 will answer; empty at P1.
+        results: P0's shares of P2's future answer; empty at P1.
     """
 
     permutation: Permutation
@@ -390,19 +399,19 @@ class ShareHolder(Party):
     """One of the two parties that hold shares.
 
     Attributes:
-        prepared: of questions that have not been answered, by operation.
+        prepared: pads of questions without an answer yet, by operation.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
         super().__init__(role, links, rules)
         self.prepared: dict[int, PreparedQuestion] = {}
-        # P2 deals for later operations while it waits, and answers slopes behind values.
+        # P2 deals for later operations while it waits, and answers slopes after values.
         if P2 in self.channels:
             self.channels[P2].keeps_early = True
 
     @property
     def other(self) -> int:
-        """The other holder."""
+        """Role of the other holder."""
         return P1 - self.role
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
@@ -445,7 +454,7 @@ class ShareHolder(Party):
     def _found(
         self, asked: Question, index: int, elements: Tensor, permutation: Permutation
     ) -> Tensor:
-        """This holder's share of a result, as it comes from P2, in the values' own order."""
+        """Return this holder's share of a result from P2, in the values' own order."""
         mirrored = asked.value and index == 0
         found = permutation.undo(elements, asked.bits[index], self.first, mirrored)
         return found.reshape(asked.shape)
@@ -460,15 +469,15 @@ class ShareHolder(Party):
         return self._found(asked, index, elements, permutation)
 
     def _from_dealer(self, shapes: Sequence[Sequence[int]], number: int) -> list[Tensor]:
-        """P2's next message of an operation."""
+        """Receive P2's next message of an operation."""
         return self.channels[P2].receive(shapes, number)
 
     def _for_dealer(self, elements: Tensor, fresh: Tensor) -> Tensor:
-        """Another share of the same, of which P2 learns no more than the sum.
+        """Return a fresh share of the same value, from which P2 learns no more than the sum.
 
-        A share as it comes out of a product is one holder's openings times masks that P2 dealt:
-        an equation in inputs and weights, which few and small values solve. And of what a holder
-        has in plaintext, its share is the value.
+        A share that comes out of a product is a holder's openings times masks that P2 dealt: an
+        equation in inputs and weights, which P2 could solve for few and small values. And where a
+        holder has values in plaintext, its share is the value itself.
         """
         return elements + fresh if self.first else elements - fresh
 
@@ -486,7 +495,7 @@ class ShareHolder(Party):
     def _truncate_first(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation]
     ) -> tuple[list[Tensor], list[MovedIndices]]:
-        """P0's side of all divisions of a product and what is scaled beside it."""
+        """Do P0's side of all divisions, of a product and of the tensors beside it."""
         elements = _joined(parts)
         moved = []
         for truncation in truncations:
@@ -501,7 +510,7 @@ class ShareHolder(Party):
         moved: Sequence[MovedIndices],
         where: str,
     ) -> list[Tensor]:
-        """P1's side, with what P0 told."""
+        """Do P1's side, with the indices from P0."""
         elements = _joined(parts)
         for truncation, indices in zip(truncations, moved, strict=True):
             elements = truncate_second(elements, truncation, indices)
@@ -522,7 +531,7 @@ class Dealer(Party):
         return torch.add(*self._both(number, shared.shape)) if to == self.role else None
 
     def _both(self, number: int, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """What P0 and P1 send of these axes."""
+        """Receive values of these axes from P0 and P1."""
         (first,) = self.channels[P0].receive([shape], number)
         (second,) = self.channels[P1].receive([shape], number)
         return first, second
@@ -533,7 +542,7 @@ class Dealer(Party):
 
     @abstractmethod
     def _deal_product(self, product: Product) -> None:
-        """Send P1 its share of the product of the operands' masks; P0's is a pad."""
+        """Send P1 its share of the product of the operands' masks; P0's share is a pad."""
 
     def _truncated(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
@@ -560,7 +569,7 @@ class Dealer(Party):
             )
             self.channels[P1].send([first], asked.number)
             later.append(rest)
-        # Nobody waits for slopes before the values.
+        # Values are answered first: no party waits for slopes before values.
         for parts in zip(*later, strict=True):
             self.channels[P1].send(parts, asked.number)
 
@@ -568,23 +577,23 @@ class Dealer(Party):
         return shape_only(asked.shape, asked.bits[index])
 
     def _result_masks(self, asked: Question) -> Tensor:
-        """P0's shares of the results; a row a result."""
+        """Return P0's shares of the results, one row per result."""
         count = max(math.prod(asked.shape), self.rules.least_permuted)
         return self.pad(P0, (len(asked.bits), count), "result", asked.number)
 
     def _room(self, function: Function, slope: bool) -> int:
-        """Bits before the point that values may have.
+        """Return the bits before the point that values may have.
 
-        Sums that were divided, as a network's are in thesis mode, have at most what the index fix
-        was told. In fast mode so does what is trained on, for it meets gradients: it comes with its
-        slope, and is bounded only behind a function that has a mirror.
+        Divided sums, as of a network in thesis mode, have at most the bits given to the index
+        correction. In fast mode so do values in training, because they are multiplied by gradients.
+        Such a value comes with its slope, and only a function with a mirror bounds its result.
         """
         divided = self.rules.mode == "thesis" and not function.positive
         trained = self.rules.mode == "fast" and slope and function.mirror is None
         return self.rules.magnitude_bits if divided or trained else self.rules.sum_bits
 
     def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
-        """The sum of the two permuted shares; one axis."""
+        """Receive both permuted shares and return their sum; one axis."""
         if not cut:
             return torch.add(*self._both(number, (count,)))
         first, second = (
@@ -595,5 +604,5 @@ class Dealer(Party):
 
 
 def shape_only(shape: Sequence[int], bits: int) -> SharedTensor:
-    """A shared tensor of which nothing but its axes is known."""
+    """Return a shared tensor of which only the axes are known."""
     return SharedTensor(blank(shape), bits)

@@ -1,7 +1,7 @@
-"""A torch module in, a private module out: the three parties as threads of this process.
+"""Conversion of a torch module to a private module: three parties as threads of this process.
 
-For trying, testing and measuring. With ``secure = "permuted"`` the same parties train in a session.
-The module's layers become layers that are computed on shares, or a refusal names the layer.
+It serves trials, tests and measurements; with ``secure = "permuted"`` the same parties train in a
+session. Each layer of the module becomes a layer on shares; an error names a layer that cannot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
     nn.GELU: "gelu",
     nn.Softplus: "softplus",
 }
-#: What does nothing at inference, or nothing to rows.
+#: Modules that do nothing at inference, or nothing to rows.
 _IDLE = (nn.Identity, nn.Dropout, nn.Flatten)
 _SOFTMAX = "leave it out: whoever receives the outputs applies it"
 _FUNCTION = "nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU or nn.Softplus"
@@ -91,26 +91,27 @@ def private(
     folder: Path | None = None,
     form: Any = None,
 ) -> Any:
-    """The module computed by three parties, of which none has both its inputs and its weights.
+    """Make a module that three parties compute, none of which has both its inputs and its weights.
 
     P1 owns the weights (and the targets of a training), P0 the inputs and outputs, P2 helps. All
-    are semi-honest and do not collude; P2 sees the values before every function, permuted. Modules
-    of other kinds are computed by products: of a `vfl.models.decoder.Decoder` or `Encoder` the
-    roles are those of chapter 6 (`vfl.llm.private_decoder`), where P0 owns the weights, P1 the text
-    and sees permuted values, and P2 works ahead only.
+    are semi-honest and do not collude; P2 sees the values before every function, permuted.
+
+    Transformers are computed by other products. For a `vfl.models.decoder.Decoder` or `Encoder` the
+    roles are those of chapter 6 (`vfl.llm.private_decoder`): P0 owns the weights, P1 owns the text
+    and sees permuted values, and P2 only works ahead of time.
 
     Args:
         module: a `Decoder` or `Encoder`, or an `nn.Sequential` of `nn.Linear`, element-wise
-            functions, `nn.Flatten` and `nn.Dropout`, which is left out.
+            functions, `nn.Flatten` and `nn.Dropout`; dropout is removed.
         mode: "fast", or "thesis" for chapter 5 as written; see `Rules`.
-        rules: instead of the mode's own; a transformer has none.
-        timeout_s: how long a party waits for another; more for wide layers and many rows.
-        folder: of a transformer's offline material; a temporary one if not given.
-        form: instead of the mode's own; of a transformer alone.
+        rules: replaces the mode's own rules; not for a transformer.
+        timeout_s: seconds that a party waits for another; wide layers and many rows need more.
+        folder: folder of a transformer's offline material; a temporary one if not given.
+        form: replaces the mode's own form; only for a transformer.
 
     Raises:
-        PrivateLayerError: a layer of another kind; it names it and says what to use.
-        BadOptionError: a wait that is none, or longer than a week.
+        PrivateLayerError: a layer of another kind; the error names it and suggests a replacement.
+        BadOptionError: `timeout_s` is not positive, or is longer than a week.
         RingRangeError: a weight is too large.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
@@ -131,12 +132,13 @@ def private(
 
 
 class PrivateModule(nn.Module):
-    """Made by `private`; also a context manager that ends the three threads."""
+    """Module that `private` returns; also a context manager that ends the three threads."""
 
     def __init__(self, module: nn.Module, rules: Rules, timeout_s: float) -> None:
         super().__init__()
         self._layers = layers_of(module)
-        self._template = [module]  # in a list: its weights are not this module's parameters
+        # in a list, so that its weights do not become parameters of this module
+        self._template = [module]
         terms = {"layers": [repr(layer) for layer in self._layers]}
         self._trio = Trio(rules, terms, timeout_s)
         values = weights_of(module)
@@ -150,13 +152,13 @@ class PrivateModule(nn.Module):
         self._networks = self._run(share)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of axes (rows, outputs) in the inputs' type, revealed to P0 alone.
+        """Return outputs of axes (rows, outputs) in the inputs' type, revealed only to P0.
 
-        Whole numbers are answered in float32.
+        For integer inputs the outputs are float32.
 
         Raises:
-            DataError: no tensor of real numbers with rows and columns.
-            WidthError: inputs of another width.
+            DataError: the input is no tensor of real numbers with rows and columns.
+            WidthError: the inputs have another width.
             RingRangeError: an input or an activation is too large.
         """
         flat = self._flat(inputs)
@@ -185,22 +187,23 @@ class PrivateModule(nn.Module):
         epochs: int = 1,
         seed: int = 0,
     ) -> PrivateModule:
-        """Gradient descent on shares; nobody sees a weight, a gradient or a loss.
+        """Run gradient descent on shares; no party sees a weight, a gradient or a loss.
 
         Args:
             inputs: axes (rows, columns), owned by P0.
             targets: axes (rows, outputs) or (rows,), owned by P1; 0 and 1 for "cross_entropy".
             loss: "cross_entropy" needs a sigmoid at the end.
-            learning_rate: of the gradient averaged over a batch.
-            batch_size: rows of a step; the last of an epoch has what is left, if that is no
-                single row.
+            learning_rate: factor of the gradient averaged over a batch.
+            batch_size: rows of a step; the last step of an epoch has the remaining rows, unless
+                that is a single row.
             epochs: passes over the rows.
-            seed: public; of the order of rows.
+            seed: public seed of the order of rows.
 
         Raises:
-            BadOptionError: options that do not fit the module or the rows.
-            DataError: no tensor of real numbers, or targets that no sigmoid reaches.
-            WidthError: inputs of another width, or not one target a row.
+            BadOptionError: an option does not fit the module or the rows.
+            DataError: an argument is no tensor of real numbers, or targets are outside a sigmoid's
+                range.
+            WidthError: the inputs have another width, or rows and targets differ in number.
             RingRangeError: an input, a target or an activation is too large.
         """
         flat = self._flat(inputs)
@@ -227,16 +230,16 @@ class PrivateModule(nn.Module):
         return self
 
     def reveal(self) -> nn.Module:
-        """A copy of the module with the weights of now, revealed to P1."""
+        """Return a copy of the module with the current weights, revealed to P1."""
         weights = self._run(lambda party: self._networks[party.role].reveal(party, P1))[P1]
         return with_weights(self._template[0], weights)
 
     def traffic(self) -> list[Traffic]:
-        """Bytes between the parties since the beginning."""
+        """Return the traffic between the parties since the beginning."""
         return self._trio.traffic()
 
     def leaks(self) -> list[Leak]:
-        """What each party has seen since the beginning."""
+        """Return the values that each party has seen since the beginning."""
         return self._trio.leaks()
 
     def close(self) -> None:
@@ -283,9 +286,9 @@ class PrivateModule(nn.Module):
                 want=f"{last.outputs}",
             )
         if loss == "cross_entropy" and not ((wanted >= 0) & (wanted <= 1)).all():
-            # Divisions are set up for differences to outputs of a sigmoid, and wrap beyond them.
+            # Divisions are planned for differences to outputs of a sigmoid; larger ones would wrap.
             raise DataError(
-                "targets that no sigmoid reaches",
+                "targets outside the range of a sigmoid",
                 where="targets",
                 got="some below 0, above 1 or not finite",
                 want="0 to 1",
@@ -294,7 +297,7 @@ class PrivateModule(nn.Module):
 
 
 def _require_numbers(name: str, given: object, axes: str, least: int) -> None:
-    """Refuse what is no tensor of real numbers, or has fewer axes or no row."""
+    """Refuse an argument that is no tensor of real numbers, or has too few axes or no row."""
     got = type(given).__name__
     if isinstance(given, Tensor):
         got = f"{given.dtype} of axes {tuple(given.shape)}"
@@ -315,9 +318,9 @@ def _inputs(party: Party, flat: Tensor) -> SharedTensor:
 
 
 def batches(count: int, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Positions of each batch's rows, int64, in an order that follows from the public seed.
+    """Yield positions of each batch's rows, int64, in an order that follows from the public seed.
 
-    A remainder of a single row is dropped, as `vfl train` does.
+    A last batch of a single row is dropped, as `vfl train` does.
     """
     for epoch in range(epochs):
         order = torch.from_numpy(permutation(seed, count, "mpc", epoch))
@@ -328,11 +331,11 @@ def batches(count: int, batch_size: int, epochs: int, seed: int) -> Iterator[Ten
 
 
 def layers_of(module: nn.Module) -> list[Layer]:
-    """The structure of a module made of `nn.Linear` and element-wise functions.
+    """Return the structure of a module made of `nn.Linear` and element-wise functions.
 
     Raises:
-        PrivateLayerError: a layer of another kind, named with what to use; weights that are used
-            twice, or fit nothing; what happens besides the layers; or no layer at all.
+        PrivateLayerError: a layer of another kind (the error suggests a replacement); weights that
+            are used twice or do not fit; side effects such as hooks; or no layer at all.
     """
     layers: list[Layer] = []
     used: dict[int, str] = {}
@@ -354,7 +357,7 @@ def layers_of(module: nn.Module) -> list[Layer]:
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """The weights of a module that `layers_of` accepts, named by layer; axes (inputs, outputs)."""
+    """Return the weights of a module that `layers_of` accepts, by layer; axes (inputs, outputs)."""
     found: dict[str, Tensor] = {}
     for index, linear in enumerate(_linears(module)):
         found[f"{index}.weight"] = linear.weight.detach().cpu().double().t().contiguous()
@@ -364,7 +367,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def with_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the module with other weights; the module itself stays as it is."""
+    """Return a copy of the module with other weights; the module itself does not change."""
     changed = copy.deepcopy(module)
     with torch.no_grad():
         for index, linear in enumerate(_linears(changed)):
@@ -379,22 +382,22 @@ def _linears(module: nn.Module) -> Sequence[nn.Linear]:
 
 
 def _is(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Whether a module computes what this kind does; a class derived from it may not."""
+    """Whether a module computes the same as this class; a derived class may not."""
     return isinstance(module, kind) and type(module).forward is kind.forward
 
 
 def _passes(module: nn.Module) -> bool:
-    """Whether rows pass a module as they are."""
+    """Whether rows pass a module unchanged."""
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return False
     return any(_is(module, kind) for kind in _IDLE)
 
 
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers in the order in which they run, which only `nn.Sequential` tells."""
+    """Yield the layers in the order in which they run; only `nn.Sequential` defines that order."""
     _require_plain(name, module)
     if _is(module, nn.Sequential):
-        # `named_children` would leave out a module that comes again.
+        # `named_children` would leave out a module that occurs a second time.
         for part, each in module._modules.items():
             assert each is not None, "nn.Sequential has modules only"
             yield from _leaves(each, f"{name}.{part}" if name else part)
@@ -403,7 +406,7 @@ def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _require_plain(name: str, module: nn.Module) -> None:
-    """Refuse what a module does besides its own layer, for nothing of that would be done."""
+    """Refuse hooks and other additions to a module, because shares would ignore them."""
     what, want = "a layer does something that is not computed on shares", "layers as they are"
     kind = type(module).__name__
     if module._forward_hooks or module._forward_pre_hooks:
@@ -415,7 +418,7 @@ def _require_plain(name: str, module: nn.Module) -> None:
 
 
 def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> None:
-    """Refuse weights that come again: each layer's are shared and trained by themselves."""
+    """Refuse weights that occur twice: each layer's weights are shared and trained separately."""
     for parameter in linear.parameters():
         before = used.setdefault(id(parameter), name)
         if before != name:
@@ -429,12 +432,12 @@ def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> 
 
 
 def _require_shape(name: str, linear: nn.Linear, before: int | None) -> None:
-    """Refuse weights that are no real numbers, or of another width than the layer before.
+    """Refuse weights that are no real numbers, or do not match the width of the layer before.
 
     Args:
-        name: of the layer.
-        linear: it.
-        before: outputs of the layer before it, if there is one.
+        name: name of the layer.
+        linear: the layer.
+        before: outputs of the layer before it, or None for the first layer.
     """
     what = "a layer cannot be computed with these weights"
     if not linear.weight.is_floating_point():
@@ -456,7 +459,7 @@ def _where(name: str) -> str:
 
 
 def _function(name: str, module: nn.Module) -> str:
-    """A function whose options are those that are computed."""
+    """Return the name of a module's function; refuse options that are not supported on shares."""
     exact = True
     if isinstance(module, nn.GELU):
         exact = module.approximate == "none"
@@ -464,10 +467,10 @@ def _function(name: str, module: nn.Module) -> str:
         exact = (module.beta, module.threshold) == (1.0, 20.0)
     if not exact:
         raise _refused(
-            "a layer has options that are not computed on shares",
+            "a layer has options that are not supported on shares",
             name,
             repr(module),
-            f"nn.{type(module).__name__}() as it is by default",
+            f"nn.{type(module).__name__}() with its defaults",
             "take the layer without options",
         )
     return _FUNCTIONS[type(module)]

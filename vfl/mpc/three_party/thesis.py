@@ -16,10 +16,10 @@ from vfl.mpc.three_party.party import Dealer, Party, Product, ShareHolder
 
 
 class Thesis(Party):
-    """What all three parties of the mode do alike."""
+    """Steps that all three parties of the mode do alike."""
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
-        return list(tensors)  # each product opens anew, and no operation is counted
+        return list(tensors)  # each product opens its own tensors; no operation is counted
 
 
 class ThesisHolder(Thesis, ShareHolder):

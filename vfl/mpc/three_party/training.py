@@ -1,9 +1,9 @@
-"""Training and using a network that nobody holds: one party's part, exchange by exchange.
+"""Training and use of a network that no party holds: one party's part, exchange by exchange.
 
 P0 and P1 have columns and hold a share of every weight; P2 deals, and evaluates functions on
-permuted values. The labels belong to one of the three, who is also disclosed the outputs. All
-three make the same calls in the same order. Rows are shared and opened once, before the first
-exchange; an exchange is a step of gradient descent, or the outputs of some rows.
+permuted values. The labels belong to one of the three, which also sees the outputs. All three make
+the same calls in the same order. Rows are shared and opened once, before the first exchange. An
+exchange is a step of gradient descent, or computes the outputs of some rows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from vfl.mpc.three_party.network import Layer, Loss, Network, share_targets, wei
 from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.private_module import layers_of
 
-#: Rows that are shared or asked at once: the bytes of their widest frame stay below it, which has
-#: a limit of its own (`vfl.core.frame.LIMIT_BYTES`).
+#: Size of the blocks in which rows are shared or evaluated: the widest frame of a block stays below
+#: it, and so below the limit of frames (`vfl.core.frame.LIMIT_BYTES`).
 BLOCK_BYTES = 1 << 26
-#: Nearer to 0 or 1 than a shared value can tell.
+#: Outputs nearer to 0 or 1 than this are below the resolution of shared values.
 _LEAST = 2.0**-23
-#: Counts of the index lists of one message, at most.
+#: Most counts of index lists in one message.
 _LIST_HEADS = 32
 _OPENINGS = ("mask", "difference", "second")
 
@@ -40,13 +40,13 @@ Rows = Literal["train", "validation", "test", "predict"]
 
 
 class ThreePartyNetwork:
-    """One party's part.
+    """One party's part of a training.
 
     Args:
-        party: with keys agreed.
-        layers: the network; a sigmoid at the end says that the loss is cross entropy.
-        columns: how many of the inputs are P0's and P1's.
-        label_role: who has the labels, and is disclosed the outputs.
+        party: this party, with agreed keys.
+        layers: the network; a sigmoid at the end means that the loss is cross entropy.
+        columns: numbers of P0's and P1's input columns.
+        label_role: role of the party that has the labels and sees the outputs.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class ThreePartyNetwork:
         return self.party.role in HOLDERS
 
     def share_weights(self, own: Mapping[str, Tensor] | None) -> None:
-        """Begin with the sum of what both holders drew.
+        """Begin with the sum of both holders' first weights.
 
         Args:
-            own: at a holder what `first_weights` gave; None at P2.
+            own: at a holder the result of `first_weights`; None at P2.
 
         Raises:
-            RingRangeError: a weight does not fit; it names the layer.
+            RingRangeError: a weight does not fit; the error names the layer.
         """
         halves = [
             Network.share(
@@ -84,16 +84,16 @@ class ThreePartyNetwork:
         self._network = halves[0].plus(halves[1])
 
     def share_rows(self, rows: Rows, count: int, own: Tensor | None, where: str) -> None:
-        """Both holders' columns side by side, opened once for all the exchanges to come.
+        """Share both holders' columns side by side, opened once for all later exchanges.
 
         Args:
-            rows: which.
-            count: how many, which all three know.
+            rows: phase of the rows.
+            count: number of rows, known to all three.
             own: a holder's columns, axes (rows, columns); None at P2.
-            where: what they are, for messages and the ledger.
+            where: name of the rows, for messages and the ledger.
 
         Raises:
-            RingRangeError: a value is too large; it is named by its owner.
+            RingRangeError: a value is too large; its owner raises the error.
         """
         blocks = []
         for start, end in row_blocks(count, self.layers[0].inputs):
@@ -111,11 +111,11 @@ class ThreePartyNetwork:
         self._rows[rows] = stacked(blocks)
 
     def share_targets(self, count: int, own: Tensor | None) -> None:
-        """The targets of the training rows.
+        """Share the targets of the training rows.
 
         Args:
             count: how many rows.
-            own: at the owner of the labels what `targets_of` gave; None elsewhere.
+            own: at the owner of the labels the result of `targets_of`; None elsewhere.
 
         Raises:
             RingRangeError: a target is too large.
@@ -134,15 +134,15 @@ class ThreePartyNetwork:
         )
 
     def train_step(self, index: Tensor, learning_rate: float) -> None:
-        """One step of gradient descent on some of the training rows.
+        """Run one step of gradient descent on some of the training rows.
 
         Args:
             index: positions among the training rows, int64.
-            learning_rate: of the mean gradient.
+            learning_rate: factor of the mean gradient.
 
         Raises:
-            BadOptionError: a batch of too many rows for the rules' bits.
-            RingRangeError: a value is too large; it is named by layer.
+            BadOptionError: the batch has too many rows for the rules' bits.
+            RingRangeError: a value is too large; the error names the layer.
             PeerError: another party did not follow.
         """
         assert self._targets is not None, "targets are shared before the first step"
@@ -150,20 +150,22 @@ class ThreePartyNetwork:
         self._network.train_step(self.party, inputs, targets, self._loss, learning_rate)
 
     def outputs(self, rows: Rows, index: Tensor, where: str) -> Tensor | None:
-        """Outputs of some rows, axes (rows, outputs): at the owner of the labels, None elsewhere.
+        """Return outputs of some rows, axes (rows, outputs), to the owner of the labels.
+
+        The other parties receive None.
 
         Args:
-            rows: of which.
+            rows: phase of the rows.
             index: positions among them, int64.
-            where: what is disclosed, for the ledger.
+            where: name of the disclosed outputs, for the ledger.
 
         Raises:
-            RingRangeError: a value is too large; it is named by layer.
+            RingRangeError: a value is too large; the error names the layer.
             PeerError: another party did not follow.
         """
         found = []
         widest = max(self.layers[0].inputs, *(layer.outputs for layer in self.layers))
-        # A frame carries the widest layer's values, and may carry their slopes beside them.
+        # A frame carries the widest layer's values, perhaps with their slopes.
         for start, end in row_blocks(len(index), 2 * widest):
             shared = self._rows[rows].rows(index[start:end])
             answered = self._network.infer(self.party, shared)
@@ -176,33 +178,38 @@ class ThreePartyNetwork:
         return logits_of(outputs) if self._loss == "cross_entropy" else outputs
 
     def weights(self) -> dict[str, Tensor]:
-        """This holder's share of every weight, int64, named as in `Network.share`; empty at P2."""
+        """Return this holder's share of every weight, int64, named as in `Network.share`.
+
+        At P2 it is empty.
+        """
         if not self.holds_shares:
             return {}
         return {name: each.share for name, each in self._network.weights.items()}
 
     def load_weights(self, shares: Mapping[str, Tensor]) -> None:
-        """Go on from what `weights` gave; at P2 nothing is read.
+        """Continue with the result of `weights`; P2 ignores it.
 
         Raises:
-            RunFolderError: the shares are of another network.
+            RunFolderError: the shares belong to another network.
         """
         weights = {}
         for name, shape in weight_shapes(self.layers).items():
             share = shares.get(name) if self.holds_shares else blank(shape)
             if share is None or share.shape != shape or share.dtype != torch.int64:
                 raise RunFolderError(
-                    "this share is not of the network that the parties' tables ask for",
+                    "this share belongs to another network than the parties' tables require",
                     where=name,
                     got="nothing" if share is None else f"{tuple(share.shape)} of {share.dtype}",
                     want=f"{shape} of torch.int64",
-                    fix="ask with the columns and labels that it was trained with",
+                    fix="use the columns and labels of the training",
                 )
             weights[name] = SharedTensor(share, self.party.rules.bits)
         self._network = Network(self.layers, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this party needs to go on: tensors, numbers and texts; no key and no mask to come.
+        """Return this party's state for a restart: tensors, numbers and texts.
+
+        It has no key and no unused mask.
 
         weights: the holder's shares. Plain gradient descent keeps nothing else of its own.
         openings: under which masks weights stand opened since the last evaluation; the masks
@@ -230,17 +237,17 @@ class ThreePartyNetwork:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_keys: bool = False) -> None:
-        """Go on from `state_dict`, after rows and targets were shared anew.
+        """Continue from `state_dict`, after rows and targets were shared anew.
 
         Args:
-            state: of the same party.
-            same_keys: the party has the keys it had then, and followed the same calls before its
-                first exchange; every frame is then the one that was or would have been sent, to
-                the bit. An attempt of a session has new keys, and weights are opened again: what
-                it computes differs by the last bit of a truncation, as two trainings do.
+            state: state of the same party.
+            same_keys: whether the party has the same keys and made the same calls before its first
+                exchange; then every frame equals the original to the bit. A new attempt of a
+                session has new keys, and weights are opened again: its results differ by the last
+                bit of a truncation, as between two trainings.
 
         Raises:
-            RunFolderError: the shares are of another network.
+            RunFolderError: the shares belong to another network.
         """
         self.load_weights(state["weights"])
         self.party.leakage.restore(state["leakage"])
@@ -256,15 +263,15 @@ class ThreePartyNetwork:
 
 
 def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
-    """A holder's half of the first weights, float64, named as in `Network.share`.
+    """Draw a holder's share of the first weights, float64, named as in `Network.share`.
 
-    The sum of both is normal, of the usual scale: He et al. 2015, eq 10, before ReLU; Glorot and
-    Bengio 2010 at the end. Nobody knows it: weights that P2 knew would let it undo permutations,
-    and a training ends near where it began.
+    The sum of both shares is normal, of the usual scale: He et al. 2015, eq 10, before ReLU; Glorot
+    and Bengio 2010 at the end. No party knows it. If P2 knew the weights, it could undo
+    permutations, and a training ends near where it began.
 
     Args:
         layers: of the network.
-        secret: the holder's own.
+        secret: the holder's own secret.
     """
     found = {}
     for index, layer in enumerate(layers):
@@ -279,17 +286,17 @@ def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
 def whole_network(
     columns: tuple[int, int], width: int | None, top: nn.Module, classes: int
 ) -> list[Layer]:
-    """The network that both parties' bottoms and the top amount to.
+    """Return the network equivalent to both parties' bottoms and the top.
 
     Args:
         columns: of P0's and P1's rows.
-        width: of linear bottoms whose cuts are summed, which are one linear layer of all columns;
-            None where the rows themselves, side by side, are what the top gets.
+        width: width of linear bottoms whose cuts are summed, which are one linear layer of all
+            columns; None where the top receives the rows themselves, side by side.
         top: made of `nn.Linear` and element-wise functions, for one output of two classes.
-        classes: how many the labels have, which put a sigmoid at the end; 0 for numbers.
+        classes: number of label classes, which put a sigmoid at the end; 0 for numbers.
 
     Raises:
-        PrivateLayerError: a layer that is not computed on shares, or a function at the end.
+        PrivateLayerError: a layer cannot be computed on shares, or the top ends in a function.
 
     >>> [layer.outputs for layer in whole_network((3, 2), 4, nn.Linear(4, 1), classes=2)]
     [4, 1]
@@ -298,11 +305,11 @@ def whole_network(
     *inner, last = [*below, *layers_of(top)]
     if last.function:
         raise PrivateLayerError(
-            "the top ends in a function of its own",
+            "the top ends in its own function",
             where="label.top",
             got=last.function,
             want="a linear layer, behind which the loss puts a sigmoid for classes",
-            fix="leave the last function out",
+            fix="remove the last function",
         )
     return [*inner, replace(last, function="sigmoid" if classes else "")]
 
@@ -310,16 +317,16 @@ def whole_network(
 def require_frames(
     layers: Sequence[Layer], columns: tuple[int, int], classes: int, label_role: int
 ) -> None:
-    """Before anything is made of sizes that others said: a layer's weights fit a frame.
+    """Require that all weights of each layer fit a frame, before memory is allocated for them.
 
     Args:
-        layers: of the network.
-        columns: how many P0 and P1 said they have.
-        classes: how many the owner of the labels said there are.
-        label_role: who that is.
+        layers: layers of the network.
+        columns: numbers of columns that P0 and P1 announced.
+        classes: number of classes that the owner of the labels announced.
+        label_role: role of the owner of the labels.
 
     Raises:
-        ProtocolError: they do not; it names what makes the layer so large.
+        ProtocolError: a layer does not fit; the error names the number that makes it so large.
     """
     most = LIMIT_BYTES // ELEMENT_BYTES
     for index, layer in enumerate(layers):
@@ -341,29 +348,29 @@ def require_frames(
             where=f"layer {index}",
             got=f"{layer.inputs} x {layer.outputs} weights",
             want=f"at most {most}",
-            fix="give fewer columns or narrower layers; if a party has fewer, ask it",
+            fix="use fewer columns or narrower layers; if a party really has fewer, ask that party",
         )
 
 
 def most_frame_bytes(layers: Sequence[Layer], rows: int) -> int:
-    """No frame of an exchange, or of what is shared before the first, is larger.
+    """Return the size of the largest frame of an exchange, or of the sharing before the first one.
 
     Args:
         layers: of the network.
-        rows: of the largest exchange.
+        rows: rows of the largest exchange.
 
     >>> most_frame_bytes([Layer(5, 4, "relu"), Layer(4, 1, "sigmoid")], rows=64) == BLOCK_BYTES
     True
     """
     weights = sum((layer.inputs + 1) * layer.outputs for layer in layers)
     widest = max(layers[0].inputs, *(layer.outputs for layer in layers))
-    # All weights in one message, or both operands of a product, and lists of all its indices.
+    # All weights in one message, or both operands of a product with lists of all its indices.
     exchange = ELEMENT_BYTES * (weights + 4 * rows * widest) + _LIST_HEADS
     return max(exchange, BLOCK_BYTES, ELEMENT_BYTES * widest)
 
 
 def targets_of(labels: Tensor, classes: int) -> Tensor:
-    """What the outputs should be: one number of two classes, one a class of more; float64.
+    """Return the wanted outputs: one number for two classes, one a class for more; float64.
 
     >>> targets_of(torch.tensor([0, 1]), 2).tolist(), targets_of(torch.tensor([1]), 3).tolist()
     ([[0.0], [1.0]], [[0.0, 1.0, 0.0]])
@@ -374,7 +381,7 @@ def targets_of(labels: Tensor, classes: int) -> Tensor:
 
 
 def logits_of(outputs: Tensor) -> Tensor:
-    """Logits of disclosed outputs of sigmoids; of a single one, those of its two classes.
+    """Return logits of disclosed sigmoid outputs; for a single output, logits of its two classes.
 
     >>> logits_of(torch.tensor([[0.5]], dtype=torch.float64)).tolist()
     [[0.0, 0.0]]
@@ -385,6 +392,6 @@ def logits_of(outputs: Tensor) -> Tensor:
 
 
 def row_blocks(rows: int, width: int) -> Iterable[tuple[int, int]]:
-    """Runs of rows, of one size within a row, whose elements fit a frame; as few as that takes."""
+    """Yield runs of rows, of sizes that differ by at most one row, whose elements fit a frame."""
     count = max(1, min(rows, math.ceil(rows * width * ELEMENT_BYTES / BLOCK_BYTES)))
     return pairwise(rows * block // count for block in range(count + 1))

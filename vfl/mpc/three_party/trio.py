@@ -14,7 +14,7 @@ from vfl.mpc.three_party.thesis import ThesisDealer, ThesisHolder
 
 
 def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:
-    """P0, P1 or P2 of a mode; it has no keys before `Party.agree`."""
+    """Make P0, P1 or P2 of a mode; it has no keys before `Party.agree`."""
     if rules.mode == "thesis":
         return (ThesisDealer if role == P2 else ThesisHolder)(role, links, rules)
     return (FastDealer if role == P2 else FastHolder)(role, links, rules)
@@ -25,8 +25,8 @@ class Trio(LocalParties[Party]):
 
     Args:
         rules: the same for all.
-        terms: what the parties compare before they begin.
-        timeout_s: how long a party waits for a message.
+        terms: settings that the parties compare before they begin.
+        timeout_s: seconds that a party waits for a message.
         agreed: False for a program that begins with `Party.agree` of its own.
     """
 
