@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "tensors.md"
 FILE = PAGE.with_name("tensor_operations.csv")
 #: Operations on the page.
 ON_PAGE = ("x * y", "x < y", "relu", "max_pool2d", "exp", "x / y", "sigmoid", "softmax of 10")
-_BEGIN, _END = "<!-- operations -->\n", "<!-- end -->"
+_BEGIN, _END = "<!-- operations -->\n\n", "\n<!-- end -->"
 _PEER = Path(__file__).parent / "peers" / "crypten_operations.py"
 COUNT = 1000
 _TABLE, _IMAGES, _FILTERS = (10, COUNT // 10), (1, 10, 10, 10), (1, 10, 3, 3)

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from vfl.cli import (
+    advise,
     align,
     federation,
     model,
@@ -52,6 +53,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "init": project.init,
         "join": project.join,
         "check": project.check,
+        "advise": advise.advise,
         "doctor": project.doctor,
     },
     "Train and predict": {

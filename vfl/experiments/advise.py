@@ -1,0 +1,302 @@
+"""Advice on defenses for an experiment: who sees what, and what the evidence supports.
+
+`advice.toml`, beside this file, is the one source of `vfl advise` and of the table in
+docs/defenses.md. Promises with an epsilon come from the defenses' own statements.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from vfl import compression, defenses
+from vfl.config import Experiment
+from vfl.core.registry import parse
+from vfl.experiments.tables import Table
+from vfl.privacy import PrivacyStatement
+
+#: What an attacker wants: labels, columns, who was trained on, the answers, a party's inputs by a
+#: bottom that was bent, or what lengths of frames reveal.
+Asset = Literal["labels", "columns", "records", "answers", "inputs", "lengths"]
+ASSETS: tuple[Asset, ...] = get_args(Asset)
+#: "proven" holds by a statement or by what is sent; "measured" withstood the attacks of a page;
+#: "partial" hides a part; "weak" fell to a known attack; "open" has no defense at all.
+Status = Literal["proven", "measured", "partial", "weak", "open"]
+_BEST_FIRST: tuple[Status, ...] = get_args(Status)
+#: Secure modes of a network with bottoms and a top; any other is a model of its own.
+_NETWORKS = ("none", "sum", "beaver", "permuted", "pea")
+
+_FILE = Path(__file__).with_name("advice.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One line of the table: a fear, and what to set against it.
+
+    Attributes:
+        name: its name in the output of the command.
+        status: how well it protects, at best.
+        fear: what an owner fears.
+        asset: what is attacked; `also` names further assets that the same setting protects.
+        attackers: roles that it holds against.
+        set: the setting.
+        accuracy, bytes_and_time: what it costs.
+        proven: what holds by proof, or by what is sent; "nothing" where nothing does.
+        measured: what attacks reached.
+        source: the page with the figures, below docs.
+        defense, secure, dp, padded: what an experiment has that has this setting. A defense
+            "NAME:OPTION" counts where the option is given.
+        most_epsilon: of such an option; a larger epsilon does not count.
+    """
+
+    name: str
+    status: Status
+    fear: str
+    asset: Asset
+    attackers: Sequence[str]
+    set: str
+    accuracy: str
+    bytes_and_time: str
+    proven: str
+    measured: str
+    source: str
+    also: Sequence[Asset] = ()
+    defense: Sequence[str] = ()
+    secure: Sequence[str] = ()
+    dp: bool = False
+    padded: bool = False
+    most_epsilon: float = inf
+
+    def holds_for(self, asset: Asset, role: str) -> bool:
+        """Whether it protects this from an attacker of this role."""
+        return asset in (self.asset, *self.also) and role in self.attackers
+
+    def in_place(self, experiment: Experiment) -> bool:
+        """Whether an experiment has it."""
+        named = [parse(spec) for spec in experiment.defense.split("+")]
+        for wanted in self.defense:
+            name, _, option = wanted.partition(":")
+            for one, given in named:
+                if one == name and (not option or 0 <= _number(given, option) <= self.most_epsilon):
+                    return True
+        if self.padded:
+            return parse(experiment.codec)[1].get("pad") != "no"
+        if self.dp and experiment.dp is not None:
+            return True
+        return parse(experiment.secure)[0] in self.secure
+
+    def fits(self, experiment: Experiment) -> bool:
+        """Whether the model of an experiment could have it."""
+        mode = parse(experiment.secure)[0]
+        if mode not in _NETWORKS:
+            return self.padded
+        return mode in ("none", "sum") or not self.defense
+
+
+def _number(given: Mapping[str, str], option: str) -> float:
+    """The number of an option; below 0 where it is not given."""
+    return float(given.get(option, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Weak:
+    """Defenses that fell to a known attack.
+
+    Attributes:
+        defenses: their names.
+        asset: what they were to protect.
+        why: the reason, in a sentence.
+        source: the page with the figures, below docs.
+    """
+
+    defenses: Sequence[str]
+    asset: Asset
+    why: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """Evidence that one attacker holds about something that another party owns.
+
+    Attributes:
+        asset, owner: what, and whose.
+        attacker, role: who, and as what.
+        sees: the evidence, in words.
+    """
+
+    asset: Asset
+    owner: str
+    attacker: str
+    role: str
+    sees: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An exposure, and what the evidence supports for it.
+
+    Attributes:
+        exposure: who sees what.
+        status: how well it is protected.
+        has: advice that the experiment follows.
+        statements: promises of its defenses about the asset, each with its unit and span.
+        weak: sentences on defenses that are named and should not be relied on.
+        take: advice that would protect it, and is not followed.
+    """
+
+    exposure: Exposure
+    status: Status
+    has: Sequence[Advice] = ()
+    statements: Sequence[str] = ()
+    weak: Sequence[str] = ()
+    take: Sequence[Advice] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self.exposure) | {
+            "status": self.status,
+            "has": [one.name for one in self.has],
+            "statements": list(self.statements),
+            "weak": list(self.weak),
+            "take": [{"name": one.name, "set": one.set} for one in self.take],
+        }
+
+
+@cache
+def advices() -> tuple[Advice, ...]:
+    """Every line of the table, in its order."""
+    return tuple(Advice(**row) for row in _content()["advice"])
+
+
+@cache
+def weak_defenses() -> tuple[Weak, ...]:
+    """Defenses that no reader should rely on alone."""
+    return tuple(Weak(**row) for row in _content()["weak"])
+
+
+def _content() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+
+
+def advice_table() -> Table:
+    """The table of docs/defenses.md."""
+    head = [
+        "what you fear", "who attacks", "what to set", "accuracy it costs", "bytes and time",
+        "proven", "only measured",
+    ]  # fmt: skip
+    lines = [
+        [
+            *(one.fear, " or ".join(one.attackers), _code(one.set), one.accuracy),
+            *(one.bytes_and_time, one.proven, f"{one.measured} ([figures]({one.source}))"),
+        ]
+        for one in advices()
+    ]
+    return Table(head, lines, 7)
+
+
+def _code(setting: str) -> str:
+    return setting if "`" in setting else f"`{setting}`"
+
+
+def exposures(experiment: Experiment) -> Iterator[Exposure]:
+    """Every exposure of an experiment, in its training and in its answers."""
+    label, mode = experiment.label.party, parse(experiment.secure)[0]
+    middle = experiment.middle.party if experiment.middle else None
+    others = [task.party for task in experiment.tasks or ()]
+    for party in experiment.feature_parties:
+        yield Exposure("labels", label, party, "feature party", _of_labels(mode, middle, party))
+        reader = middle or label
+        role = "middle" if middle else "label party"
+        for attacker, as_what in [(reader, role), *((one, "label party") for one in others)]:
+            sees = _of_columns(mode, party)
+            yield Exposure("columns", party, attacker, as_what, sees)
+        yield Exposure("answers", label, party, "feature party", "its cuts decide every answer")
+        if mode == "none":
+            yield Exposure("inputs", party, label, "label party", "it chooses the gradients")
+    if middle:
+        sees = "gradients of the head's inputs, and every cut"
+        yield Exposure("labels", label, middle, "middle", sees)
+    for one in others:
+        yield Exposure("labels", one, label, "label party", "the same cuts, which both tasks train")
+    holder = "whoever holds a model or asks for predictions"
+    yield Exposure("records", "every party", holder, "model holder", "weights, or answers")
+    yield Exposure(
+        "lengths", "every party", "an observer of the link", "network", "bytes and times"
+    )
+
+
+def _of_labels(mode: str, middle: str | None, party: str) -> str:
+    if mode in ("beaver", "permuted", "pea"):
+        return "shares, and no gradient"
+    if mode not in ("none", "sum"):
+        return f"what the model '{mode}' sends it, such as its splits in their order"
+    return f"the gradient of {party}'s cut in every step, and its own bottom"
+
+
+def _of_columns(mode: str, party: str) -> str:
+    if mode == "sum":
+        return "the sum of all parties' cuts, in training and at every query"
+    if mode == "beaver":
+        return "the sum of all parties' first layers"
+    if mode in ("permuted", "pea"):
+        return "shares, and what that protocol opens"
+    if mode != "none":
+        return f"what the model '{mode}' sends it, such as bins of {party}'s columns"
+    return f"{party}'s cut of every row, in training and at every query"
+
+
+def findings_of(experiment: Experiment, assets: Sequence[Asset] = ASSETS) -> list[Finding]:
+    """Findings for each exposure of an experiment.
+
+    Args:
+        experiment: a checked one; no data is read.
+        assets: those to judge.
+
+    Raises:
+        SpecError: a defense or a codec cannot be built.
+    """
+    compression.make(experiment.codec)
+    stated = defenses.make(experiment.defense).privacy()
+    named = {parse(spec)[0] for spec in experiment.defense.split("+")}
+    return [
+        _finding(one, experiment, stated, named)
+        for one in exposures(experiment)
+        if one.asset in assets
+    ]
+
+
+def _finding(
+    exposure: Exposure,
+    experiment: Experiment,
+    stated: Sequence[PrivacyStatement],
+    named: set[str],
+) -> Finding:
+    fitting = [one for one in advices() if one.holds_for(exposure.asset, exposure.role)]
+    has = [one for one in fitting if one.in_place(experiment)]
+    about = [one for one in stated if one.protects == _STATED.get(exposure.asset)]
+    weak = [
+        f"{name}: {one.why} ({one.source})"
+        for one in weak_defenses()
+        for name in one.defenses
+        if one.asset == exposure.asset and name in named
+    ]
+    given: list[Status] = [one.status for one in has]
+    status = min(given, key=_BEST_FIRST.index) if given else "weak" if weak else "open"
+    return Finding(
+        exposure,
+        status,
+        has,
+        [str(one) for one in about],
+        weak,
+        [one for one in fitting if one not in has and one.fits(experiment)],
+    )
+
+
+#: What statements of defenses call an asset.
+_STATED: dict[Asset, str] = {"labels": "labels", "columns": "inputs", "records": "records"}
