@@ -28,7 +28,6 @@ from vfl.datasets.sources import read_bundled
 from vfl.datasets.sources.base import SetFormat
 from vfl.datasets.sources.texts import Texts, Tokens
 from vfl.models.features import PretrainedBottom
-from vfl.models.pretrained import describe, existing_model
 from vfl.mpc.secure_dpsgd import LocalStart, Rows, SecureSgd, train_alone, train_here
 from vfl.privacy.accountants import noise_for
 from vfl.privacy.dpsgd import PrivateHalf
@@ -37,6 +36,8 @@ from vfl.privacy.premise import prove
 TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise", "words")
 HOLDERS, STEPS, EPSILONS = 3, 120, (0.5, 1.0, 2.0, 4.0, 8.0)
 _CLIP, _LONGEST, _WORDS, _TOKENS = 1.0, 8.0, 256, 1024
+#: Tokens that hold every review, where its last ones are read.
+_WHOLE = 8192
 #: Of epsilon and delta, what the mean of pretrained features takes.
 _OF_THE_MEAN = 0.1
 _RATES = (1.0, 4.0, 16.0)
@@ -140,23 +141,22 @@ def hashed_words(texts: Texts, columns: int = _WORDS) -> Tensor:
     return _LONGEST * nn.functional.normalize(result, dim=1)
 
 
-def pretrained_words(spec: str, limit: int | None = None, length: int = _TOKENS) -> Tensor:
+def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
     """Hidden states of reviews by a pretrained model; axes (rows, features), float64.
 
     Args:
         spec: of the bottom, such as ``pretrained:name=minilm,layer=4``.
         limit: rows at most.
-        length: tokens of a review, from its first on.
     """
     bottom = models.make_bottom(spec)
     if not isinstance(bottom, PretrainedBottom):
         raise BadOptionError("reviews take another bottom", got=spec, want="pretrained:name=NAME")
+    length = _WHOLE if bottom.tail else _TOKENS
     form = SetFormat(length=length, tokenizer=bottom.name)
     texts = read_bundled("review_polarity", limit=limit, form=form).cells
     assert isinstance(texts, Tokens), "there is a tokenizer"
     rows = torch.from_numpy(texts.rows(np.arange(0)))
-    width = describe(existing_model(bottom.name), bottom.part).shape.width
-    module = bottom.build((length,), width)
+    module = bottom.build((length,), bottom.columns((length,)))
     with torch.no_grad():
         return torch.cat([module(part) for part in torch.split(rows, 32)]).double()
 

@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from vfl.core.errors import DataError, MissingColumnError
+from vfl.datasets import Dealing, Label, OwnTable, TableFormat, load_table
 from vfl.datasets.encode import (
     PictureEncoder,
     TableEncoder,
@@ -16,6 +18,7 @@ from vfl.datasets.encode import (
     encode_labels,
     read_encoder,
 )
+from vfl.datasets.on_disk import OnDisk
 
 
 def test_a_missing_number_is_the_training_mean_and_has_an_indicator():
@@ -309,3 +312,44 @@ def test_bins_are_of_numbers_alone_and_stay_in_the_encoder():
     assert again == encoder
     assert again.transform(frame).tobytes() == encoder.transform(frame).tobytes()
     assert "77." not in repr(encoder)
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A model 'reader' of which nothing but a tokenizer of whole words is read."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "good": 4, "film": 9}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_texts_of_a_table_become_tokens(reader, tmp_path, memory):
+    texts = ["good film", "film", "", "bad film good film"]
+    frame = pd.DataFrame({"id": range(8), "text": texts * 2, "age": range(8), "y": [0, 1] * 4})
+    frame.to_csv(tmp_path / "films.csv", index=False)
+    place = OnDisk(tmp_path, 1 << 24) if memory else None
+    form = TableFormat(tokenizer="reader", length=3)
+    data = load_table(
+        OwnTable(tmp_path / "films.csv", "id", form=form),
+        {"texts": ["text"], "shop": ["age"]},
+        [Label("label", "y")],
+        Dealing(0),
+        place=place,
+    )
+    rows = np.asarray(data["texts"].inputs[torch.arange(4)])
+    assert rows.tolist() == [[5, 10, 0], [10, 0, 0], [0, 0, 0], [1, 10, 5]]
+    assert data["shop"].inputs[torch.arange(4)].shape == (4, 1)  # numbers are as ever
+    encoder = read_encoder(data["texts"].encoder.to_json())
+    again = encoder.transform(pd.DataFrame({"text": texts}))
+    assert again.tolist() == rows.tolist()
+    (reader / "tokenizer.json").write_text((reader / "tokenizer.json").read_text() + "\n")
+    with pytest.raises(DataError, match="tokenizer 'reader'"):
+        encoder.transform(frame)

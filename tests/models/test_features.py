@@ -108,6 +108,73 @@ def test_adapters_train_inside_the_model(model):
     } == {"a", "b"}
 
 
+@pytest.fixture
+def decoder(tmp_path, monkeypatch):
+    """A decoder whose tokenizer has a word for each of its 90 tokens."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    write_model(tmp_path / "llama", "llama")
+    words = {" good": 7, " bad": 11, "\n\n": 3, "so": 5, "[UNK]": 0}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    split = tokenizers.Regex("\n\n| ?[a-z]+")
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(split, "isolated")
+    made.save(str(tmp_path / "llama" / "tokenizer.json"))
+    return load_pretrained(tmp_path / "llama")
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+def test_answers_to_a_question_are_logits_behind_each_text(decoder, tail):
+    spec = f"pretrained:name=llama,pool=last,norm=false,prompt=so,words=good-bad,tail={tail}"
+    cut = make_bottom(spec).build((6,), 2)(ROWS)
+    for row, count in ((0, 3), (1, 6)):
+        tokens = [*(ROWS[row, :count].long() - 1).tolist()[-tail:], 3, 5]
+        with torch.no_grad():
+            want = decoder(torch.tensor([tokens]))[0, -1, [7, 11]]
+        torch.testing.assert_close(cut[row], want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("words", ["words=good-splendid so", "words=good,pool=mean"])
+def test_answers_that_cannot_be_given_are_refused(decoder, words):
+    pool = "" if "pool" in words else ",pool=last"
+    with pytest.raises(BadOptionError, match="words"):
+        make_bottom(f"pretrained:name=llama,{words}{pool}").build((6,), 2)
+
+
+def test_features_on_disk_are_found_by_the_next_process(model, tmp_path, monkeypatch):
+    first = built(",keep=disk")(ROWS)
+    (file,) = (tmp_path / ".features").glob("*/rows.bin")
+    assert file.stat().st_mode & 0o77 == 0
+    again = built(",keep=disk")
+    computed = []
+    real = again[0]._kept.model.hidden
+    monkeypatch.setattr(
+        again[0]._kept.model, "hidden",
+        lambda *given, **named: computed.append(1) or real(*given, **named),
+    )  # fmt: skip
+    assert torch.equal(again(ROWS), first)
+    assert not computed
+    built(",keep=disk,layer=1")(ROWS)  # another reading of the same rows
+    assert len(list((tmp_path / ".features").glob("*/rows.bin"))) == 2
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-3], lambda content: content[:9] + b"x" + content[10:]]
+)
+def test_features_that_were_damaged_are_computed_again(model, tmp_path, damage):
+    first = built(",keep=disk")(ROWS)
+    (file,) = (tmp_path / ".features").glob("*/rows.bin")
+    whole = len(file.read_bytes())
+    file.write_bytes(damage(file.read_bytes()))
+    assert torch.equal(built(",keep=disk")(ROWS), first)
+    assert len(file.read_bytes()) == whole
+
+
+def test_half_the_precision_is_near(model):
+    torch.testing.assert_close(
+        built(",precision=bfloat16")(ROWS), built("")(ROWS), atol=0.05, rtol=0.05
+    )
+
+
 @pytest.mark.parametrize(
     ("spec", "error"),
     [

@@ -12,7 +12,8 @@ from vfl.models import make_bottom, make_top
 from vfl.models.decoder import Decoder
 from vfl.models.language import decoder_shape, save_pretrained
 from vfl.models.lora import _NORMAL_FLOAT as NORMAL_FLOAT
-from vfl.models.lora import LoRAEmbedding, LoRALinear, QuantisedLinear
+from vfl.models.lora import LoRAEmbedding, LoRALinear, QuantisedEmbedding, QuantisedLinear
+from vfl.models.pretrained import Weights
 
 SIZES = "words=30,tokens=8,layers=3,heads=2"
 TEXTS = torch.tensor([[3.0, 29, 1, 7, 0], [2, 2, 5, 11, 8]])
@@ -140,3 +141,69 @@ def test_the_four_bit_levels_are_their_nearest():
         scaled = row / row.abs().max()
         want = levels[(scaled[:, None] - levels).abs().argmin(1)] * row.abs().max()
         torch.testing.assert_close(found, want)
+
+
+def test_quantised_words_are_near_small_and_restored_one_by_one():
+    with scoped(6):
+        base = nn.Embedding(50, 70)
+    words, numbers = QuantisedEmbedding.of(base), torch.tensor([[0, 49], [7, 7]])
+    wanted = base.weight.detach()
+    for start, end in ((0, 64), (64, 70)):
+        part, found = wanted[:, start:end], words.weight[:, start:end]
+        most = part.abs().amax(1, keepdim=True) / 254
+        assert ((found - part).abs() <= most + 1e-6).all()
+    assert torch.equal(words(numbers), words.weight[numbers])
+    assert sum(each.numel() * each.element_size() for each in words.buffers()) == 50 * (128 + 8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "width"),
+    [("decoder_front", (5,), 40), ("decoder_middle", (40,), 8)],
+    ids=["front", "middle"],
+)
+def test_checkpointed_blocks_give_the_same_gradients_and_keep_less(spec, shape, width):
+    given = TEXTS if spec == "decoder_front" else torch.ones(2, 40)
+    found = {}
+    for option in ("false", "true"):
+        options = f"words=30,tokens=8,layers=6,heads=2,front=3,checkpoint={option}"
+        with scoped(7):
+            module = make_bottom(f"{spec}:{options}").build(shape, width).train()
+        kept = {}
+
+        def pack(tensor, kept=kept):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            made = module(given)
+        weights = {each.untyped_storage().data_ptr() for each in module.parameters()}
+        bytes_kept = sum(size for at, size in kept.items() if at not in weights)
+        made.square().sum().backward()
+        found[option] = bytes_kept, [each.grad for each in module.parameters()]
+    assert all(map(torch.equal, found["false"][1], found["true"][1]))
+    assert found["true"][0] < found["false"][0] / 3
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_a_party_reads_the_weights_of_its_own_part_alone(whole, monkeypatch, bits):
+    read = []
+    for name in ("take", "pieces"):
+        plain = getattr(Weights, name)
+        monkeypatch.setattr(
+            Weights,
+            name,
+            lambda self, key, *rest, plain=plain: read.append(key) or plain(self, key, *rest),
+        )
+    rank = 0 if bits == 32 else 2
+    options = f"{SIZES},front=1,pretrained=small,bits={bits},rank={rank}"
+    front = make_bottom(f"decoder_front:{options}").build((5,), 40)
+    assert {".".join(name.split(".")[:2]) for name in read} == {"tokens.weight", "layers.0"}
+    near = torch.testing.assert_close
+    near(front.words.weight, whole.tokens.weight, atol=0 if bits == 32 else 0.02, rtol=0)
+    read.clear()
+    make_bottom(f"decoder_middle:{options}").build((40,), 8)
+    assert {".".join(name.split(".")[:2]) for name in read} == {
+        "norm.weight",
+        "layers.1",
+        "layers.2",
+    }

@@ -95,6 +95,10 @@ class TableSettings(Settings):
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
         bins: most bins a number is told by (`vfl.datasets.encode.BinnedColumn`); 0 standardises
             numbers.
+        tokenizer: name of a pretrained model on this machine; of a data set of texts, its tokens
+            take the place of words, and of a table, a party whose only column holds texts gets
+            their tokens. Rows hold a token's number plus 1, and 0 is padding.
+        length: tokens, words or items a row; without it a table's texts have 256 tokens.
     """
 
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -108,6 +112,8 @@ class TableSettings(Settings):
     numbers: dict[str, Literal[".", ","]] | None = None
     id_type: Literal["text", "number"] = "text"
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
+    tokenizer: Annotated[str, StringConstraints(max_length=64)] | None = None
+    length: int | None = Field(default=None, ge=1, le=65536)
 
 
 class DataSettings(TableSettings):
@@ -136,10 +142,8 @@ class DataSettings(TableSettings):
         folds, fold: test on the rows of one fold, counted from 1, of so many equal ones with as
             many rows of each class; `validation` is then a share of the other rows.
         side, classes: pictures of so many pixels a side, rows of the first so many classes only.
-        length, vocabulary: words or items a row, and how many different numbers words may have,
-            padding and the unknown word included.
-        tokenizer: name of a pretrained model on this machine, whose tokens take the place of words;
-            rows hold a token's number plus 1, and 0 is padding.
+        vocabulary: how many different numbers words may have, padding and the unknown word
+            included.
     """
 
     source: str = "digits"
@@ -156,9 +160,7 @@ class DataSettings(TableSettings):
     fold: int = Field(default=1, ge=1)
     side: int | None = Field(default=None, ge=1, le=1024)
     classes: int | None = Field(default=None, ge=2)
-    length: int | None = Field(default=None, ge=1, le=65536)
     vocabulary: int | None = Field(default=None, ge=3, lt=2**24)
-    tokenizer: Annotated[str, StringConstraints(max_length=64)] | None = None
 
 
 class PartySettings(Settings):

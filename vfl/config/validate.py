@@ -48,7 +48,7 @@ OF_A_PROJECT = ("alignment", "id_rules", "missing_rows", "test", "validation")
 #: Of [data]: what only a CSV has, what any table has, and what data sets by name have.
 _OF_CSV = ("separator", "encoding", "decimal", "skip_lines")
 _OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type")
-_OF_SETS = ("side", "classes", "length", "vocabulary", "tokenizer")
+_OF_SETS = ("side", "classes", "vocabulary")
 #: Studies, which train networks of one label party.
 _STUDIES = ("compare", "grid", "value")
 #: What the validation rows of a classification are measured by.
@@ -147,6 +147,8 @@ def of_own_data(data: OwnData) -> Iterator[str]:
     """A party's own table: pictures, and settings of other kinds of tables."""
     if data.bins and data.shape:
         yield "bins are of plain columns, and shape makes a picture of them"
+    if data.length is not None and data.tokenizer is None:
+        yield "length is a number of tokens, and needs tokenizer"
     sources = [data.source, *([data.predict] if data.predict else [])]
     if not any(map(may_be_csv, sources)):
         for name in set_by_hand(data, *_OF_CSV):
@@ -319,6 +321,8 @@ def of_experiment(experiment: Experiment) -> Iterator[str]:
         yield "data.split = 'stratified' is for classes, and these labels are numbers"
     if experiment.is_table and (given := set_by_hand(data, *_OF_SETS)):
         yield f"data.{given[0]} is for data sets by name, and this is a table"
+    if experiment.is_table and data.length is not None and data.tokenizer is None:
+        yield "data.length of a table is a number of tokens, and needs data.tokenizer"
     yield from _of_calibration(experiment)
     measure, kind = experiment.train.measure, experiment.label.task
     if measure not in (own := OF_NUMBERS if kind == "regression" else _OF_CLASSES):
@@ -470,7 +474,9 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
     described = any(is_file_of_party(source) for source in [*files, data.source])
     if described or by_name:
         whose = "a party's own file says it" if described else "it is for tables"
-        yield from ((f"data.{name}", whose) for name in set_by_hand(data, *_OF_TABLES))
+        of_texts = ("tokenizer", "length") if described else ()
+        named = set_by_hand(data, *_OF_TABLES, *of_texts)
+        yield from ((f"data.{name}", whose) for name in named)
     elif not any(map(may_be_csv, [data.source, *files])):
         no_csv = "it says how a CSV is written, and no table is one"
         yield from ((f"data.{name}", no_csv) for name in set_by_hand(data, *_OF_CSV))

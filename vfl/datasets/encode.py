@@ -655,6 +655,88 @@ class PictureEncoder(Encoder):
         return pixels.reshape(len(frame), *self.shape).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class TokenEncoder(Encoder):
+    """One column of texts as tokens of a pretrained model: token n is n + 1, 0 is padding.
+
+    A missing cell is a text without a token. Training rows change nothing.
+
+    Attributes:
+        names: the column.
+        tokenizer: name of a model on this machine.
+        length: tokens a row.
+        digest: SHA-256 of the tokenizer's file.
+    """
+
+    kind: ClassVar[str] = "tokens"
+    names: tuple[str, ...]
+    tokenizer: str
+    length: int
+    digest: str
+
+    @classmethod
+    def of(cls, column: str, form: TableFormat) -> TokenEncoder:
+        """The encoder of a column in a table of this form, which names a tokenizer.
+
+        Raises:
+            MissingPackageError: the extra "llm" is not installed.
+            MissingDataError: the model is not there, or has no tokenizer.
+        """
+        from vfl.datasets.sources.texts import TEXT_LENGTH, tokenizer_digest
+
+        assert form.tokenizer is not None, "the form of a table with texts"
+        digest = tokenizer_digest(form.tokenizer)
+        return cls((column,), form.tokenizer, form.length or TEXT_LENGTH, digest)
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each input, for people; it holds no cell."""
+        return _numbered(self.names[0], "token", self.length)
+
+    def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
+        """Tokens of any rows, float32, axes (rows, length).
+
+        Raises:
+            MissingColumnError: the table lacks the column.
+            DataError: the tokenizer is another one than in the training.
+        """
+        from vfl.datasets.sources.texts import Tokens, tokenizer_digest
+
+        (name,) = self.names
+        check_column(frame.columns, name, f"the encoder's '{name}'")
+        if tokenizer_digest(self.tokenizer) != self.digest:
+            raise DataError(
+                f"the tokenizer '{self.tokenizer}' on this machine is not the one of this run",
+                want="the model that the run was trained with, under the same name",
+                fix="vfl model list",
+            )
+        out = np.zeros((len(frame), self.length), dtype=np.float32)
+        for start, block in _placed(column_blocks(frame, name)):
+            texts = [text or "" for text in as_texts(block)]
+            rows = Tokens.of(texts, self.length, self.tokenizer).rows(np.empty(0, np.int64))
+            out[start : start + len(block)] = rows
+        return out
+
+
+def token_encoder(
+    blocks: Iterable[Table], names: Sequence[str], form: TableFormat
+) -> TokenEncoder | None:
+    """The encoder of a party whose one column holds texts, where a tokenizer is named; else None.
+
+    Args:
+        blocks: rows of the table, of which the first block decides what the column holds.
+        names: the party's columns.
+        form: of the table.
+    """
+    if form.tokenizer is None or form.cells or len(names) != 1:
+        return None
+    for block in blocks:
+        present = block[names[0]].dropna()
+        if len(present):
+            return TokenEncoder.of(names[0], form) if kind_of(present) == "text" else None
+    return None
+
+
 def _check_shape(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
     if min(shape) < 1 or math.prod(shape) != len(names):
         raise DataError(
@@ -681,7 +763,9 @@ def read_encoder(text: str) -> Encoder:
     """
     try:
         record = json.loads(text)
-        known = {each.kind: each for each in (TableEncoder, CellEncoder, PictureEncoder)}
+        known = {
+            each.kind: each for each in (TableEncoder, CellEncoder, PictureEncoder, TokenEncoder)
+        }
         kind = known[record.pop("encoder")]
         return TypeAdapter[Encoder](kind).validate_python(record)
     except (ValueError, KeyError, TypeError, AttributeError):

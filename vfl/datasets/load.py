@@ -33,6 +33,7 @@ from vfl.datasets.encode import (
     Unfamiliar,
     encode_labels,
     encoder_of,
+    token_encoder,
 )
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.on_disk import OnDisk
@@ -753,7 +754,8 @@ def fit_inputs(
         encoder = (
             PictureEncoder.fit(training, tuple(shape))
             if shape
-            else encoder_of(form).fit(training, dates=form.dates, bins=form.bins)
+            else token_encoder([training], columns, form)
+            or encoder_of(form).fit(training, dates=form.dates, bins=form.bins)
         )
     for each in encoder.names:
         check_column(frame.columns, each, f"the encoder's '{each}'", "data.source")

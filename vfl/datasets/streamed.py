@@ -26,6 +26,7 @@ from vfl.datasets.encode import (
     PictureEncoder,
     Unfamiliar,
     encoder_of,
+    token_encoder,
 )
 from vfl.datasets.on_disk import DiskArray, DiskTexts, OnDisk, Scatter, SortedIds
 from vfl.datasets.party import NO_INPUTS, IdsDigest, Inputs
@@ -195,6 +196,9 @@ class StreamedTable:
         if own.shape:
             return PictureEncoder.fit_blocks(training, columns, tuple(own.shape))
         form = own.form
+        if (texts := token_encoder(training, columns, form)) is not None:
+            return texts
+        training = self._training(columns, part)
         return encoder_of(form).fit_blocks(
             training, columns, training_rows, dates=form.dates, bins=form.bins
         )

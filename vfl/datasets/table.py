@@ -70,6 +70,9 @@ class TableFormat:
         query: what is asked of a database.
         bins: most bins a number is told by; 0 standardises numbers.
         cells: whether cells become inputs as they stand; `bins` is then 0.
+        tokenizer: name of a pretrained model, whose tokens a party's only column becomes where it
+            holds texts.
+        length: tokens a row.
     """
 
     separator: str = ","
@@ -83,6 +86,8 @@ class TableFormat:
     cells: bool = False
     skip_lines: int = 0
     numbers: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: str | None = None
+    length: int | None = None
 
     def words_of(self, column: str) -> tuple[Collection[str], Collection[str]]:
         """The words that mean a missing cell of a column among texts, and among numbers and dates.

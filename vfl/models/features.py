@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.errors import DataError, WidthError
-from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
+from vfl.core.errors import BadOptionError, DataError, WidthError
+from vfl.core.registry import MOST_WEIGHT, require, require_choice, require_range
+from vfl.core.storage import PRIVATE_FILE, locked
 from vfl.models.base import Bottom, Shape, picture_axes, sequence_steps, whole_numbers
-from vfl.models.decoder import PictureEncoder
+from vfl.models.decoder import (
+    BlockShape,
+    Decoder,
+    DecoderShape,
+    PictureEncoder,
+    PictureShape,
+    VectorShape,
+    checkpointed,
+)
 from vfl.models.lora import adapt
 from vfl.models.pretrained import (
     TOKENIZER,
+    Described,
     Part,
     Pretrained,
     describe,
     existing_model,
     load_pretrained,
+    load_tokenizer,
+    models_folder,
 )
 
 Pool = Literal["mean", "max", "first", "last", "tokens"]
@@ -29,6 +46,49 @@ _POOLS = ("mean", "max", "first", "last", "tokens")
 _PARTS = ("body", "text", "vision")
 #: Bytes of features that a frozen model keeps, so that an epoch does not compute them again.
 MOST_KEPT_BYTES = 1 << 30
+#: Of `models_folder`: features on disk; no model's name begins with a dot.
+_ON_DISK, _ROWS, _PATIENCE_S = ".features", "rows.bin", 60.0
+_KEY_BYTES, _CHECK_BYTES = 16, 8
+_MOST_LETTERS = 1000
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a decoder is asked behind each text.
+
+    Attributes:
+        tail: number of a text's last tokens that are read; 0 reads all.
+        prompt: tokens behind them.
+        answers: tokens whose logits are the features; none takes hidden states.
+    """
+
+    tail: int = 0
+    prompt: tuple[int, ...] = ()
+    answers: tuple[int, ...] = ()
+
+    def steps(self, steps: int) -> int:
+        """Tokens that the model reads of a row of so many."""
+        return min(steps, self.tail or steps) + len(self.prompt)
+
+    def put(self, tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens to read, and which of them are no padding; axes (rows, steps) in and out.
+
+        >>> tokens = torch.tensor([[5, 6, 7], [8, 0, 0]])
+        >>> Question(tail=2, prompt=(9,)).put(tokens, tokens > 0)[0].tolist()
+        [[6, 7, 9], [8, 9, 0]]
+        """
+        if not self.tail and not self.prompt:
+            return tokens, real
+        read = min(tokens.shape[1], self.tail or tokens.shape[1])
+        places = torch.arange(read + len(self.prompt), device=tokens.device)
+        counts = real.sum(1, keepdim=True)
+        kept = counts.clamp(max=read)
+        wanted = (counts - kept + places).clamp(max=tokens.shape[1] - 1)
+        found = torch.where(places < kept, tokens.gather(1, wanted), 0)
+        if self.prompt:
+            prompt = torch.tensor(self.prompt, device=tokens.device).expand(len(tokens), -1)
+            found = found.scatter(1, kept + places[: len(self.prompt)], prompt)
+        return found, places < kept + len(self.prompt)
 
 
 class PretrainedBottom(Bottom):
@@ -43,6 +103,10 @@ class PretrainedBottom(Bottom):
 
     Texts longer than the model's context are read in windows of its length.
 
+    A decoder can be asked a question: with ``prompt=All in all the film was`` and
+    ``words=good-bad`` the features of a text are the logits of two answers (Brown et al. 2020,
+    section 2.1), few and telling, so that noise on gradients costs little.
+
     Args:
         name: of a model on this machine (`vfl model list`), never a path.
         layer: number of blocks that compute the features; 0 is the embedding, -1 all blocks and
@@ -54,6 +118,15 @@ class PretrainedBottom(Bottom):
             weights); those of published models differ by orders of magnitude.
         rank: of low-rank adapters that train (Hu et al. 2022); 0 freezes the model.
         alpha: scale of the adapters.
+        tail: number of a row's last tokens that are read; 0 reads all.
+        prompt: text behind each row, in a new paragraph, such as a question.
+        words: answers joined with dashes, each one token; their logits behind the last token are
+            the features. Needs a decoder and pool=last.
+        precision: "bfloat16" computes a frozen model in automatic mixed precision.
+        keep: where features of a frozen model are kept: "memory", or "disk", in private files
+            beside the models, by the content of each row.
+        checkpoint: whether the backward pass computes blocks again, for less memory (Chen et al.
+            2016).
 
     Raises:
         BadOptionError: an option out of range.
@@ -68,7 +141,24 @@ class PretrainedBottom(Bottom):
         norm: bool = True,
         rank: int = 0,
         alpha: float = 8.0,
+        tail: int = 0,
+        prompt: str = "",
+        words: str = "",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        keep: Literal["memory", "disk"] = "memory",
+        checkpoint: bool = False,
     ) -> None:
+        require_range("tail", tail, 0, 1 << 16)
+        for option, text in (("prompt", prompt), ("words", words)):
+            require(option, f"{len(text)} letters", "at most 1,000", len(text) <= _MOST_LETTERS)
+        require("words", words, "pool=last and layer=-1 beside it", not words or (
+            pool == "last" and layer == -1
+        ))  # fmt: skip
+        require_choice("precision", precision, ("float32", "bfloat16"))
+        require_choice("keep", keep, ("memory", "disk"))
+        require("keep", keep, "memory where adapters train", keep == "memory" or rank == 0)
+        self.tail, self.prompt, self.words = tail, prompt, words
+        self.precision, self.keep, self.checkpoint = precision, keep, checkpoint
         require_range("layer", layer, -1, 1024)
         require_choice("pool", pool, _POOLS)
         require_choice("part", part, _PARTS)
@@ -77,56 +167,158 @@ class PretrainedBottom(Bottom):
         self.name, self.layer, self.pool, self.part = name, layer, pool, part
         self.norm, self.rank, self.alpha = norm, rank, alpha
 
+    def columns(self, shape: Shape) -> int:
+        """Number of features of a row, which the linear layer takes.
+
+        Args:
+            shape: axes of one row without the rows axis.
+
+        Raises:
+            SpecError: this bottom cannot take rows of that shape.
+        """
+        return self._described(shape)[2]
+
     def build(self, shape: Shape, width: int) -> nn.Module:
-        folder = existing_model(self.name)
-        found = describe(folder, self.part)
-        require_range("layer", self.layer, -1, found.shape.layers)
+        found, question, made = self._described(shape)
         on_meta = torch.empty(0).is_meta
-        model = found.empty() if on_meta else load_pretrained(folder, self.part)
-        if isinstance(model, PictureEncoder):
-            picture_axes(shape, "pretrained")
-            steps, size = (model.shape.size // model.shape.patch) ** 2 + 1, 0
-        else:
-            steps = sequence_steps(shape, "pretrained")
-            size = model.shape.context
-            if steps > size and self.pool not in ("mean", "max"):
-                raise WidthError(
-                    f"pool '{self.pool}' takes rows of one window",
-                    got=f"{steps} tokens a row",
-                    want=f"at most {size} tokens, or pool=mean",
-                )
-        made = model.shape.width * (steps if self.pool == "tokens" else 1)
-        shift = int((folder / TOKENIZER).is_file())
+        model = found.empty() if on_meta else load_pretrained(found.folder, self._part)
+        model = checkpointed(model) if self.checkpoint else model  # type: ignore[assignment]
         features = Features(
             adapt(model, self.rank, self.alpha) if self.rank else model,  # type: ignore[arg-type]
             layer=None if self.layer < 0 else self.layer,
             pool=self.pool,
-            shift=shift,
+            shift=int((found.folder / TOKENIZER).is_file()),
             frozen=not self.rank,
+            question=question,
+            bfloat16=self.precision == "bfloat16",
+            on_disk=self.keep == "disk" and not on_meta,
         )
         norm = nn.LayerNorm(made, elementwise_affine=False) if self.norm else nn.Identity()
         return nn.Sequential(
             features, norm, nn.Identity() if made == width else nn.Linear(made, width)
         )
 
+    @property
+    def _part(self) -> Part:
+        return "whole" if self.words and self.part == "body" else self.part
+
+    def _described(self, shape: Shape) -> tuple[Described, Question, int]:
+        """The model before its weights are read, what it is asked, and the number of features."""
+        folder = existing_model(self.name)
+        found = describe(folder, self._part)
+        of = found.shape
+        require_range("layer", self.layer, -1, of.layers)
+        question = self._question(folder, of)
+        if isinstance(of, PictureShape):
+            picture_axes(shape, "pretrained")
+            steps = (of.size // of.patch) ** 2 + 1
+        else:
+            assert isinstance(of, DecoderShape | VectorShape), "of texts"
+            steps = question.steps(sequence_steps(shape, "pretrained"))
+            if steps > of.context and self.pool not in ("mean", "max"):
+                raise WidthError(
+                    f"pool '{self.pool}' takes rows of one window",
+                    got=f"{steps} tokens a row",
+                    want=f"at most {of.context} tokens, or pool=mean",
+                )
+        made = of.width * (steps if self.pool == "tokens" else 1)
+        return found, question, len(question.answers) or made
+
+    def _question(self, folder: Path, shape: BlockShape) -> Question:
+        """Prompt and answers as tokens.
+
+        Raises:
+            BadOptionError: an answer is no single token, or the model is no decoder.
+        """
+        if not (self.prompt or self.words):
+            return Question(self.tail)
+        option = "words" if self.words else "prompt"
+        require(option, type(shape).__name__, "a decoder's name", type(shape) is DecoderShape)
+        tokenizer = load_tokenizer(folder)
+
+        def tokens(text: str) -> list[int]:
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+        answers = []
+        for word in filter(None, self.words.split("-")):
+            ids = tokens(f" {word.strip()}")
+            if len(ids) != 1:
+                raise BadOptionError(
+                    "an answer is one token", where="option 'words'", got=word,
+                    want="words that the tokenizer has whole",
+                )  # fmt: skip
+            answers += ids
+        prompt = tokens(f"\n\n{self.prompt.strip()}") if self.prompt else []
+        return Question(self.tail, tuple(prompt), tuple(answers))
+
 
 class _Kept:
-    """A frozen model and features of rows it has seen; a copy of a bottom shares both."""
+    """A frozen model and features of rows it has seen; a copy of a bottom shares both.
 
-    def __init__(self, model: Pretrained) -> None:
+    Args:
+        model: the frozen model.
+        reading: what beside the model decides features; None keeps them in memory alone.
+    """
+
+    def __init__(self, model: Pretrained, reading: str | None = None) -> None:
         self.model = model.requires_grad_(requires_grad=False)
         self.features: dict[bytes, Tensor] = {}
         self.bytes = 0
         self.digest = _digest(model)
+        self._folder: Path | None = None
+        if reading is not None:
+            name = hashlib.sha256(self.digest + reading.encode()).hexdigest()[:32]
+            self._folder = models_folder() / _ON_DISK / name
+            with locked(self._folder, _PATIENCE_S):
+                path = self._folder / _ROWS
+                end = 0
+                for key, features, end in _records(path):  # noqa: B007
+                    self.add(key, features)
+                if path.is_file():  # what a killed process left half written
+                    os.truncate(path, end)
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Kept:
         return self
 
     def add(self, key: bytes, features: Tensor) -> None:
         size = features.numel() * features.element_size()
-        if self.bytes + size <= MOST_KEPT_BYTES:
+        if self.bytes + size <= MOST_KEPT_BYTES and key not in self.features:
             self.features[key] = features
             self.bytes += size
+
+    def add_new(self, computed: Mapping[bytes, Tensor]) -> None:
+        """Keep features of new rows, on disk too where that was asked."""
+        before = len(self.features)
+        for key, features in computed.items():
+            self.add(key, features.clone())
+        if self._folder is not None and len(self.features) > before:
+            with locked(self._folder, _PATIENCE_S):
+                handle = os.open(
+                    self._folder / _ROWS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE
+                )
+                with os.fdopen(handle, "ab") as file:
+                    file.write(b"".join(_record(*each) for each in computed.items()))
+
+
+def _record(key: bytes, features: Tensor) -> bytes:
+    """Key, numbers, and a check of both, so that a record that was cut off is not read."""
+    content = key + features.contiguous().numpy().astype("<f4").tobytes()
+    size = len(content).to_bytes(4, "little")
+    return size + content + hashlib.blake2b(content, digest_size=_CHECK_BYTES).digest()
+
+
+def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
+    """Whole records of a file, and where each ends; nothing behind a damaged one."""
+    content = path.read_bytes() if path.is_file() else b""
+    at = 0
+    while at + 4 <= len(content):
+        end = at + 4 + int.from_bytes(content[at : at + 4], "little")
+        record, check = content[at + 4 : end], content[end : end + _CHECK_BYTES]
+        if hashlib.blake2b(record, digest_size=_CHECK_BYTES).digest() != check:
+            return
+        numbers = np.frombuffer(record[_KEY_BYTES:], "<f4").astype(np.float32)
+        at = end + _CHECK_BYTES
+        yield record[:_KEY_BYTES], torch.from_numpy(numbers), at
 
 
 class Features(nn.Module):
@@ -138,14 +330,28 @@ class Features(nn.Module):
         pool: likewise.
         shift: what is added to a tokenizer's numbers in rows.
         frozen: whether the model is no part of this module's weights.
+        question: what is asked behind each text.
+        bfloat16: whether a frozen model computes in automatic mixed precision.
+        on_disk: whether features of a frozen model are kept on disk too.
     """
 
     def __init__(
-        self, model: Pretrained, *, layer: int | None, pool: Pool, shift: int, frozen: bool
+        self,
+        model: Pretrained,
+        *,
+        layer: int | None,
+        pool: Pool,
+        shift: int,
+        frozen: bool,
+        question: Question = Question(),
+        bfloat16: bool = False,
+        on_disk: bool = False,
     ) -> None:
         super().__init__()
         self._layer, self._pool, self._shift = layer, pool, shift
-        self._kept = _Kept(model) if frozen else None
+        self._question, self._bfloat16 = question, bfloat16
+        reading = repr((layer, pool, shift, question, bfloat16)) if on_disk else None
+        self._kept = _Kept(model, reading) if frozen else None
         self.model = None if frozen else model
         weights = sum(each.numel() for each in model.parameters())
         if frozen and next(model.parameters()).is_meta:
@@ -166,11 +372,11 @@ class Features(nn.Module):
         computed: dict[bytes, Tensor] = {}
         if new:
             model = kept.model.to(rows.device)
-            with torch.no_grad():
-                found = self._computed(model, rows[list(new.values())]).cpu()
+            kind = rows.device.type
+            with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=self._bfloat16):
+                found = self._computed(model, rows[list(new.values())]).float().cpu()
             computed = dict(zip(new, found.unbind(), strict=True))
-            for key, features in computed.items():
-                kept.add(key, features.clone())
+            kept.add_new(computed)
         made = [computed[key] if key in computed else kept.features[key] for key in keys]
         return torch.stack(made).to(rows.device)
 
@@ -202,7 +408,7 @@ class Features(nn.Module):
         most = model.shape.vocabulary - 1 + self._shift
         numbers = whole_numbers(rows, most, "pretrained", "tokens")
         real = numbers > 0 if self._shift else torch.ones_like(numbers, dtype=torch.bool)
-        tokens = (numbers - self._shift).clamp(min=0)
+        tokens, real = self._question.put((numbers - self._shift).clamp(min=0), real)
         window = model.shape.context
         hidden = torch.cat(
             [
@@ -211,7 +417,12 @@ class Features(nn.Module):
             ],
             1,
         )
-        return self._pooled(hidden, real.float())
+        pooled = self._pooled(hidden, real.float())
+        if answers := list(self._question.answers):
+            assert isinstance(model, Decoder), "the option is refused beside others"
+            bias = None if model.head.bias is None else model.head.bias[answers]
+            return F.linear(pooled, model.head.weight[answers], bias)
+        return pooled
 
     def _pooled(self, hidden: Tensor, real: Tensor) -> Tensor:
         """Axes (rows, tokens, width) and (rows, tokens) in, (rows, features) out."""

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from vfl.core.errors import BadOptionError, SpecError, WidthError
 from vfl.core.registry import MOST_WEIGHT, require, require_choice, require_range
 from vfl.models.base import MOST_NUMBERS, Bottom, Shape, Top, sequence_steps, whole_numbers
-from vfl.models.decoder import Decoder, DecoderShape, KeyValues
-from vfl.models.lora import LoRAEmbedding, adapt
+from vfl.models.decoder import Decoder, DecoderShape, KeyValues, checkpointed
+from vfl.models.lora import LoRAEmbedding, QuantisedEmbedding, adapt
 from vfl.models.pretrained import (
     TOKENIZER,
     describe,
+    embedding_rows,
     existing_model,
     load_pretrained,
     model_folder,
@@ -48,7 +49,9 @@ class _Parts:
         pretrained: name of a model on this machine (`vfl model list`); "none" starts anew.
         rank: of the low-rank adapters; 0 trains every weight.
         alpha: scale of the adapters.
-        bits: of frozen linear layers beside adapters: 32, 8, or 4 (Dettmers et al. 2023).
+        bits: of frozen layers beside adapters: 32, 8, or 4 (Dettmers et al. 2023).
+        checkpoint: whether the backward pass computes blocks again, for less memory (Chen et al.
+            2016).
 
     Raises:
         BadOptionError: an option out of range.
@@ -65,6 +68,7 @@ class _Parts:
         rank: int = 0,
         alpha: float = 8.0,
         bits: int = 32,
+        checkpoint: bool = False,
     ) -> None:
         require_choice("bits", str(bits), ("32", "8", "4"))
         require("rank", rank, "at least 1 where bits are 8 or 4", bits == 32 or rank > 0)
@@ -78,7 +82,7 @@ class _Parts:
         model_folder(pretrained)
         self._sizes = {"vocabulary": words, "width": tokens, "layers": layers, "heads": heads}
         self.front, self.pretrained, self.rank, self.alpha = front, pretrained, rank, alpha
-        self.bits = bits
+        self.bits, self.checkpoint = bits, checkpoint
 
     @cached_property
     def shape(self) -> DecoderShape:
@@ -95,7 +99,7 @@ class _Parts:
         folder = existing_model(self.pretrained)
         shape = describe(folder, "body").shape
         if isinstance(shape, DecoderShape) and (folder / TOKENIZER).is_file():
-            shape = replace(shape, vocabulary=shape.vocabulary + 1)  # see `with_padding`
+            shape = replace(shape, vocabulary=shape.vocabulary + 1)  # 0 is padding
         got = {name: getattr(shape, name, 0) for name in self._sizes}
         if type(shape) is not DecoderShape or got | given != got:
             raise SpecError(
@@ -110,19 +114,48 @@ class _Parts:
             )
         return shape
 
-    def decoder(self) -> Decoder:
-        """The whole, for one of its parts to be taken from."""
+    def decoder(self, first: int, last: int) -> Decoder:
+        """A decoder with the weights of blocks `first` to `last - 1` and of what belongs to them.
+
+        Embedding and positions belong to block 0, the final norm to the last one. Other weights of
+        a pretrained decoder are not read.
+        """
         on_meta = torch.empty(0).is_meta
         if self.pretrained == "none" or on_meta:
             return Decoder(self.shape)
-        model = load_pretrained(existing_model(self.pretrained), "body")
+
+        def wanted(name: str) -> bool:
+            kind, _, rest = name.partition(".")
+            if kind == "layers":
+                return first <= int(rest.partition(".")[0]) < last
+            return (
+                last == self.shape.layers if kind == "norm" else kind == "positions" and not first
+            )
+
+        model = load_pretrained(existing_model(self.pretrained), "body", wanted)
         assert isinstance(model, Decoder), "its shape is a decoder's"
-        if len(model.tokens.weight) < self.shape.vocabulary:
-            model.tokens = with_padding(model.tokens)
+        if first == 0:
+            model.tokens = self._words(model.shape.vocabulary)
         return model.train()
+
+    def _words(self, tokens: int) -> nn.Embedding:
+        """The pretrained embedding; with a tokenizer 0 is padding, and n + 1 the token n."""
+        words, width = self.shape.vocabulary, self.shape.width
+        quantised = QuantisedEmbedding(words, width) if self.bits != 32 else None
+        table = torch.zeros(0 if quantised else words, width)
+        start = words - tokens
+        for some in embedding_rows(existing_model(self.pretrained)):
+            if quantised:
+                quantised.write(start, some)
+            else:
+                table[start : start + len(some)] = some
+            start += len(some)
+        # Typed as what it stands in for: both give vectors of numbers.
+        return quantised or nn.Embedding(words, width, _weight=table)  # type: ignore[return-value]
 
     def begun(self, part: nn.Module) -> nn.Module:
         """The part as training finds it."""
+        part = checkpointed(part) if self.checkpoint else part
         return adapt(part, self.rank, self.alpha, self.bits) if self.rank else part
 
     def steps(self, width: int, name: str) -> int:
@@ -139,16 +172,6 @@ class _Parts:
                 want=f"a multiple of {self.shape.width}",
             )
         return steps
-
-
-def with_padding(tokens: nn.Embedding) -> nn.Embedding:
-    """Vectors of a tokenizer's tokens as rows number them: 0 is padding, n + 1 the token n."""
-    zero = tokens.weight.new_zeros(1, tokens.embedding_dim)
-    return nn.Embedding(
-        len(tokens.weight) + 1,
-        tokens.embedding_dim,
-        _weight=torch.cat([zero, tokens.weight.detach()]),
-    )
 
 
 class DecoderFront(_Parts, Bottom):
@@ -170,7 +193,7 @@ class DecoderFront(_Parts, Bottom):
                 got=f"width {width} for {words} words",
                 want=f"width {words * self.shape.width} or less",
             )
-        whole = self.decoder()
+        whole = self.decoder(0, self.front)
         positions = whole.positions if whole.shape.positions == "learned" else None
         scale = whole.shape.embedding_scale
         return self.begun(Front(whole.tokens, whole.layers[: self.front], steps, positions, scale))
@@ -195,7 +218,7 @@ class DecoderMiddle(_Parts, Bottom):
                 got=f"width {width}",
                 want=f"width {self.shape.width}",
             )
-        whole = self.decoder()
+        whole = self.decoder(self.front, self.shape.layers)
         return self.begun(Middle(whole.layers[self.front :], whole.norm, self.shape.width))
 
 
@@ -210,7 +233,7 @@ class DecoderTop(_Parts, Top):
 
     def build(self, width: int, outputs: int) -> nn.Module:
         self.steps(width, "decoder")
-        whole = self.decoder()
+        whole = self.decoder(self.front, self.shape.layers)
         middle = self.begun(Middle(whole.layers[self.front :], whole.norm, self.shape.width))
         return nn.Sequential(middle, nn.Linear(self.shape.width, outputs))
 

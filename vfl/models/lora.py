@@ -23,6 +23,7 @@ _NORMAL_FLOAT = (
     0.7229568362236023, 1.0,
 )  # fmt: skip
 _BLOCK = 64
+_WORDS = 4096
 
 
 class QuantisedLinear(nn.Module):
@@ -84,6 +85,63 @@ class QuantisedLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+class QuantisedEmbedding(nn.Module):
+    """E[x], E frozen with 8 bits a number and a float32 scale for every 64 numbers of a word.
+
+    A pass makes float32 of the words that it is asked for; a number takes 1.06 bytes.
+
+    Args:
+        words: of the table, zeros at first.
+        width: numbers of a word.
+
+    >>> words = QuantisedEmbedding(10, 64)
+    >>> sum(b.numel() * b.element_size() for b in words.buffers())  # 10 x (64 + 4)
+    680
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = words, width
+        blocks = -(-width // _BLOCK)
+        self.register_buffer("codes", torch.zeros(words, blocks * _BLOCK, dtype=torch.int8))
+        self.register_buffer("scales", torch.ones(words, blocks))
+
+    @classmethod
+    def of(cls, base: nn.Embedding) -> QuantisedEmbedding:
+        """An embedding's table, some words at a time, so that no second one stands beside it."""
+        found = cls(base.num_embeddings, base.embedding_dim).to(base.weight.device)
+        for start in range(0, base.num_embeddings, _WORDS):
+            found.write(start, base.weight.detach()[start : start + _WORDS])
+        return found
+
+    def write(self, start: int, vectors: Tensor) -> None:
+        """Set words from number `start` on; axes (words, width), float32."""
+        end = start + len(vectors)
+        padded = F.pad(vectors, (0, self.codes.shape[1] - self.embedding_dim))
+        blocks = padded.view(len(vectors), -1, _BLOCK)
+        largest = blocks.abs().amax(2)
+        scales = torch.where(largest > 0, largest, 1.0) / 127
+        self.codes[start:end] = (blocks / scales[..., None]).round().to(torch.int8).flatten(1)
+        self.scales[start:end] = scales
+
+    @property
+    def weight(self) -> Tensor:
+        """All words' vectors in float32, axes (words, tokens)."""
+        return self._restored(self.codes, self.scales)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Axes (...) in, (..., tokens) out."""
+        return self._restored(self.codes[numbers], self.scales[numbers])
+
+    def _restored(self, codes: Tensor, scales: Tensor) -> Tensor:
+        blocks = codes.view(*codes.shape[:-1], -1, _BLOCK).to(scales.dtype) * scales[..., None]
+        found: Tensor = blocks.flatten(-2)[..., : self.embedding_dim]
+        return found
+
+
 class LoRALinear(nn.Module):
     """W x + b + (alpha / rank) B A x, W and b frozen (Hu et al. 2022, eq 3).
 
@@ -138,6 +196,7 @@ class LoRAEmbedding(nn.Module):
         base: the frozen embedding.
         rank: columns of A and rows of B.
         alpha: the scale of what is learned.
+        bits: of the frozen vectors; 32 keeps them as they are, and 8 or 4 gives them 8.
 
     >>> words = LoRAEmbedding(nn.Embedding(10, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in words.parameters() if p.requires_grad)  # 2 * (10 + 6)
@@ -147,15 +206,22 @@ class LoRAEmbedding(nn.Module):
         BadOptionError: a rank below 1 or above what the embedding has.
     """
 
-    def __init__(self, base: nn.Embedding, rank: int, alpha: float) -> None:
+    def __init__(
+        self, base: nn.Embedding | QuantisedEmbedding, rank: int, alpha: float, bits: int = 32
+    ) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = base.num_embeddings, base.embedding_dim
         require_range("rank", rank, 1, min(base.num_embeddings, base.embedding_dim))
         require_range("alpha", alpha, 0, MOST_WEIGHT)
-        self.base = base.requires_grad_(requires_grad=False)
+        require_choice("bits", str(bits), ("32", "8", "4"))
+        base.requires_grad_(requires_grad=False)
+        if bits != 32 and isinstance(base, nn.Embedding):
+            base = QuantisedEmbedding.of(base)
+        self.base = base
         self.scale = alpha / rank
-        self.a = nn.Parameter(base.weight.new_zeros(base.num_embeddings, rank))
-        self.b = nn.Parameter(base.weight.new_empty(rank, base.embedding_dim).normal_())
+        of = base.scales if isinstance(base, QuantisedEmbedding) else base.weight
+        self.a = nn.Parameter(of.new_zeros(base.num_embeddings, rank))
+        self.b = nn.Parameter(of.new_empty(rank, base.embedding_dim).normal_())
 
     @property
     def weight(self) -> Tensor:
@@ -175,7 +241,8 @@ def adapt(module: nn.Module, rank: int, alpha: float, bits: int = 32) -> nn.Modu
         module: changed in place.
         rank: of the adapters.
         alpha: their scale.
-        bits: of the linear layers' frozen weights, 4, 8 or 32; embeddings keep theirs.
+        bits: of the frozen weights, 4, 8 or 32; with 4 or 8 embeddings have 8, of which a pass
+            restores no more than the words it is asked for.
 
     >>> layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), 1, 1.0)
     >>> [name for name, each in layers.named_parameters() if each.requires_grad]
@@ -186,6 +253,6 @@ def adapt(module: nn.Module, rank: int, alpha: float, bits: int = 32) -> nn.Modu
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(parent, name, LoRALinear(child, rank, alpha, bits))
-            elif isinstance(child, nn.Embedding):
-                setattr(parent, name, LoRAEmbedding(child, rank, alpha))
+            elif isinstance(child, nn.Embedding | QuantisedEmbedding):
+                setattr(parent, name, LoRAEmbedding(child, rank, alpha, bits))
     return module

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -136,7 +136,9 @@ def describe(folder: Path, part: Part = "whole") -> Described:
     )
 
 
-def load_pretrained(folder: Path, part: Part = "whole") -> Pretrained:
+def load_pretrained(
+    folder: Path, part: Part = "whole", wanted: Callable[[str], bool] | None = None
+) -> Pretrained:
     """The model of a folder, in evaluation and in float32.
 
     Families of `vfl.models.layouts` are read. A setting that changes what is computed, and that
@@ -146,6 +148,8 @@ def load_pretrained(folder: Path, part: Part = "whole") -> Pretrained:
         folder: in the Hugging Face layout.
         part: "whole" has the head for tokens or classes; "body" leaves it out, and weights of any
             head may lie in the folder; "text" and "vision" are the body of one tower of CLIP.
+        wanted: says of a weight's name whether it is read; the others stay on torch's meta device,
+            so that a party holds its own part alone. None reads all.
 
     Raises:
         MissingDataError: a file is not there.
@@ -158,21 +162,41 @@ def load_pretrained(folder: Path, part: Part = "whole") -> Pretrained:
         state = {
             key: _weight(key, shape, found.names, weights)
             for key in model.state_dict()
-            if not (tied and key == "head.weight")
+            if not (tied and key == "head.weight") and (wanted is None or wanted(key))
         }
-        if tied:
+        if tied and "tokens.weight" in state:
             state["head.weight"] = state["tokens.weight"]
-        model.load_state_dict(state, assign=True)
+        model.load_state_dict(state, assign=True, strict=wanted is None)
     if tied:
         assert isinstance(model, Decoder), "others have no head of tokens"
         model.head.weight = model.tokens.weight
-    if left := weights.left(found.unused):
+    if wanted is None and (left := weights.left(found.unused)):
         got = f"{len(left)} weights besides, such as {left[0]}"
         raise _refused(folder, got, f"those of {found.family}")
-    for name, weight in model.state_dict().items():
+    for name, weight in state.items():
         if not weight.isfinite().all():
             raise _refused(folder / WEIGHTS, f"NaN or infinity in '{name}'", "finite weights")
     return model.eval()
+
+
+def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Iterator[Tensor]:
+    """Vectors of a model's tokens in order, some at a time, so that no process holds them all.
+
+    Args:
+        folder: as of `load_pretrained`.
+        part: likewise.
+        rows: of a piece; axes (rows, width), float32.
+
+    Raises:
+        MissingDataError, DataError: see `load_pretrained`.
+    """
+    found = describe(folder, part)
+    with _refusing(folder, found.family):
+        name = f"{found.names.of('tokens')[0]}.weight" if found.names else "tokens.weight"
+        for some in found.weights.pieces(name, rows):
+            if not some.isfinite().all():
+                raise _refused(folder / WEIGHTS, f"NaN or infinity in '{name}'", "finite weights")
+            yield some
 
 
 @contextmanager
@@ -359,6 +383,13 @@ class Weights:
         opened, whole = self._files.pop(name)
         found: Tensor = opened.get_tensor(whole).float()
         return found
+
+    def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
+        """A weight in float32, some of its first axis at a time, once."""
+        opened, whole = self._files.pop(name)
+        stored = opened.get_slice(whole)
+        for start in range(0, stored.get_shape()[0], rows):
+            yield stored[start : start + rows].float()
 
     def take_of(self, module: str, kind: str) -> Tensor:
         """A module's weight or bias; "gamma" and "beta" of older files, or the name alone.

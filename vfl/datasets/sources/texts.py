@@ -6,6 +6,7 @@ of articles by their first sentences.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tarfile
 import zlib
@@ -19,9 +20,10 @@ import pandas as pd
 from vfl.core.errors import BadOptionError, DataError
 from vfl.datasets.sources.base import Bundled, DataSource, Request, first_rows, interleaved
 from vfl.datasets.sources.files import data_folder, existing_file
-from vfl.models.pretrained import existing_model, load_tokenizer
+from vfl.models.pretrained import TOKENIZER, existing_model, load_tokenizer
 
 PADDING, UNKNOWN = 0, 1
+TEXT_LENGTH = 256
 VOCABULARY = 20_000
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
@@ -140,6 +142,17 @@ class Tokens:
         for row, tokens in enumerate(self.tokens):
             result[row, : len(tokens)] = np.asarray(tokens) + 1
         return result
+
+
+def tokenizer_digest(name: str) -> str:
+    """SHA-256 of the tokenizer of a model on this machine.
+
+    Raises:
+        MissingDataError: the model is not there, or has no tokenizer.
+    """
+    folder = existing_model(name)
+    path = existing_file(folder / TOKENIZER, want=f"the tokenizer of the model '{name}'")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class ReviewPolarity(DataSource):

@@ -510,6 +510,8 @@ def table_format(own: TableSettings) -> TableFormat:
         bins=own.bins,
         skip_lines=own.skip_lines,
         numbers=own.numbers or {},
+        tokenizer=own.tokenizer,
+        length=own.length,
     )
 
 
