@@ -148,7 +148,9 @@ def test_used_material_never_returns_whoever_was_killed_after_taking_it(project,
     """Killed before a word: the material is marked, so neither end uses its half again."""
     user = project.user()
     user.deal(len(PROMPT), 2)
-    party = user if taker == "user" else llm.Owner(project.file("owner"), project.model, print)
+    party = (
+        user if taker == "user" else llm.Owner(project.file("owner"), lambda: project.model, print)
+    )
     setup = user.setup()["setup"]
     (name,) = user.store(setup).names()
     party.store(setup).take(name)
@@ -164,7 +166,7 @@ def test_damaged_material_is_given_up_and_the_next_is_taken(parties, party):
     project = parties("owner", "dealer")
     user = project.user()
     user.deal(len(PROMPT), 2, questions=2)
-    first = min((project.folder / party / "store").glob("material-*/*.safetensors"))
+    first = min((project.folder / party / "store").glob("material-*/*.material"))
     whole = bytearray(first.read_bytes())
     whole[-5] ^= 1
     first.write_bytes(whole)
@@ -408,7 +410,7 @@ def test_text_and_weights_are_on_no_wire_in_no_other_folder_and_in_no_log(partie
 def test_a_model_of_another_shape_and_a_missing_key_are_found_at_the_start(parties):
     project = parties()
     with pytest.raises(ConfigError, match="another shape"):
-        llm.Owner(project.file("owner"), small_model(layers=2), print)
+        llm.Owner(project.file("owner"), lambda: small_model(layers=2), print)
     (project.folder / "dealer" / "peers" / "owner.pub").unlink()
     with pytest.raises(MissingDataError):
         llm.Dealer(project.file("dealer"), print)

@@ -247,7 +247,7 @@ def test_a_dealing_that_was_cut_off_is_not_asked_with(tmp_path: Path):
     with private(model, folder=tmp_path) as hidden:
         hidden.deal(2, 1)
         (name,) = hidden.left(2, 1)
-        (tmp_path / "P1" / f"{name}.safetensors").unlink()
+        (tmp_path / "P1" / f"{name}.material").unlink()
         assert hidden.left(2, 1) == []
         assert hidden.generate([1, 2], 1) == model.generate([1, 2], 1)
 

@@ -347,7 +347,7 @@ def test_material_is_used_once_also_after_a_restart(tmp_path):
     for name in ("c", "../P1/b"):
         with pytest.raises(ReusedPadError, match="never dealt"):
             store.take(name)
-    assert len(MaterialStore(tmp_path / "P1", "P1", "model").take("b")) == 2
+    assert len(list(MaterialStore(tmp_path / "P1", "P1", "model").take("b"))) == 2
 
 
 def test_material_whose_taker_was_killed_stays_used(tmp_path, monkeypatch):
@@ -364,7 +364,7 @@ def test_material_whose_taker_was_killed_stays_used(tmp_path, monkeypatch):
     assert again.names() == []
     with pytest.raises(ReusedPadError):
         again.take("a")
-    assert not list(tmp_path.glob("*.safetensors"))
+    assert not list(tmp_path.glob("*.material"))
 
 
 def test_material_is_private_and_of_its_weights(tmp_path):

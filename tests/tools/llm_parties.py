@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -70,7 +71,7 @@ class LlmParties:
         for name in names:
             say, file = self.said[name].append, self.file(name, **changes)
             if name == "owner":
-                party = Owner(file, load_pretrained(file.beside(file.model)), say)
+                party = Owner(file, partial(load_pretrained, file.beside(file.model)), say)
             else:
                 party = Dealer(file, say)
             over = threading.Event()

@@ -23,12 +23,11 @@ import re
 import struct
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vfl.core.errors import RunFolderError, StorageError
 from vfl.core.version import VERSION
@@ -282,23 +281,34 @@ def prepared(
     Raises:
         StorageError: the disk is full, or the folder takes no files.
     """
+    with _replacing(path, mode) as file:
+        with writing(path):
+            file.writelines(pieces)
+            _flush(file, durable=durable)
+        yield
+
+
+@contextmanager
+def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
+    """A new file beside another, which it replaces where the block ends well."""
     with writing(path):
         private_folder(path.parent)
         handle, aside = _aside(path)
     try:
         with os.fdopen(handle, "wb") as file:
+            yield file
             with writing(path):
-                file.writelines(pieces)
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
                 os.chmod(aside, mode)
-            yield
-            with writing(path):
                 os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+
+
+def _flush(file: BinaryIO, *, durable: bool = True) -> None:
+    file.flush()
+    if durable:
+        os.fsync(file.fileno())
 
 
 def _aside(path: Path) -> tuple[int, str]:
@@ -387,18 +397,31 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 def write_sealed(path: Path, payload: Iterable[bytes], seal: Seal) -> None:
     """Replace a file by a sealed container, atomically; its payload comes in pieces."""
+    with sealing(path, seal) as put:
+        for piece in payload:
+            put(piece)
+
+
+@contextmanager
+def sealing(path: Path, seal: Seal) -> Iterator[Callable[[bytes], None]]:
+    """`write_sealed` for a payload that is made inside the block, which hands over its pieces."""
     header = json.dumps(stamp() | asdict(seal)).encode()
     # Numbers that are mapped from the file begin at a multiple of their size.
     header += b" " * (-(len(_MAGIC) + _LENGTH.size + len(header)) % _ALIGNED_BYTES)
 
-    def pieces() -> Iterator[bytes]:
-        digest = hashlib.sha256()
-        for piece in chain([_MAGIC, _LENGTH.pack(len(header)), header], payload):
-            digest.update(piece)
-            yield piece
-        yield digest.digest()
+    digest = hashlib.sha256()
+    with _replacing(path) as file:
 
-    write_pieces(path, pieces())
+        def put(piece: bytes) -> None:
+            digest.update(piece)
+            with writing(path):
+                file.write(piece)
+
+        put(b"".join([_MAGIC, _LENGTH.pack(len(header)), header]))
+        yield put
+        with writing(path):
+            file.write(digest.digest())
+            _flush(file)
 
 
 def read_sealed(path: Path, seal: Seal) -> bytes:

@@ -293,7 +293,8 @@ def _owner(file: LlmFile) -> Owner:
     from vfl.llm.parties import Owner
     from vfl.llm.project import private_model
 
-    return Owner(file, private_model(file.beside(file.model or "model")), say)
+    folder = file.beside(file.model or "model")
+    return Owner(file, lambda: private_model(folder), say)
 
 
 def _file(folder: Path, *parties: str) -> LlmFile:

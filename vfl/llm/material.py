@@ -6,19 +6,30 @@ the disk, before its content is given to anybody, and its content is removed.
 
 from __future__ import annotations
 
+import math
+import mmap
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from vfl.config.toml import Settings
 from vfl.core.errors import ReusedPadError, RunFolderError
-from vfl.core.storage import Seal, load_weights, private_folder, save_weights, sync_folder
+from vfl.core.storage import Seal, checked_span, private_folder, sealing, sync_folder
 from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[a-z0-9-]{1,80}")
-_LEFT = ".safetensors"
+_LEFT = ".material"
+#: Of a tensor: number of its type, and of its axes; then their lengths.
+_HEAD, _AXIS = struct.Struct("<BB"), struct.Struct("<I")
+_TYPES = (torch.int64, torch.int32, torch.float64)
+#: Read at a time before its pages are given back; a multiple of any page's size.
+_DROPPED_BYTES = 1 << 22
 
 
 class Used(Settings):
@@ -54,8 +65,15 @@ class MaterialStore(Spending[Used]):
         self._material = Seal("offline material", party, setup)
         private_folder(folder)
 
-    def put(self, name: str, material: Sequence[Tensor]) -> None:
-        """Keep what one offline phase gave.
+    def put(self, name: str, material: Iterable[Tensor]) -> None:
+        """Keep what one offline phase gave; see `putting`."""
+        with self.putting(name) as keep:
+            for tensor in material:
+                keep(tensor)
+
+    @contextmanager
+    def putting(self, name: str) -> Iterator[Callable[[Tensor], None]]:
+        """Keep what an offline phase gives inside the block, on the disk as it comes.
 
         Raises:
             ReusedPadError: that name was dealt before.
@@ -63,11 +81,11 @@ class MaterialStore(Spending[Used]):
         with self.locked():
             if self._left(name).exists() or self._path(name).exists():
                 raise self._gone(name, "dealt before")
-            tensors = {f"{index:06d}": each for index, each in enumerate(material)}
-            save_weights(self._left(name), tensors, self._material)
+        with sealing(self._left(name), self._material) as put:
+            yield lambda tensor: put(_as_bytes(tensor))
 
-    def take(self, name: str) -> list[Tensor]:
-        """The material of a question, which is from now on used.
+    def take(self, name: str) -> Iterator[Tensor]:
+        """The material of a question, which is from now on used; each tensor is read in its turn.
 
         Raises:
             ReusedPadError: it was used before, or never dealt.
@@ -81,13 +99,15 @@ class MaterialStore(Spending[Used]):
             if not self._left(name).exists():
                 raise self._gone(name, "never dealt")
             try:
-                found = load_weights(self._left(name), self._material)
+                span = checked_span(self._left(name), self._material)
             except RunFolderError as damage:
                 self._use(name)  # it would stand for ever before what is whole
                 damage.fix = "ask again: this material is given up, and other is taken"
                 raise
-            self._use(name)
-        return [found[each] for each in sorted(found)]
+            with self._left(name).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._use(name)  # it has no name any more, and is gone with this process
+        return _tensors(mapped, span)
 
     def names(self) -> list[str]:
         """Questions that can still be asked, in order of their names."""
@@ -119,3 +139,32 @@ class MaterialStore(Spending[Used]):
             want="material that was dealt and not used",
             fix="deal again; masks that two questions share give away their difference",
         )
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    """A tensor as a file has it; whole numbers of 32 bits as such."""
+    array = tensor.contiguous().numpy()
+    if array.dtype == np.int64 and array.size:
+        least, most = int(array.min()), int(array.max())
+        if least >= -(2**31) and most < 2**31:
+            array = array.astype(np.int32)
+    number = _TYPES.index(torch.from_numpy(array).dtype)
+    axes = b"".join(map(_AXIS.pack, array.shape))
+    return _HEAD.pack(number, array.ndim) + axes + array.tobytes()
+
+
+def _tensors(file: mmap.mmap, span: range) -> Iterator[Tensor]:
+    """The tensors of a checked file, one after the other; what was read leaves memory."""
+    file.seek(span.start)
+    left = 0
+    while file.tell() < span.stop:
+        number, axes = _HEAD.unpack(file.read(_HEAD.size))
+        shape = [_AXIS.unpack(file.read(_AXIS.size))[0] for _ in range(axes)]
+        kind = _TYPES[number]
+        raw = bytearray(file.read(math.prod(shape) * kind.itemsize))
+        found = torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
+        if file.tell() - left >= _DROPPED_BYTES:
+            file.madvise(mmap.MADV_DONTNEED, left, _DROPPED_BYTES)
+            left += _DROPPED_BYTES
+        found = found.reshape(shape)
+        yield found.long() if kind == torch.int32 else found

@@ -502,7 +502,7 @@ class Party:
         dealer.send_talk(plan)
         return {**wires, "dealer": dealer}
 
-    def take(self, wires: Mapping[LlmParty, Wire], plan: Talk) -> tuple[Role, list[Tensor]]:
+    def take(self, wires: Mapping[LlmParty, Wire], plan: Talk) -> tuple[Role, Iterator[Tensor]]:
         """Meet who takes part in a question, and take its material, which is from now on used.
 
         A dealer that counts has marked it as used, too, before this returns.
@@ -597,10 +597,17 @@ class Party:
 
 
 class Owner(Party):
-    """The model owner: has the weights, answers, and consents to so much and no more."""
+    """The model owner: has the weights, answers, and consents to so much and no more.
 
-    def __init__(self, file: LlmFile, model: Decoder | Encoder, say: Say) -> None:
+    Args:
+        file: the party's own.
+        load: gives the model, once here and once for a sharing; in between none is in memory.
+        say: see `Party`.
+    """
+
+    def __init__(self, file: LlmFile, load: Callable[[], Decoder | Encoder], say: Say) -> None:
         super().__init__(file, say)
+        model = load()
         if model.shape != self.shape:
             raise ConfigError(
                 "the model has another shape than the terms",
@@ -608,7 +615,7 @@ class Owner(Party):
                 got=repr(model.shape),
                 want=repr(self.shape),
             )
-        self._model = model
+        self._load = load
         self.digest = weights_digest(model.state_dict())
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
@@ -621,6 +628,21 @@ class Owner(Party):
             self._deal(wire, asked)
         else:
             self._answer(wire, asked, account)
+
+    def _model(self) -> Decoder | Encoder:
+        """The weights whose digest the questions are counted by.
+
+        Raises:
+            ConfigError: the folder's weights were replaced since this party began.
+        """
+        model = self._load()
+        if weights_digest(model.state_dict()) != self.digest:
+            raise ConfigError(
+                "the model's weights have changed since this command began",
+                where=self.file.model,
+                fix="end vfl llm serve, and start it anew",
+            )
+        return model
 
     def _known(self) -> str:
         """The sharing of these very weights; "" if there is none."""
@@ -653,11 +675,12 @@ class Owner(Party):
 
     def _play(self, wire: Wire, dealer: Wire, plan: Talk, account: Account) -> None:
         role = self.meet({"user": wire, "dealer": dealer}, plan.session)
-        layers = self.shared(role, plan, account, self._model)
+        layers = self.shared(role, plan, account, self._model() if plan.fresh else None)
         store = self.store(plan.setup)
         account.phase = "offline"
         for name in plan.names:
-            store.put(name, role.prepare(_program(layers, _blank(plan), plan.count)))
+            with store.putting(name) as keep:
+                role.prepare(_program(layers, _blank(plan), plan.count), keep)
             wire.receive_talk(Kind.DONE)  # it has its half
         dealer.receive_talk(Kind.DONE)
         wire.send_talk(plan.model_copy(update={"spent": account.of(_ELSEWHERE)}), Kind.DONE)
@@ -810,7 +833,8 @@ class User(Party):
             store, account.phase = self.store(plan.setup), "offline"
             began = time.monotonic()
             for done, name in enumerate(plan.names, 1):
-                store.put(name, role.prepare(_program(layers, _blank(plan), count)))
+                with store.putting(name) as keep:
+                    role.prepare(_program(layers, _blank(plan), count), keep)
                 owner.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
                 self.say(f"dealt {done} of {len(plan.names)} questions")
             dealer.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)

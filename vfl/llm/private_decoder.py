@@ -14,6 +14,7 @@ import math
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -592,9 +593,11 @@ class PrivateTransformer(Generic[_Model]):
 
         def prepare(party: Role) -> None:
             layers = self._layers[party.role]
-            material = party.prepare(lambda party: program(layers, party))
-            if party.role != P2:
-                self._stores[party.role].put(name, material)
+            with ExitStack() as held:
+                keep = None
+                if party.role != P2:
+                    keep = held.enter_context(self._stores[party.role].putting(name))
+                party.prepare(lambda party: program(layers, party), keep)
 
         self.parties.run(prepare)
 

@@ -26,7 +26,7 @@ Bits below are payloads, online; n elements, a ring of s bits.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -233,7 +233,7 @@ class Role(Engine):
         form: the same at all three.
 
     Attributes:
-        material: what the offline phase gathers, or what the online phase has left to read.
+        material: what the online phase has left to read.
         watch: called with the values that this party sees and their layer, and with what is opened
             to it in thesis mode; for who measures leakage.
     """
@@ -244,9 +244,10 @@ class Role(Engine):
     def __init__(self, role: int, links: Mapping[int, Link], form: Form) -> None:
         super().__init__(role, links, len(HOLDERS), asdict(form))
         self.form = form
-        self.material: list[Tensor] = []
+        self.material: Iterator[Tensor] = iter(())
+        self._keep_one: Callable[[Tensor], None] = lambda tensor: None
         self._phase = "setup"
-        self._read = self._asked = 0
+        self._asked = 0
 
     def next_number(self) -> int:
         """Online P2 does not count, and nobody draws a pad: operations there have own numbers."""
@@ -260,14 +261,22 @@ class Role(Engine):
         """Whether material is gathered."""
         return self._phase == "offline"
 
-    def prepare(self, program: Callable[[Role], object]) -> list[Tensor]:
-        """The offline phase of a program; the material it leaves this party, none at P2."""
-        self._phase, self.material = "offline", []
+    def prepare(
+        self, program: Callable[[Role], object], keep: Callable[[Tensor], None] | None = None
+    ) -> list[Tensor]:
+        """The offline phase of a program; the material it leaves this party, none at P2.
+
+        Args:
+            program: what all parties run.
+            keep: is handed the material as it comes, which then is not gathered here.
+        """
+        material: list[Tensor] = []
+        self._phase, self._keep_one = "offline", keep or material.append
         program(self)
-        material, self.material, self._phase = self.material, [], "setup"
+        self._phase, self._keep_one = "setup", lambda tensor: None
         return material
 
-    def answer(self, program: Callable[[Role], object], material: Sequence[Tensor]) -> object:
+    def answer(self, program: Callable[[Role], object], material: Iterable[Tensor]) -> object:
         """The online phase of a program, at P0 and P1; what the program gives.
 
         Args:
@@ -277,11 +286,11 @@ class Role(Engine):
         Raises:
             ReusedPadError: the material is of another program.
         """
-        self._phase, self.material, self._read = "online", list(material), 0
+        self._phase, self.material = "online", iter(material)
         found = program(self)
-        if self._read != len(self.material):
+        if next(self.material, None) is not None:
             raise _other_material()
-        self.material, self._phase = [], "setup"
+        self._phase = "setup"
         return found
 
     def constant(
@@ -766,7 +775,7 @@ class Role(Engine):
         else:
             flag = bool(self.channels[P1].receive_bytes(number, 1)[0])
         if not flag:
-            self._read = len(self.material)
+            self.material = iter(())
         return flag
 
     def _show(self, shared: Shared, kind: str, number: int, shown: int | None) -> Tensor:
@@ -866,13 +875,14 @@ class Role(Engine):
         return self._receive(P2, number, *((shape, numbers.bits) for shape in shapes))
 
     def _keep(self, *tensors: Tensor) -> None:
-        self.material += tensors
+        for tensor in tensors:
+            self._keep_one(tensor)
 
     def _take(self) -> Tensor:
-        if self._read >= len(self.material):
+        found = next(self.material, None)
+        if found is None:
             raise _other_material()
-        self._read += 1
-        return self.material[self._read - 1]
+        return found
 
     def _kept(self, draw: Callable[[], Tensor]) -> Tensor:
         """What is drawn offline and read online."""
