@@ -1,4 +1,4 @@
-"""What several cuts in flight gain over a slow link, and what they cost.
+"""What several cuts in flight, or local steps, gain over a slow link, and what they cost.
 
 Label party and feature parties are processes of their own, with slow lines between them
 (`benchmarks.emulation`), or one process that computes what the lines take. Every depth starts from
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 from benchmarks import harness
@@ -24,6 +24,7 @@ from vfl.config.experiment import LabelSettings, PartySettings, TrainSettings
 from vfl.config.toml import Settings
 from vfl.core.errors import ConfigError
 from vfl.core.seeds import Secret
+from vfl.core.traffic import Ledger
 from vfl.datasets import Dealing, PartyData, load_bundled
 from vfl.experiments.plan import check_specs
 from vfl.session import Exchange, Terms
@@ -32,6 +33,7 @@ from vfl.session.label import LabelParty, Objective, Records
 from vfl.session.schedule import queries, steps_per_epoch, training
 from vfl.training.local import LocalSession
 from vfl.transport import HubLink, TcpLink, local_pair
+from vfl.transport.link import Observed
 
 TESTS_AN_EPOCH = 4
 
@@ -58,12 +60,14 @@ class Mark(Settings):
     Attributes:
         exchanges: batches trained.
         seconds: time of training so far, at the label party; tests do not count.
+        bytes: of training so far, both ways, all parties.
         accuracy: share of the test rows that are classified right.
     """
 
     exchanges: int
     seconds: float
     accuracy: float
+    bytes: int = 0
 
 
 class Marks(Settings):
@@ -78,8 +82,10 @@ class WanRow:
 
     Attributes:
         in_flight: cuts that awaited their gradients at once.
+        local_steps: steps of every party for one exchange.
         exchanges_per_second: over the whole training.
-        exchanges, seconds: training until the accuracy was first reached at a test; None if never.
+        exchanges, seconds, bytes: training until the accuracy was first reached at a test; None if
+            never.
         final_accuracy: at the last test.
         best_accuracy: at the best test.
         speedup: how much sooner the accuracy was reached than in the first row.
@@ -87,9 +93,11 @@ class WanRow:
     """
 
     in_flight: int
+    local_steps: int
     exchanges_per_second: float
     exchanges: int | None
     seconds: float | None
+    bytes: int | None
     final_accuracy: float
     best_accuracy: float
     speedup: float | None
@@ -122,6 +130,8 @@ def bench_wan(
     wan: Wan = Wan(80, 40),  # noqa: B008 (it does not change)
     until: float = 0.97,
     *,
+    local_steps: Sequence[int] = (1,),
+    local_angle: float = 0.0,
     source: str = "mnist",
     codec: str = "none",
     batch_size: int = 64,
@@ -132,12 +142,14 @@ def bench_wan(
     tests: int = TESTS_AN_EPOCH,
     rows: int | None = None,
 ) -> list[WanRow]:
-    """Train over a slow link: seconds and exchanges to an accuracy, by cuts in flight.
+    """Train over a slow link: seconds, exchanges and bytes to an accuracy.
 
     Args:
         in_flight: values of train.in_flight, the one that others are compared with first.
         wan: every party's line.
         until: test accuracy that is waited for, 0 to 1.
+        local_steps: values of train.local_steps, each with every depth that it goes with.
+        local_angle: train.local_angle of those above 1.
         source: pictures to cut in half.
         codec: of the cuts.
         batch_size: rows of one exchange.
@@ -158,21 +170,29 @@ def bench_wan(
         raise ConfigError("nothing to measure", want="a line with a bandwidth or a delay")
     experiment = wan_experiment(source, codec, batch_size, learning_rate, epochs, seed)
     check_specs(experiment)
-    asked = [with_overrides(experiment, [f"train.in_flight={depth}"]) for depth in in_flight]
+    asked = []
+    for depth, steps in product(in_flight, local_steps):
+        angle = [f"train.local_angle={local_angle}"] if steps > 1 else []
+        if min(depth, steps) == 1:
+            how = [f"train.in_flight={depth}", f"train.local_steps={steps}", *angle]
+            asked.append(with_overrides(experiment, how))
     kind = choose(network)
     found: list[WanRow] = []
-    for depth, each in zip(in_flight, asked, strict=True):
-        harness.say(f"{depth} in flight, {wan}, {kind}")
+    for each in asked:
+        train = each.train
+        harness.say(f"{train.in_flight} in flight, {train.local_steps} local, {wan}, {kind}")
         job = WanJob(party=each.label.party, experiment=each, tests=tests, rows=rows)
         marks = _compute(job, wan) if kind == "model" else _train(job, wan, kind)
-        found.append(_row(depth, marks, until, found[0].seconds if found else None))
+        found.append(_row(train, marks, until, found[0].seconds if found else None))
     return found
 
 
 TABLE = harness.table(
     ("in flight", ">9", "in_flight"),
+    ("local", ">7", "local_steps"),
     ("exchanges/s", ">13.1f", "exchanges_per_second"),
     ("exchanges", ">11", lambda row: row.exchanges or "never"),
+    ("MB", ">9.2f", lambda row: None if row.bytes is None else row.bytes / 1e6),
     ("seconds", ">9.1f", "seconds"),
     ("sooner", ">8.1f", "speedup"),
     ("best", ">9.4f", "best_accuracy"),
@@ -196,14 +216,18 @@ def _train(job: WanJob, wan: Wan, kind: str) -> Sequence[Mark]:
         return of_label.marks
 
 
-def _row(depth: int, marks: Sequence[Mark], until: float, first_seconds: float | None) -> WanRow:
+def _row(
+    train: TrainSettings, marks: Sequence[Mark], until: float, first_seconds: float | None
+) -> WanRow:
     reached = next((mark for mark in marks if mark.accuracy >= until), None)
     seconds = reached.seconds if reached else None
     return WanRow(
-        in_flight=depth,
+        in_flight=train.in_flight,
+        local_steps=train.local_steps,
         exchanges_per_second=marks[-1].exchanges / marks[-1].seconds,
         exchanges=reached.exchanges if reached else None,
         seconds=seconds,
+        bytes=reached.bytes if reached else None,
         final_accuracy=marks[-1].accuracy,
         best_accuracy=max(mark.accuracy for mark in marks),
         speedup=first_seconds / seconds if first_seconds and seconds else None,
@@ -224,7 +248,7 @@ def short_epochs(terms: Terms, data: PartyData, tests: int) -> Iterator[Exchange
     for exchange in training(terms.seed, train.epochs, train.batch_size, split.train, none, none):
         done += 1
         last = exchange.last or done == part_steps
-        yield Exchange(step, "train", part, exchange.rows, last)
+        yield Exchange(step, "train", part, exchange.rows, last, trained=exchange.trained)
         step += 1
         if last:
             asked = queries(split.test)
@@ -281,27 +305,37 @@ def modelled(setup: Setup) -> Marks:
                     seconds += model.now(label) - began
 
     def mark(record: dict[str, Any]) -> None:
-        accuracy = record["test_accuracy"]
-        marks.append(Mark(exchanges=record["steps"], seconds=seconds, accuracy=accuracy))
+        accuracy, sent = record["test_accuracy"], _trained_bytes(session.ledger)
+        made = Mark(exchanges=record["steps"], seconds=seconds, accuracy=accuracy, bytes=sent)
+        marks.append(made)
 
-    LocalSession(
+    session = LocalSession(
         setup.job.experiment,
         setup.parties,
         outputs=setup.outputs,
         connect=lambda party: model.between(label, party, local_pair()),
         on_epoch=mark,
-    ).go_on(None, schedule())
+    )
+    session.go_on(None, schedule())
     return Marks(marks=tuple(marks))
+
+
+def _trained_bytes(ledger: Ledger) -> int:
+    """Bytes of training exchanges so far, headers included."""
+    return sum(row.wire_bytes for row in ledger.rows() if row.phase == "train")
 
 
 def host(setup: Setup, parent: Parent) -> Marks:
     """Play the label party over a stream; what it has reached after each test."""
     marks: list[Mark] = []
     label: LabelParty
+    ledger = Ledger()
 
     def mark(record: dict[str, Any]) -> None:
         trained_s, accuracy = label.progress.train_seconds, record["test_accuracy"]
-        marks.append(Mark(exchanges=record["steps"], seconds=trained_s, accuracy=accuracy))
+        sent = _trained_bytes(ledger)
+        made = Mark(exchanges=record["steps"], seconds=trained_s, accuracy=accuracy, bytes=sent)
+        marks.append(made)
 
     def build(links: dict[str, HubLink]) -> LabelParty:
         nonlocal label
@@ -309,10 +343,10 @@ def host(setup: Setup, parent: Parent) -> Marks:
         label = LabelParty(
             setup.data,
             setup.terms,
-            links,
+            {party: Observed(link, party, "label", [ledger]) for party, link in links.items()},
             Own(setup.secret),
             Objective(top, "classification", setup.outputs),
-            records=Records(on_epoch=mark),
+            records=Records(ledger, mark),
         )
         return label
 

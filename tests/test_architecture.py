@@ -47,7 +47,6 @@ LOAD_OTHERS = {
     "experiments/on_ray.py": "an extra",
     "federation/upstream.py": "Flower's internal names, which move",
     "federation/workers.py": "modules of Flower and Arrow, before a worker forks",
-    "models/bring.py": "a user's own model",
     "training/writers.py": "extras",
 }
 

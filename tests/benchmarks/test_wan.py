@@ -66,8 +66,9 @@ class Scripted:
         seconds = {1: 10.0, 5: 10.0 / 3, 9: 1.0}[depth]
         best = 0.96 if depth == 9 else 0.975
         return [
-            Mark(exchanges=100 * turn, seconds=seconds * turn, accuracy=accuracy)
+            Mark(exchanges=100 * turn, seconds=seconds * turn, accuracy=accuracy, bytes=want)
             for turn, accuracy in enumerate((0.9, 0.95, best, 0.94), start=1)
+            for want in [2_000_000 * turn // 3]
         ]
 
 
@@ -84,8 +85,8 @@ def test_rows_compare_with_the_first(monkeypatch):
     assert five.accuracies == (0.9, 0.95, 0.975, 0.94)
     assert (nine.exchanges, nine.seconds, nine.speedup) == (None, None, None)
     lines = TABLE([one, five, nine]).splitlines()
-    assert lines[2].split() == ["5", "30.0", "300", "10.0", "3.0", "0.9750", "0.9400"]
-    assert lines[3].split() == ["9", "100.0", "never", "-", "-", "0.9600", "0.9400"]
+    assert lines[2].split() == ["5", "1", "30.0", "300", "2.00", "10.0", "3.0", "0.9750", "0.9400"]
+    assert lines[3].split() == ["9", "1", "100.0", "never", "-", "-", "-", "0.9600", "0.9400"]
 
 
 def computed(in_flight, line=LINE):
@@ -122,6 +123,21 @@ def test_computed_lines_show_what_cuts_in_flight_gain():
     assert one.exchanges == four.exchanges == 7
     assert one.seconds > 6.5 * 0.040
     assert 1.5 * 0.040 < four.seconds < 2 * 0.040
+
+
+def test_local_steps_cost_no_byte_and_no_wait():
+    """The line carries the same for one exchange, whatever parties do between two."""
+    experiment = wan_experiment(**DIGITS | {"epochs": 1})
+    found = []
+    for steps in (1, 4):
+        asked = with_overrides(experiment, [f"train.local_steps={steps}"])
+        job = WanJob(party="label", experiment=asked, tests=1, rows=400, wan=str(LINE))
+        found += modelled(Setup(job)).marks
+    one, four = found
+    frames = 2 * 2 * one.exchanges * 16
+    assert one.bytes == four.bytes == frames + 2 * 2 * 4 * 32 * mark_rows(one)
+    assert one.seconds == four.seconds
+    assert one.accuracy != four.accuracy
 
 
 @pytest.mark.net

@@ -9,6 +9,7 @@ from vfl.config.grid import PACKS
 from vfl.datasets import SOURCES
 from vfl.datasets.alignment.ids import ID_RULES
 from vfl.datasets.alignment.protocols import PROTOCOLS
+from vfl.datasets.augment import AUGMENTATIONS
 from vfl.defenses import DEFENSES
 from vfl.models import BOTTOMS, MERGERS, TOPS
 from vfl.models.losses import LOSSES
@@ -32,6 +33,7 @@ FAMILIES = {
     "id_rules": ID_RULES,
     "accountants": ACCOUNTANTS,
     "sources": SOURCES,
+    "augmentations": AUGMENTATIONS,
 }
 
 

@@ -19,6 +19,7 @@ from vfl.core.errors import VFLError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
 from vfl.datasets import Split
+from vfl.datasets.augment import augmentation_of
 from vfl.federation.bundle import check_bundle
 from vfl.federation.deployment import supernode_command
 from vfl.session import Terms, check_consent, check_dealers_consent
@@ -182,6 +183,7 @@ def does(file):
     found["ranks"] = party.ranks, party.ranks_address
     if party.ranks_address:
         found["ranks' key"] = outcome(lambda: RanksKey.of(party).secret.hex())
+    found["augment"] = str(augmentation_of(party.augment, (4,), own=True))
     found["device"] = device_of(party.device, 1)
     folder = own_folder(party, terms()).path
     found["kept"] = str(folder.relative_to(file.parent))
@@ -215,6 +217,7 @@ class TestPartySettings(SettingsWalk):
         ("role", "dealer", "bank"),
         ("store", "elsewhere", "bank"),
         ("bottom", "mlp:hidden=9", "bank", "dealer"),
+        ("augment", "noise:sigma=0.1", "bank", "dealer"),
         ("device", "meta", "bank"),
         ("data.source", "other.csv", "bank"),
         ("data.id", "other", "bank"),

@@ -30,6 +30,7 @@ Family = Literal[
     "id_rules",
     "accountants",
     "sources",
+    "augmentations",
 ]
 
 
@@ -42,8 +43,8 @@ def listing(
     """List codecs, defenses, attacks, models, data sets and more with their options.
 
     A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
-    bottoms, mergers, tops, losses, optimizers, schedules, alignments, id_rules, accountants or
-    sources; without one, all are listed.
+    bottoms, mergers, tops, losses, optimizers, schedules, alignments, id_rules,
+    accountants, sources or augmentations; without one, all are listed.
     """
     rows = [
         row
@@ -93,6 +94,7 @@ def registries() -> dict[str, Registry[Any]]:
     from vfl.compression import CODECS
     from vfl.datasets.alignment.ids import ID_RULES
     from vfl.datasets.alignment.protocols import PROTOCOLS
+    from vfl.datasets.augment import AUGMENTATIONS
     from vfl.datasets.sources import SOURCES
     from vfl.defenses import DEFENSES
     from vfl.models import BOTTOMS, MERGERS, TOPS
@@ -117,6 +119,7 @@ def registries() -> dict[str, Registry[Any]]:
         "id_rules": ID_RULES,
         "accountants": ACCOUNTANTS,
         "sources": SOURCES,
+        "augmentations": AUGMENTATIONS,
     }
 
 

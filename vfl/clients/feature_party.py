@@ -21,7 +21,14 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward, require_rows_apart
 from vfl.session import EarlyStopping, Exchange, Terms, secure_mode
 from vfl.session.dp_plan import PrivacyPlan, RowsAtBranches, refuse_beside_dp
-from vfl.session.exchange import CutTerms, FeatureEnd, Own, lasting
+from vfl.session.exchange import (
+    CutTerms,
+    FeatureEnd,
+    LocalSteps,
+    Own,
+    lasting,
+    refuse_augment,
+)
 from vfl.session.schedule import QUERY_ROWS, own_rows
 from vfl.session.secure_mode import FeatureRound
 
@@ -71,6 +78,7 @@ class FeatureParty:
                 recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
                 bottom = recipe.build(shape, asked.width)
             mode.refuse(terms)
+            refuse_augment(terms, own)
             end = mode.feature_round(name, bottom, math.prod(shape), terms, own, link)
             if end is None:
                 codec, defense = mode.feature_codec(name, terms), defenses.make(terms.defense)
@@ -83,6 +91,7 @@ class FeatureParty:
                     precision=terms.train.precision,
                     compiled=terms.train.compile,
                     weights=(1.0, *(task.weight for task in terms.tasks.values())),
+                    local=LocalSteps(terms.train.local_steps, terms.train.local_angle),
                 )
                 private = self._private(name, terms, own, shape)
                 build = self._steps.clipped(own.ranks.together(self._steps.build))

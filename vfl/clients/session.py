@@ -46,7 +46,7 @@ from vfl.session.consent import (
     limits_of_links,
     most_of_an_epoch,
 )
-from vfl.session.exchange import Own, expect
+from vfl.session.exchange import Own, expect, refuse_augment
 from vfl.session.handshake import Withdrawn, attached
 from vfl.session.label import LabelParty, Objective, Records, summarise
 from vfl.session.label.asking import ServingParty
@@ -61,6 +61,7 @@ from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
     earlier_folder,
     own_alignment,
+    own_augment,
     own_checkpoints,
     own_data,
     own_folder,
@@ -127,7 +128,8 @@ def play_rank(order: Order) -> None:
         link = Observed(stream, party.party, "feature", [meter])
         device = device_of(party.device, order.local_rank)
         # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
-        own = Own(Secret.fresh(), device=device, ranks=order.join_group(device, data))
+        ranks = order.join_group(device, data)
+        own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
         feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
         feature.resume(message.start, ())
         followed = feature.stopping.follow(rules.schedule(terms, data.split, message.start))
@@ -224,7 +226,11 @@ class _PartySession:
             if helps:
                 return self._help(stream, link, meter)
             secret, device = own_secret(self.party, entry), self.party.device
-            own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
+            augment = own_augment(self.party, self.data)
+            own = Own(
+                secret, device=device, checkpoints=self.checkpoints, sent=sent, augment=augment
+            )
+            refuse_augment(self.terms, own)
             if self.mode.whole_network:
                 return self._share(stream, link, own, meter, entry)
             if self._in_the_middle:

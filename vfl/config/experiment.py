@@ -174,6 +174,8 @@ class PartySettings(Settings):
         branches: so many branches have its rows, dealt out evenly by the public seed, and train the
             bottom together, with differential privacy (in process only).
         shape: one row as a picture (channels, height, width); None keeps a row of columns.
+        augment: what it does with its own rows each time that it trains on them, as specs joined
+            with a plus (`vfl list augmentations`); in a project its own file says it.
     """
 
     width: int = Field(default=32, ge=1, le=65536)
@@ -182,6 +184,7 @@ class PartySettings(Settings):
     source: str | None = None
     branches: int = Field(default=1, ge=1, le=10_000)
     shape: tuple[int, ...] | None = None
+    augment: Spec = "none"
 
 
 class LabelSettings(Settings):
@@ -256,6 +259,11 @@ class TrainSettings(Settings):
         checkpoint_every: exchanges between two checkpoints.
         in_flight: cuts that may await their gradients at once. 1 is exact; m hides all but a share
             of a slow link's delay, and each gradient is then that of weights m - 1 steps old.
+        local_steps: optimiser steps of every party for one exchange: after the first, each goes on
+            with the same batch, the cuts that it received and the gradients that it received.
+        local_angle: such a further step weighs a row by the cosine of the angle by which its cut
+            has turned since the exchange, at the label party its gradient, and by 0 beyond so many
+            degrees; 0 weighs all rows alike.
         precision: "bfloat16" runs forward passes in automatic mixed precision; what crosses is
             float32 either way.
         compile: whether bottoms, top and middle run as `torch.compile` makes them, for networks
@@ -282,6 +290,8 @@ class TrainSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0, le=1000)
     checkpoint_every: int = Field(default=500, ge=1, le=1_000_000_000)
     in_flight: int = Field(default=1, ge=1, le=64)
+    local_steps: int = Field(default=1, ge=1, le=64)
+    local_angle: float = Field(default=0.0, ge=0, le=90)
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     patience: int = Field(default=0, ge=0, le=100_000)

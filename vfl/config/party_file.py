@@ -61,7 +61,8 @@ class OwnData(TableSettings):
 
     Attributes:
         source: CSV or Parquet file, relative to the party file; a Parquet file in an object store,
-            "s3://BUCKET/KEY"; or a database, "duckdb:FILE" or the URL that SQLAlchemy knows it by.
+            "s3://BUCKET/KEY"; a database, "duckdb:FILE" or the URL that SQLAlchemy knows it by; or
+            a function "package.module:function" of one's own that gives a pandas or Arrow table.
         query, predict_query: what is asked of a database; None predicts the rows of `query`.
         predict: file with the rows to predict; None predicts those of `source`.
         id: column both sides name a row by; several joined with plus signs, with an alignment.
@@ -364,6 +365,8 @@ class PartyFile(OwnFile):
         data: its table; only the role "data" has one.
         store: folder for this party's weights, secret and run records.
         bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
+        augment: what it does with its own rows each time that it trains on them, as specs joined
+            with a plus; functions of tensors, "package.module:function", are allowed.
         device: where its models run, such as "cuda".
         trace: what this party records of its own side of a training; nobody else is told.
         serve: how a label party's own service listens, where no option of `vfl serve` says it.
@@ -375,6 +378,7 @@ class PartyFile(OwnFile):
     data: OwnData | None = None
     store: str = "store"
     bottom: str | None = None
+    augment: str = "none"
     device: str = "cpu"
     consent: Consent = Consent()
     trace: TraceSettings = TraceSettings()

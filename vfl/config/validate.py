@@ -36,7 +36,7 @@ from vfl.config.party_file import OwnData, PartyFile
 from vfl.config.toml import Rule, Settings, mistakes_of, raise_mistakes
 from vfl.core.errors import ConfigError
 from vfl.core.products import takes_missing_rows
-from vfl.core.storage import is_database, is_named_set, is_object, may_be_csv
+from vfl.core.storage import is_database, is_loader, is_named_set, is_object, may_be_csv
 
 #: A setting that changes nothing, and why.
 Idle = tuple[str, str]
@@ -110,11 +110,33 @@ def of_label(label: LabelSettings) -> Iterator[str]:
 
 def of_train(train: TrainSettings) -> Iterator[str]:
     """Compiled code and the weights that it takes."""
+    if train.local_steps > 1 and train.in_flight > 1:
+        yield (
+            "train.local_steps goes on with the last exchange before the next one: leave "
+            "train.in_flight at 1"
+        )
     if train.compile and train.in_flight > 1:
         yield (
             "train.compile needs train.in_flight = 1: with several cuts in flight a forward "
             "pass runs on copies of the weights, which compiled code does not take"
         )
+
+
+def _of_local_steps(agreed: Agreed) -> Iterator[str]:
+    """Steps between exchanges, which need an own model and what the last exchange brought."""
+    if agreed.train.local_steps == 1:
+        return
+    why = ""
+    if agreed.dp is not None:
+        why = "[dp] counts one step of each batch"
+    elif agreed.secure.partition(":")[0] not in ("none", "sum"):
+        why = f"under secure = '{agreed.secure}' no party has a model that it could move alone"
+    elif agreed.middle is not None:
+        why = "a party in the middle ([middle]) has no inputs of its own to go on with"
+    elif agreed.missing_rows != "intersection":
+        why = "vectors for rows that are missing (data.missing_rows = 'token') learn at exchanges"
+    if why:
+        yield f"train.local_steps goes on between exchanges: {why}"
 
 
 def of_dp(dp: DPSettings) -> Iterator[str]:
@@ -166,7 +188,7 @@ def of_party_file(party: PartyFile) -> Iterator[str]:
     if party.role != "data":
         if party.data is not None:
             yield f"a party with role = '{party.role}' has no data: leave [data] out"
-        for name in set_by_hand(party, "bottom", "trace", "serve"):
+        for name in set_by_hand(party, "bottom", "augment", "trace", "serve"):
             yield f"a party with role = '{party.role}' has no data, so {name} changes nothing"
     elif party.data is not None and party.data.label is None and party.serve is not None:
         yield "[serve] is of a party with labels, and data.label names none"
@@ -195,6 +217,7 @@ def of_agreed(agreed: Agreed) -> Iterator[str]:
             "of a run that it could go on from alone"
         )
     yield from _of_branches(agreed)
+    yield from _of_local_steps(agreed)
     if agreed.missing_rows == "token":
         for why in _wants_every_row(agreed):
             yield f"data.missing_rows = 'token' does not go here: {why}"
@@ -323,6 +346,7 @@ def of_experiment(experiment: Experiment) -> Iterator[str]:
         yield f"data.{given[0]} is for data sets by name, and this is a table"
     if experiment.is_table and data.length is not None and data.tokenizer is None:
         yield "data.length of a table is a number of tokens, and needs data.tokenizer"
+    yield from _of_code(experiment)
     yield from _of_calibration(experiment)
     measure, kind = experiment.train.measure, experiment.label.task
     if measure not in (own := OF_NUMBERS if kind == "regression" else _OF_CLASSES):
@@ -342,6 +366,25 @@ def of_experiment(experiment: Experiment) -> Iterator[str]:
         yield from (f"[{name}] trains networks without a party in the middle" for name in studies)
         if trace.enabled:
             yield "[trace] replays links to a label party, and [middle] has others"
+
+
+def _of_code(experiment: Experiment) -> Iterator[str]:
+    """Functions, which a party's own file alone may name: an experiment is written by others."""
+    sources = [("data", experiment.data.source)]
+    sources += [(f"parties.{name}", one.source or "") for name, one in experiment.parties.items()]
+    sources += [(f"tasks of '{one.party}'", one.source or "") for one in experiment.tasks or ()]
+    for where, source in sources:
+        if is_loader(source):
+            yield (
+                f"{where}: source = '{source}' names a function, which only [data] of that party's "
+                "own party.toml may do; an experiment takes a data set by name, which --plugin adds"
+            )
+    augmented = [name for name, one in experiment.parties.items() if one.augment != "none"]
+    if augmented and experiment.secure.partition(":")[0] not in ("none", "sum"):
+        yield (
+            f"parties.{augmented[0]}.augment changes inputs of a bottom, and under secure = "
+            f"'{experiment.secure}' no party has one"
+        )
 
 
 def _of_calibration(experiment: Experiment) -> Iterator[str]:
@@ -501,6 +544,9 @@ def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
     if train.optimizer.partition(":")[0].lower() != "sgd":
         for name in set_by_hand(train, "momentum"):
             yield f"train.{name}", f"train.optimizer = '{train.optimizer}' has none"
+    if train.local_steps == 1:
+        for name in set_by_hand(train, "local_angle"):
+            yield f"train.{name}", "train.local_steps = 1 takes no further step"
     if not train.patience and train.keep != "best":
         for name in set_by_hand(train, "measure"):
             yield f"train.{name}", "neither train.patience nor train.keep = 'best' judges by it"
@@ -549,7 +595,7 @@ def of_project(experiment: Experiment) -> Iterator[ConfigError]:
     found = [
         f"parties.{name}.{setting}"
         for name, party in experiment.parties.items()
-        for setting in set_by_hand(party, "columns", "source", "shape")
+        for setting in set_by_hand(party, "columns", "source", "shape", "augment")
     ]
     found += [
         f"tasks.{setting} of '{task.party}'"
@@ -558,9 +604,9 @@ def of_project(experiment: Experiment) -> Iterator[ConfigError]:
     ]
     if found:
         yield ConfigError(
-            "a project's experiment.toml names no party's table",
+            "a project's experiment.toml names no party's table, nor what it does with its rows",
             got=", ".join(found),
-            fix="put them in [data] of that party's own party.toml",
+            fix="put them in that party's own party.toml, those of its table in [data]",
         )
     yield from of_bins(experiment)
     data = experiment.data
@@ -621,6 +667,8 @@ def of_leading_party(experiment: Experiment, party: PartyFile) -> Iterator[Confi
     idle = []
     if party.bottom is not None:
         idle.append(("bottom", "the label party's bottom is the one that the experiment names"))
+    if party.augment != "none" and party.party not in experiment.parties:
+        idle.append(("augment", f"[parties] of the experiment has no '{party.party}'"))
     if party.data and party.data.columns and party.party not in experiment.parties:
         idle.append(("data.columns", f"[parties] of the experiment has no '{party.party}'"))
     yield from of_idle((f"{name} of {party.party}'s own file", why) for name, why in idle)
@@ -696,6 +744,7 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
         (("label", "top"), "top", None),
         (("label", "loss"), "loss", label.get("task", LabelSettings().task)),
         *((("parties", name, "bottom"), "bottom", None) for name in parties),
+        *((("parties", name, "augment"), "augmentation", None) for name in parties),
     ]
     if content.get("model", NETWORK) != NETWORK:
         single.append((("model",), "model", content))
@@ -786,7 +835,7 @@ def is_file_of_party(source: str) -> bool:
 
 
 def _is_asked(source: str) -> bool:
-    return is_database(source) and not is_object(source)
+    return is_database(source) and not (is_object(source) or is_loader(source))
 
 
 #: The rules of each class of settings; one that derives from it is held to the same.

@@ -147,6 +147,43 @@ def named(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def imported(path: str, what: str) -> Any:
+    """What a path in the user's own local file names; it runs the user's code.
+
+    Args:
+        path: ``package.module:name`` of something callable.
+        what: it should be, for messages.
+
+    Raises:
+        SpecError: the path is malformed, its module is not found, or it names nothing callable.
+        UnknownNameError: the module has no such name.
+    """
+    module_name, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), name]):
+        raise SpecError(f"this is not the path of {what}", got=path, want="package.module:name")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's module was found; what it imports is missing, and Python says what
+        raise SpecError(
+            f"there is no module '{module_name}'",
+            where=path,
+            fix="install its package, or put its folder on PYTHONPATH",
+        ) from None
+    found = getattr(module, name, None)
+    if found is None:
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise UnknownNameError(
+            f"module '{module_name}' has no '{name}'", where=path, fix=nearest(name, public)
+        )
+    if not callable(found):
+        raise SpecError(
+            f"a path must name {what}", where=path, got=f"an object of type {type(found).__name__}"
+        )
+    return found
+
+
 class Registry(Generic[Member]):
     """The members of one family: the kernel's, those of products and those from outside.
 

@@ -673,12 +673,27 @@ DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 
 
 def is_database(source: object) -> bool:
-    """Whether a source is a database, or a file in an object store: it has no path here.
+    """Whether a source is a database, an object in a store, or a function: it has no path here.
 
     >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
     (True, True, False)
     """
-    return isinstance(source, str) and (source.startswith(DUCKDB) or "://" in source)
+    has_scheme = isinstance(source, str) and (source.startswith(DUCKDB) or "://" in source)
+    return has_scheme or is_loader(source)
+
+
+_LOADER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def is_loader(source: object) -> bool:
+    """Whether a source is the path of a function, "package.module:function".
+
+    >>> is_loader("bank.rows:read"), is_loader("duckdb:loans"), is_loader("digits:rows=9")
+    (True, False, False)
+    """
+    if not isinstance(source, str) or source.startswith(DUCKDB):
+        return False
+    return _LOADER.fullmatch(source) is not None
 
 
 #: Of object stores, which fsspec knows by these schemes; "memory" is one of the process itself,

@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vfl.core.errors import DataError, MissingDataError, nearest
-from vfl.core.storage import is_database, is_object
+from vfl.core.registry import imported
+from vfl.core.storage import is_database, is_loader, is_object
 from vfl.datasets.cells import plain
 from vfl.datasets.csv_file import CsvRows, written_otherwise
 from vfl.datasets.sql import query_blocks
@@ -51,9 +52,11 @@ def read_table(
 ) -> Table:
     """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
 
-    Of an object store, such as ``s3://loans/2026.parquet``, it is a Parquet file; who asks is said
-    by the environment, as the store's own tools have it. In place of a Parquet file a folder, or a
-    store's prefix, may hold several: their rows follow one another in the order of the names.
+    Of a function, "package.module:function", it is what the function gives: a frame or an Arrow
+    table. Of an object store, such as ``s3://loans/2026.parquet``, it is a Parquet file; who asks
+    is said by the environment, as the store's own tools have it. In place of a Parquet file a
+    folder, or a store's prefix, may hold several: their rows follow one another in the order of
+    the names.
 
     Args:
         source: the file; its first line names the columns.
@@ -69,7 +72,7 @@ def read_table(
         MissingDataError: no such file.
         DataError: not a readable table, or a column without a name of its own.
     """
-    form = form or TableFormat()
+    form, source = form or TableFormat(), _given(source)
     if isinstance(source, pd.DataFrame):
         return _frame(source, form, columns)
     if is_object(source):
@@ -90,6 +93,7 @@ def read_table(
 
 def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Table:
     """The first rows of a table, at least `BLOCK_ROWS` where it has them; see `read_table`."""
+    source = _given(source)
     if isinstance(source, pd.DataFrame) or is_object(source):
         return read_table(source, form, columns=columns)
     if is_database(source):
@@ -110,7 +114,7 @@ def column_names(
     Raises:
         MissingDataError, DataError: see `read_table`.
     """
-    form = form or TableFormat()
+    form, source = form or TableFormat(), _given(source)
     if isinstance(source, pd.DataFrame):
         return list(_uniquely_named(source).columns)
     if is_object(source):
@@ -123,6 +127,38 @@ def column_names(
         if path.is_dir() or path.suffix == ".parquet":
             return list(ParquetTable(path).columns)
         return CsvRows(path, form).names
+
+
+def _given(source: Source) -> Source:
+    """What a function of the owner gives in the place of a file; other sources as they are.
+
+    Raises:
+        SpecError: there is no such function.
+        DataError: it gives no table, or ends with an error, whose text may quote cells.
+    """
+    if not is_loader(source):
+        return source
+    load = imported(str(source), "a function that gives a table")
+    try:
+        found = load()
+    except Exception as error:
+        raise DataError(
+            "the function that gives the table ends with an error",
+            where=str(source),
+            got=type(error).__name__,
+            fix="call it in Python, without vfl, to see the error",
+        ) from None
+    if isinstance(found, pa.Table):
+        frame: pd.DataFrame = found.to_pandas(types_mapper=pd.ArrowDtype)
+        return frame
+    if not isinstance(found, pd.DataFrame):
+        raise DataError(
+            "the function gives no table",
+            where=str(source),
+            got=f"a {type(found).__name__}",
+            want="a pandas DataFrame or a pyarrow Table, with the id in one of its columns",
+        )
+    return found
 
 
 def _existing(source: Path | str, setting: str | None) -> Path:
@@ -215,9 +251,14 @@ def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None
     written = [name for name in form.numbers if name in frame.columns]
     own = {name: cells_of(pa.array(frame[name], from_pandas=True), name, form) for name in written}
     arrow = [str(name) for name in frame if isinstance(frame[name].dtype, pd.ArrowDtype)]
-    own |= {name: plain(pa.array(frame[name]).combine_chunks()) for name in arrow}
+    own |= {name: plain(_whole(pa.array(frame[name]))) for name in arrow}
     series = {name: series_of(cells).set_axis(frame.index) for name, cells in own.items()}
     return frame.assign(**series) if series else frame
+
+
+def _whole(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column in one piece, as Arrow gives it or as several."""
+    return cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
 
 
 def _read_csv(file: CsvRows, text_columns: Sequence[str], columns: Sequence[str] | None) -> Table:

@@ -6,13 +6,13 @@ never from a message, a session or another party's experiment.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from vfl.core.errors import SpecError, UnknownNameError, nearest
+from vfl.core.errors import SpecError
+from vfl.core.registry import imported
 from vfl.models.base import Bottom, Top
 
 
@@ -63,29 +63,10 @@ def bring_top(path: str) -> Top:
 
 
 def _imported(path: str) -> Callable[..., Any]:
-    module_name, _, name = path.partition(":")
-    names = [*module_name.split("."), name]
-    if not all(part.isidentifier() for part in names):
-        raise SpecError("this is not the path of a model", got=path, want="package.module:name")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module was found; what it imports is missing, and Python says what
+    found = imported(path, "a class or a function that builds a module")
+    if isinstance(found, nn.Module):
         raise SpecError(
-            f"there is no module '{module_name}'",
-            where=path,
-            fix="install its package, or put its folder on PYTHONPATH",
-        ) from None
-    found = getattr(module, name, None)
-    if found is None:
-        public = [known for known in vars(module) if not known.startswith("_")]
-        raise UnknownNameError(
-            f"module '{module_name}' has no '{name}'", where=path, fix=nearest(name, public)
-        )
-    if not callable(found) or isinstance(found, nn.Module):
-        raise SpecError(
-            "a model's path must name a class or a function that builds a module",
+            "a path must name a class or a function that builds a module",
             where=path,
             got=f"an object of type {type(found).__name__}",
         )

@@ -23,7 +23,7 @@ from vfl.session.exchange import Own
 from vfl.session.handshake import RankStream, errors_reported
 from vfl.session.label.party import LabelParty, Objective, Records
 from vfl.session.ranks.processes import FurtherRanks, Order, device_of
-from vfl.session.store.party_folder import own_data
+from vfl.session.store.party_folder import own_augment, own_data
 from vfl.session.store.session_ledger import Meter
 from vfl.transport import (
     Admission,
@@ -177,7 +177,8 @@ def _train(
     }
     device = device_of(party.device, order.local_rank)
     # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
-    own = Own(Secret.fresh(), device=device, ranks=order.join_group(device, data))
+    ranks = order.join_group(device, data)
+    own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
     objective, records = Objective.of(label, data.outputs), Records(ledger)
     one = LabelParty(data, terms, links, own, objective, records=records)
     one.resume(start)

@@ -43,7 +43,7 @@ from vfl.session.consent import (
     most_of_an_epoch,
     refuse_trace,
 )
-from vfl.session.exchange import Own
+from vfl.session.exchange import Own, refuse_augment
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS, Play, ServingFront, serve_in_turn
 from vfl.session.label.party import AnyLabelParty, LabelParty, Objective, Records
@@ -59,6 +59,7 @@ from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
     earlier_folder,
     own_alignment,
+    own_augment,
     own_checkpoints,
     own_data,
     own_folder,
@@ -309,7 +310,11 @@ class LabelSession:
                 streams = [one for own in links for one in own]
             meter.most = most_of_an_epoch(terms, split, streams)
             secret, device = own_secret(self.party, entry), self.party.device
-            own = Own(secret, device=device, checkpoints=self.checkpoints, sent=sent)
+            augment = own_augment(self.party, self.data)
+            own = Own(
+                secret, device=device, checkpoints=self.checkpoints, sent=sent, augment=augment
+            )
+            refuse_augment(terms, own)
             label, reports = self._play(own, meter)
             assert meter.standing is not None, "a session has one"
             meter.standing.conclude({report.party: report.count for report in reports})

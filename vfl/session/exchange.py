@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -31,11 +31,12 @@ from torch import Tensor, nn, optim
 from torch.func import functional_call
 
 from vfl.compression import INFERENCE, Codec, Encoded, StepContext
-from vfl.core.errors import NonFiniteError, ProtocolError, WidthError
+from vfl.core.errors import ConfigError, NonFiniteError, ProtocolError, WidthError
 from vfl.core.frame import Frame, Kind, Link, Payload
 from vfl.core.seeds import Secret, scoped
 from vfl.core.torch_internals import Compute, OptimizerFactory, go_back
 from vfl.core.traffic import Ledger
+from vfl.datasets.augment import Augment
 from vfl.defenses import Defense, uses
 from vfl.defenses.base import Undefended
 from vfl.privacy.dpsgd import PrivateHalf
@@ -46,6 +47,9 @@ from vfl.session.ranks.group import ALONE, Ranks
 from vfl.session.schedule import EarlyStopping, Exchange
 from vfl.session.store.checkpoint import Checkpoints
 from vfl.session.store.journal import Journal
+
+if TYPE_CHECKING:
+    from vfl.session.terms import Terms
 
 
 class Adversary:
@@ -119,11 +123,12 @@ class Draws:
         # The exact class: a subclass of a plain layer may do anything.
         self._needed = always or any(type(part) not in _PLAIN for part in model.modules())
 
-    def at(self, step: int) -> AbstractContextManager[None]:
-        """What the model's forward pass of a step runs under."""
+    def at(self, step: int, turn: int = 0) -> AbstractContextManager[None]:
+        """What the model's forward pass of a step runs under, and of the local steps after it."""
         if not self._needed:
             return nullcontext()
-        return scoped(self._secret.number(self._purpose, step))
+        purpose = (self._purpose, step, turn) if turn else (self._purpose, step)
+        return scoped(self._secret.number(*purpose))
 
 
 def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
@@ -216,6 +221,43 @@ def filled(rows: Tensor) -> Tensor:
     return rows.index_select(0, _REPEATED[count].to(rows.device))
 
 
+@dataclass(frozen=True, slots=True)
+class LocalSteps:
+    """Optimiser steps between two exchanges, with what the last one brought.
+
+    Liu et al. 2022 (FedBCD), algorithm 1, here with gradients of cuts; Fu et al. 2022 (CELU-VFL),
+    section 3, for the weights of rows.
+
+    Attributes:
+        steps: for one exchange, the usual one included.
+        angle: see `TrainSettings.local_angle`, degrees.
+
+    >>> cuts = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
+    >>> LocalSteps(steps=2, angle=60).weights(cuts, torch.tensor([[1.0, 0.0]] * 3))
+    tensor([1.0000, 0.7071, 0.0000])
+    """
+
+    steps: int = 1
+    angle: float = 0.0
+
+    @property
+    def turns(self) -> range:
+        """Numbers of the further steps, from 1."""
+        return range(1, self.steps)
+
+    def weights(self, now: Tensor, then: Tensor) -> Tensor | None:
+        """What each row weighs in a further step, axes (rows,); None for all alike.
+
+        Args:
+            now: cuts or gradients, axes (rows, width).
+            then: the same rows at the exchange.
+        """
+        if not self.angle:
+            return None
+        cosine = nn.functional.cosine_similarity(now.detach(), then, dim=1)
+        return torch.where(cosine >= math.cos(math.radians(self.angle)), cosine, 0.0)
+
+
 def set_training(model: nn.Module, training: bool) -> None:
     """Put a model into its training or evaluation mode, unless it is there already."""
     if model.training is not training:
@@ -282,6 +324,7 @@ class CutTerms:
         precision: of the feature party's forward passes.
         compiled: whether its model is.
         weights: of the gradients that come back, one a label party, in the order they are received.
+        local: steps between exchanges.
     """
 
     party: str
@@ -292,6 +335,7 @@ class CutTerms:
     precision: str = "float32"
     compiled: bool = False
     weights: tuple[float, ...] = (1.0,)
+    local: LocalSteps = LocalSteps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +349,7 @@ class Own:
         checkpoints: where it saves while it trains; None saves nothing.
         sent: notes what its training sends, where something protecting is drawn.
         ranks: the processes that share its batches; this one alone by default.
+        augment: what it does with its own training rows; None leaves them.
     """
 
     secret: Secret
@@ -313,10 +358,42 @@ class Own:
     checkpoints: Checkpoints | None = None
     sent: Journal | None = None
     ranks: Ranks = ALONE
+    augment: Augment | None = None
+
+    def augmented(self, rows: Tensor, step: int) -> Tensor:
+        """The own rows of a training batch as its bottom gets them; axes (rows, ...)."""
+        if self.augment is None or not len(rows):
+            return rows
+        with scoped(self.secret.number("augment", step)):
+            return self.augment(rows)
 
     def committed(self) -> int:
         """The last step that was committed; 0 without checkpoints."""
         return 0 if self.checkpoints is None else self.checkpoints.committed()
+
+
+def refuse_augment(terms: Terms, own: Own) -> None:
+    """Refuse rows that change at each step where a training could not be what was agreed on.
+
+    Raises:
+        ConfigError: with what is in the way.
+    """
+    if own.augment is None or terms.mode != "train":
+        return
+    for stands, got, why in (
+        (terms.secure.partition(":")[0] not in ("none", "sum"), f"secure = '{terms.secure}'",
+         "no party has a bottom of its own there"),
+        (not own.ranks.alone, "several ranks", "each rank would draw by itself"),
+        (terms.dp is not None and not own.augment.rows_apart, "[dp] and a function of one's own",
+         "[dp] needs augmentations that change each row by itself, which those by name do"),
+    ):  # fmt: skip
+        if stands:
+            raise ConfigError(
+                f"inputs are not augmented here: {why}",
+                where="augment",
+                got=got,
+                fix="leave augment out",
+            )
 
 
 class Stash:
@@ -439,11 +516,11 @@ class FeatureEnd(_End):
         self.model = nn.ModuleDict({"bottom": defense.wrap_bottom(bottom, width)})
         if (adapter := codec.client_module(width)) is not None:
             self.model["codec"] = adapter
-        self._weights = terms.weights
+        self._weights, self._local = terms.weights, terms.local
         group.fit(self.model, own.ranks)
         self._compute = Compute(own.device, terms.precision, terms.compiled)
         self._compute.take(self.model)
-        self._secret = own.secret
+        self._secret, self._own = own.secret, own
         self._has_loss = has_own(codec, "local_loss")
         always = not isinstance(defense, Undefended)
         self._draws = Draws(own.secret, "rng", self.model, always=always)
@@ -596,6 +673,7 @@ class FeatureEnd(_End):
     def _go_forward(self, inputs: Tensor, step: int, rows: np.ndarray | None) -> Payload:
         """Make the cut of a training batch and await its gradient; the payload to send."""
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
+        inputs = self._own.augmented(inputs, step)
         fed, _ = self.defense.batch(inputs, None, context)
         inputs = self.adversary.batch(inputs if fed is None else fed, context)
         inputs = inputs.to(self._compute.device)
@@ -671,15 +749,28 @@ class FeatureEnd(_End):
             self.private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
             self._optimizer.step()
             return
+        self._descend(cut, pending.inputs, grad, context, pending.stash)
+        for turn in self._local.turns if len(cut) else ():
+            with self._draws.at(context.step, turn):
+                again = self._forward(pending.inputs, context, None)
+            weights = self._local.weights(again, cut.detach())
+            own = grad if weights is None else grad * weights[:, None]
+            self._descend(again, pending.inputs, own, context, None)
+
+    def _descend(
+        self, cut: Tensor, inputs: Tensor, grad: Tensor, context: StepContext, stash: Stash | None
+    ) -> None:
+        """Go backward from a cut and from what codec and defense add to the loss, and step."""
+        assert self._optimizer is not None, "only where something is trained"
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
-        losses.append(self.defense.local_loss(cut, pending.inputs, context))
+        losses.append(self.defense.local_loss(cut, inputs, context))
         roots = [cut, *(loss for loss in losses if loss is not None)]
         if not any(root.requires_grad for root in roots):
             return  # nothing learned of this cut; an optimiser's momentum would move on
         drop_gradients(self._trainable)
         go_back(roots, [grad, *map(torch.ones_like, roots[1:])])
-        if pending.stash is not None:
-            pending.stash.hand_over()
+        if stash is not None:
+            stash.hand_over()
         self._optimizer.step()
 
 
@@ -707,6 +798,7 @@ class LabelEnd(_End):
         self.adapter: nn.Module | None = terms.codec.server_module(terms.width)
         self._secret = secret_of_end(own.secret, terms.party)
         self._pending: tuple[Tensor, Any, StepContext] | None = None
+        self._last: Tensor | None = None
         # Gradients the party may not have taken yet: their steps are final at neither end.
         self._sent: deque[Frame] = deque()
 
@@ -724,7 +816,13 @@ class LabelEnd(_End):
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         cut, saved = self._receive(Kind.CUT, context, count)
         cut = cut.to(self.device).requires_grad_()
-        self._pending = (cut, saved, context)
+        self._pending, self._last = (cut, saved, context), cut
+        return cut if self.adapter is None else self.adapter(cut)
+
+    def last_cut(self) -> Tensor:
+        """The last training cut again, for a step between exchanges; nothing is received."""
+        assert self._last is not None, "no cut was received"
+        cut = self._last.detach().requires_grad_()
         return cut if self.adapter is None else self.adapter(cut)
 
     def take(self, kind: Kind, step: int) -> Frame:

@@ -41,12 +41,16 @@ USUAL: Mapping[str, Range] = {
     "dp.clips": (1e-4, 1e4),
 }
 #: Numbers that follow from several of the terms, each of which may be in its range alone, and what
-#: is accepted of them: the share of every weight that a step takes off, which leaves nothing of a
-#: bottom after few steps.
+#: is accepted of them: the share of every weight that the steps of one exchange take off, which
+#: leaves nothing of a bottom after few of them.
 DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
     "train.decay_of_a_step": (
         (0, 0.01),
-        lambda terms: max(steps.rate for steps in _steps(terms)) * _decay(terms.train),
+        lambda terms: (
+            max(steps.rate for steps in _steps(terms))
+            * _decay(terms.train)
+            * terms.train.local_steps
+        ),
     ),
 }
 #: Numbers that a setting of [consent] bounds by name, for it counts more than the number alone.

@@ -38,7 +38,10 @@ from vfl.models.optimizers import NO_SCHEDULE
 BESIDE, EXPLAIN = "beside=", "explain="
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
 #: Settings of [train] that earlier digests do not have, by the value that means their absence.
-_SINCE = {"warm_start": None, "warmup_steps": 0, "clip_norm": 0, "measure": "loss"}
+_SINCE = {
+    "warm_start": None, "warmup_steps": 0, "clip_norm": 0, "measure": "loss", "local_steps": 1,
+    "local_angle": 0,
+}  # fmt: skip
 _NAMED = 4
 SHORT = 80  #: characters of a setting that are told as they are
 

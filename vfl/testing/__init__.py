@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vfl.testing.accountant import AccountantContract
     from vfl.testing.adversary import AdversaryContract
     from vfl.testing.attack import AttackContract, GradientAttackContract, InputAttackContract
+    from vfl.testing.augmentation import AugmentationContract
     from vfl.testing.codec import CodecContract
     from vfl.testing.defense import DefenseContract
     from vfl.testing.holders import HolderContract, Protocol
@@ -32,6 +33,7 @@ _HOMES = {
     "AccountantContract": "vfl.testing.accountant",
     "AdversaryContract": "vfl.testing.adversary",
     "AttackContract": "vfl.testing.attack",
+    "AugmentationContract": "vfl.testing.augmentation",
     "BottomContract": "vfl.testing.model",
     "CodecContract": "vfl.testing.codec",
     "DefenseContract": "vfl.testing.defense",
@@ -54,6 +56,7 @@ __all__ = [
     "AccountantContract",
     "AdversaryContract",
     "AttackContract",
+    "AugmentationContract",
     "BottomContract",
     "CodecContract",
     "DefenseContract",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -22,6 +23,7 @@ from vfl.core.seeds import Secret
 from vfl.core.storage import joint_digest
 from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData
+from vfl.datasets.augment import augmentation_of
 from vfl.session import (
     CHECKPOINTS,
     Adversary,
@@ -242,6 +244,10 @@ class LocalSession(PartiesSession):
         if asked is not None:
             check_beside_middle(experiment.defense)
         super().__init__(experiment, mode, [*data, *between], options)
+        for name, party in experiment.parties.items():
+            if (inputs := data[name].inputs) is not None:
+                augment = augmentation_of(party.augment, inputs.shape[1:])
+                self._own[name] = replace(self._own[name], augment=augment)
         if self._mode.whole_network:
             raise ExposedCutError(
                 "nobody has a model here, not even in parts that go on by themselves",

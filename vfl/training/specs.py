@@ -36,8 +36,9 @@ from vfl.core.errors import (
     UnknownOptionError,
     nearest,
 )
-from vfl.core.registry import parse
+from vfl.core.registry import parse, parts
 from vfl.datasets import sources
+from vfl.datasets.augment import AUGMENTATIONS
 from vfl.models.losses import make_loss
 from vfl.models.mlp import MLPBottom
 from vfl.models.optimizers import NO_SCHEDULE, Optimization
@@ -265,6 +266,11 @@ def _check_adversary(spec: str) -> None:
         make_adversary(spec)
 
 
+def _check_augmentation(spec: str) -> None:
+    for one in () if spec == "none" else parts(spec):
+        AUGMENTATIONS.make(one)
+
+
 def _check_defense(spec: str, numbers: bool) -> None:
     defense = defenses.make(spec)
     if numbers:  # how many classes there are is known when the labels are read
@@ -325,6 +331,7 @@ _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "optimizer": lambda _, content: _check_steps(content, schedule=NO_SCHEDULE),
     "schedule": lambda _, content: _check_schedule(content),
     "bottom": lambda spec, _: models.make_bottom(spec),
+    "augmentation": lambda spec, _: _check_augmentation(spec),
     "top": lambda spec, _: models.make_top(spec),
     "loss": lambda spec, task: make_loss(spec, str(task)),
     "adversary": lambda spec, _: _check_adversary(spec),

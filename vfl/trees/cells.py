@@ -56,7 +56,7 @@ MOST_BYTES = 1 << 32
 _IDLE = (
     "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
     "weight_decay", "in_flight", "batch_size", "shuffle", "checkpoint_every", "precision",
-    "compile",
+    "compile", "local_steps",
 )  # fmt: skip
 _IDLE_OF_PARTIES = ("bottom", "width", "branches")
 

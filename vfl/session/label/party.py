@@ -46,6 +46,7 @@ from vfl.session.exchange import (
     CutTerms,
     Draws,
     LabelEnd,
+    LocalSteps,
     Own,
     Stateful,
     check_finite,
@@ -54,6 +55,7 @@ from vfl.session.exchange import (
     filled,
     gather,
     lasting,
+    refuse_augment,
     restore,
     set_training,
 )
@@ -606,7 +608,7 @@ class AnyLabelParty:
         self._task = task
         self._complete = data.complete
         self._checkpoints = own.checkpoints
-        self._ranks = own.ranks
+        self._ranks, self._augmented = own.ranks, own.augmented
 
     @property
     def name(self) -> str:
@@ -807,6 +809,7 @@ class LabelParty(AnyLabelParty):
         )
         self._defense = defense = label_defense(data, terms, objective)
         mode.refuse(terms)
+        refuse_augment(terms, own)
         with scoped(own.secret.number("init")):
             top = _own_top(terms, objective, defense)
             bottom = _own_bottom(data, terms, objective.bottom)
@@ -817,6 +820,7 @@ class LabelParty(AnyLabelParty):
         super().__init__(data, terms, own, task, records, stopping)
         missing = self._take_models(top, bottom, merger, own)
         self._optimizer, self._steps = None, Optimization(terms.train)
+        self._local = LocalSteps(terms.train.local_steps, terms.train.local_angle)
         if terms.mode == "train" and self._trainable:
             build = self._steps.clipped(own.ranks.together(self._steps.build))
             self._optimizer = own.adversary.optimizer(build(self._trainable))
@@ -1010,7 +1014,10 @@ class LabelParty(AnyLabelParty):
         counts = None
         if self._positions is not None:
             counts = self._defense.counts(self._positions[exchange.rows], exchange.epoch)
-        inputs, labels = self._defense.batch(*self._rows(exchange), context)
+        inputs, labels = self._rows(exchange)
+        if inputs is not None:
+            inputs = self._augmented(inputs, exchange.step)
+        inputs, labels = self._defense.batch(inputs, labels, context)
         assert labels is not None, "training needs labels"
         labels = self._adversary.labels(labels, context)
         weights = batch_weights(self._row_weights, exchange.rows, counts, self._compute.device)
@@ -1045,6 +1052,8 @@ class LabelParty(AnyLabelParty):
         self.aggregator.send_gradients(exchange, labels)
         if self._optimizer is not None:
             self._optimizer.step()
+            if rows:
+                self._go_on(exchange, whole, inputs, truth, weights, cuts)
         self.progress.trained(len(whole.rows))
         # Figures are of outputs as a prediction gives them, whatever the loss is taken of.
         shown = self._defense.logits(outputs.detach(), StepContext(exchange.step))
@@ -1059,6 +1068,77 @@ class LabelParty(AnyLabelParty):
             truth = known.to(shown.device)
             weights = batch_weights(self._row_weights, whole.rows, None, self._compute.device)
         self.progress.meter("train").add(shown, truth, measured, weights)
+
+    def _go_on(
+        self,
+        exchange: Exchange,
+        whole: Exchange,
+        inputs: Tensor | None,
+        truth: Tensor,
+        weights: Tensor | None,
+        sent: Mapping[str, Tensor],
+    ) -> None:
+        """Take the further steps of an exchange with the cuts that it brought.
+
+        Args:
+            exchange: the rows of this rank.
+            whole: those of all ranks.
+            inputs: of the own columns; None without any.
+            truth: labels as they are trained on.
+            weights: of the rows in the loss; None for all alike.
+            sent: the cuts of the exchange, with the gradients that were left at leaves.
+        """
+        assert self._optimizer is not None, "only where something is trained"
+        context = StepContext(exchange.step, training=True, secret=self._secret)
+        for turn in self._local.turns:
+            cuts = self._last_cuts(exchange, inputs, sent, turn)
+            with self._draws.at(exchange.step, turn):
+                logits = self._defense.logits(self._top(cuts), context)
+                targets = self._defense.targets(truth, logits.shape[1], context)
+                loss = self._task(logits, targets, weights)
+                turned = self._turned(loss, cuts, sent)
+                if turned is not None:
+                    usual = torch.ones_like(turned) if weights is None else weights
+                    share = weighted_mean(turned, usual)  # or few rows would count as many
+                    loss = share * self._task(logits, targets, turned * usual)
+                named = {name: cut for name, cut in cuts.items() if name in self.ends}
+                extra = self._defense.loss(named, truth, logits, context)
+            if not self._ranks.alone:
+                loss = loss * self._part(exchange, whole)
+            total = loss if extra is None else loss + extra
+            check_finite(total, "loss", self.data.name, exchange.step)
+            drop_gradients(self._trainable)
+            total.backward()
+            self._optimizer.step()
+
+    def _last_cuts(
+        self, exchange: Exchange, inputs: Tensor | None, sent: Mapping[str, Tensor], turn: int
+    ) -> dict[str, Tensor]:
+        """The cuts that an exchange brought, and the own one of the weights as they are now."""
+        cuts = {}
+        for name, cut in sent.items():
+            if name in self.ends:
+                cuts[name] = self.ends[name].last_cut()
+            elif name == self.data.name and inputs is not None:
+                with self._own_draws.at(exchange.step, turn), self._compute.forward():
+                    own = inputs.to(self._compute.device)
+                    cuts[name] = self._compute.run(self.model, "bottom", own).float()
+            else:  # a sum of cuts
+                cuts[name] = cut.detach().requires_grad_()
+        return cuts
+
+    def _turned(
+        self, loss: Tensor, cuts: Mapping[str, Tensor], sent: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """What each row weighs by the angle between both gradients of its cuts; None for alike."""
+        if not self._local.angle:
+            return None
+        leaves = {name: cut for name, cut in cuts.items() if cut.is_leaf and cut.requires_grad}
+        now = torch.autograd.grad(loss, [*leaves.values()], retain_graph=True)
+        then = [sent[name].grad for name in leaves]
+        assert all(one is not None for one in then), "the exchange has left gradients"
+        joined = torch.cat([one for one in then if one is not None], 1)
+        return self._local.weights(torch.cat([*now], 1), joined)
 
     def _part(self, share: Exchange, whole: Exchange) -> float:
         """What the rows of this rank weigh in the batch's mean loss, from 0 to 1."""

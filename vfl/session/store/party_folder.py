@@ -46,6 +46,7 @@ from vfl.datasets import (
     read_encoder,
 )
 from vfl.datasets.alignment.positions import Alignment
+from vfl.datasets.augment import Augment, augmentation_of
 from vfl.datasets.describe import left_out
 from vfl.datasets.encode import NumberColumn
 from vfl.datasets.on_disk import OnDisk
@@ -842,6 +843,17 @@ def _lasting_secret(party: PartyFile) -> Secret:
     if injected.exists():
         return Secret.kept_at(injected)
     return Secret.kept_at(party.store_path / "secret")
+
+
+def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
+    """What a party does with its training rows, as its own file says; None for nothing.
+
+    Raises:
+        SpecError: see `augmentation_of`.
+    """
+    if data is None or data.inputs is None:
+        return None
+    return augmentation_of(party.augment, data.inputs.shape[1:], own=True)
 
 
 def own_secret(party: PartyFile, entry: Entry) -> Secret:

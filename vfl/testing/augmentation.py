@@ -1,0 +1,70 @@
+"""The tests every augmentation passes; a plug-in author subclasses `AugmentationContract`.
+
+    class TestMine(AugmentationContract):
+        specs = ["mine:angle=10"]
+
+pytest then runs each test below for each spec.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vfl.core.seeds import generator, scoped
+from vfl.datasets.augment import AUGMENTATIONS, Augmentation
+from vfl.testing.base import Contract, global_states, require_still
+
+_ROWS = 6
+
+
+class AugmentationContract(Contract):
+    """What holds for every augmentation of training rows.
+
+    Attributes:
+        shape: axes of the rows that it is tried with.
+    """
+
+    family = "augmentation"
+    shape: ClassVar[tuple[int, ...]] = (2, 8, 6)
+
+    def rows(self) -> Tensor:
+        """Rows to change."""
+        return torch.rand(_ROWS, *self.shape, generator=generator(0, "augment")) + 1
+
+    def make(self, spec: str) -> Augmentation:
+        """What the spec names."""
+        made = AUGMENTATIONS.make(spec)
+        made.check(self.shape)
+        return made
+
+    def test_axes_and_type_stay(self, spec: str) -> None:
+        rows = self.rows()
+        with scoped(1):
+            changed = self.make(spec)(rows)
+        assert (changed.shape, changed.dtype) == (rows.shape, rows.dtype)
+        assert torch.equal(rows, self.rows()), "the rows that were given have changed"
+
+    def test_draws_are_the_callers(self, spec: str) -> None:
+        made, states = self.make(spec), global_states()
+        with scoped(1):
+            first = made(self.rows())
+        with scoped(1):
+            again = made(self.rows())
+        with scoped(2):
+            other = made(self.rows())
+        require_still(states)
+        assert torch.equal(first, again), "the same seed changes rows in another way"
+        assert not torch.equal(first, other), "another seed changes nothing"
+
+    def test_a_row_depends_on_no_other(self, spec: str) -> None:
+        made, rows = self.make(spec), self.rows()
+        with scoped(1):
+            whole = made(rows)
+        for one in range(_ROWS):
+            others = torch.zeros_like(rows)
+            others[one] = rows[one]
+            with scoped(1):
+                assert torch.equal(made(others)[one], whole[one]), "another batch, another row"
