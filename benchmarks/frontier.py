@@ -367,7 +367,7 @@ def place_rows(found: Frontier) -> list[PlaceRow]:
 
 
 #: Defenses of a task on the page, beside the undefended model and the reference.
-LINES = 4
+LINES = 3
 
 
 def for_readers(found: Frontier) -> list[Place]:
@@ -427,23 +427,20 @@ METHOD = f"""
 ## What was measured
 
 - One feature party attacks. On tables the label party has columns of its own. The attacker has
-  every gradient of the training, its bottom, its inputs and {LEAKED} leaked labels of each class,
-  drawn anew for every victim. It does not tamper.
+  every gradient, its bottom, its inputs and {LEAKED} leaked labels of each class, drawn anew for
+  every victim. It does not tamper.
 - *Gain*: test utility less that of the most accurate label-free bottom, seed by seed.
 - *Leak*: the worst attack less the best attack that reads nothing with a label in it, seed by seed.
-  The latter are training from scratch, attacks on inputs and their components, and all attacks on
-  all label-free bottoms, which anyone with the inputs can make.
+  The latter are training from scratch and attacks on inputs, components and label-free bottoms.
 - Attacks on cuts infer labels of test rows; attacks on gradients infer labels of training rows.
 - *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
-  leak above that; "no better" is a gain of at most 0, each by its whole interval. Anything else is
-  "undecided".
+  leak above that; "no better" is a gain of at most 0, each by its whole interval.
 - `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
   exposed as undefended ones, which a mean over all rows hides.
-- *Secure top*: labels and top are under multi-party computation, which discloses the sum of a
-  batch's gradients at the cut. `gradient_averaging:rows=0` sends just that sum; the cost of such a
-  protocol is not measured here.
-- Intervals are Student's, over victims. Strengths were fixed before the grid ran.
-- Not tried: `adaptive` and the heavy pack, which cost more than the trainings; parties that tamper.
+- `gradient_averaging:rows=0` sends the sum of a batch's gradients at the cut, as a *secure top*
+  under multi-party computation would; the cost of such a protocol is not measured here.
+- Strengths were fixed before the grid ran. Not tried: `adaptive`, the heavy pack, and parties that
+  tamper.
 """
 
 

@@ -1,6 +1,7 @@
 """A real Flower deployment on the loopback: what it computes, what it refuses, what it tells."""
 
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -44,7 +45,7 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
     from flwr.superlink.main import create_app as superlink_app
     from flwr.supernode.main import create_app as supernode_app
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "security.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "security_routes.csv"
 REFUSED = {403, 413}
 NOBODY = 65534
 
@@ -388,14 +389,12 @@ def routes_of(application):
 
 def rows_of_the_table():
     """(service, path) to what the document says of the three who ask."""
-    rows = {}
-    for line in DOCUMENT.read_text().splitlines():
-        match = re.match(r"\| (SuperLink|SuperNode) `(/\S*)` ([^|]+)\| (.*) \|$", line)
-        if match:
-            service, prefix, names, answers = match.groups()
-            for name in names.split(", "):
-                rows[service, prefix + name.strip()] = answers.split(" | ")
-    return rows
+    with DOCUMENT.open(encoding="utf-8", newline="") as file:
+        return {
+            (row["service"], row["prefix"] + name): list(row.values())[3:]
+            for row in csv.DictReader(file)
+            for name in row["routes"].split(", ")
+        }
 
 
 ROWS = rows_of_the_table()
