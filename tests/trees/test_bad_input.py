@@ -73,7 +73,7 @@ def test_a_hundred_thousand_categories_are_refused(tmp_path, spec):
 def test_labels_that_no_objective_takes_are_refused(tmp_path, table, spec):
     shop, poisson = ["basket"], f"{spec},objective=poisson"
     fewer = table.assign(visits=table.visits - 1)
-    with pytest.raises(DataError, match="not negative") as found:
+    with pytest.raises(DataError, match="must not be negative") as found:
         trained(tmp_path / "negative", fewer, poisson, shop, "visits", task="regression")
     assert "objective=auto" in str(found.value)
     with pytest.raises(DataError, match="nothing to tell apart"):

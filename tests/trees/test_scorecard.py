@@ -141,7 +141,7 @@ column = "paid"
     ("change", "code", "told"),
     [
         ({"task": "regression"}, "V103", "goods from bads"),
-        ({"class_weight": "balanced"}, "V103", "counts rows"),
+        ({"class_weight": "balanced"}, "V103", "count every row"),
     ],
 )
 def test_labels_of_another_kind_are_refused(tmp_path, change, code, told):

@@ -1,24 +1,24 @@
 """Boosted trees, scorecards and regressions over columns of several organisations.
 
-mode         `model = "trees"`: what is agreed on, refused and promised
-cells        what sessions of all three models have in common: cells, bins, and how bins travel
-ends         both ends of a session: a feature party's bins and splits, the label party's forest
-shared       the ends where gradients are shared with a helper
-estimators   VFLBoostingClassifier, VFLBoostingRegressor: scikit-learn, all parties in a process
-boosting     the loop over trees, and forests as tensors
-explanation  margins where some splits have no answer, Shapley values, importance
-export       a forest as JSON that XGBoost reads
-command      `vfl importance`
-grow         one tree from histograms, as XGBoost's `hist` grows it
-histograms   sums of gradients where all bins lie in one place
-bins         a party's columns as bins; randomised response on them
-scorecard    `model = "scorecard"`: bins, weights of evidence, points
-objectives   derivatives of losses, and what margins say
+mode:        `model = "trees"`: its terms, refusals and guarantees
+cells:       common part of the sessions of all three models: cells, bins, messages of bins
+ends:        both ends of a session: a feature party's bins and splits, the label party's forest
+shared:      the ends where gradients are shared with a helper
+estimators:  VFLBoostingClassifier, VFLBoostingRegressor: scikit-learn, all parties in a process
+boosting:    the loop over trees, and forests as tensors
+explanation: margins where some splits have no answer, Shapley values, importance
+export:      a forest as JSON that XGBoost reads
+command:     `vfl importance`
+grow:        one tree from histograms, as XGBoost's `hist` grows it
+histograms:  sums of gradients where all bins are in one place
+bins:        a party's columns as bins; randomised response on them
+scorecard:   `model = "scorecard"`: bins, weights of evidence, points
+objectives:  losses, their derivatives, and conversion of margins to outputs
 
-regression       `model = "regression"`: what is agreed on, refused and promised
-regression_ends  the ends of its sessions, and what each party keeps
-sums             sums over rows on shares, with a helper
-newton           regressions with inference, from sums over rows
+regression:      `model = "regression"`: its terms, refusals and guarantees
+regression_ends: the ends of its sessions, and each party's saved part
+sums:            sums over rows on shares, with a helper
+newton:          regressions with inference, from sums over rows
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A party's columns as bins: the order of values is all that a tree needs.
+"""A party's columns as bins: a tree needs only the order of values.
 
-Edges are learned from training rows and stay with their party. What another party may get is the
-number of each cell's bin and, for each column, how many bins it has and whether they have an order.
+Edges are learned from training rows and stay with their party. Another party may receive only each
+cell's bin number and, for each column, the number of bins and whether they have an order.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ MAX_BINS = 1 << 15
 
 @dataclass(frozen=True)
 class Binning:
-    """How a party puts its cells into bins.
+    """A party's rule for putting its cells into bins.
 
     Attributes:
-        edges: each column's lower bounds of all bins but the first, rising; of categories none.
-        categories: how many each column has; 0 of one whose values have an order.
+        edges: each column's lower bounds of all bins but the first, increasing; empty for
+            categories.
+        categories: number of categories of each column; 0 for a column whose values have an order.
     """
 
     edges: tuple[np.ndarray, ...] = field(repr=False)
@@ -42,12 +43,14 @@ class Binning:
         return Layout(tuple(counts), tuple(count > 0 for count in self.categories))
 
     def bins(self, cells: np.ndarray) -> np.ndarray:
-        """Number of each cell's bin, axes (rows, columns); a missing cell has `layout.width - 1`.
+        """Return each cell's bin number, axes (rows, columns).
 
-        uint8 where that is enough, else uint16.
+        A missing cell has `layout.width - 1`.
+
+        The type is uint8 where that is enough, else uint16.
 
         Args:
-            cells: of `CellEncoder`: numbers, or numbers of categories; missing ones are NaN.
+            cells: cells of `CellEncoder`: numbers, or numbers of categories; missing ones are NaN.
         """
         missing = self.layout.width - 1
         found = np.empty(cells.shape, np.uint8 if missing < 256 else np.uint16)
@@ -63,27 +66,27 @@ class Binning:
         return found
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The edges as tensors, for `of_state`."""
+        """Return the edges as tensors, for `of_state`."""
         counts = torch.tensor([len(edges) for edges in self.edges], dtype=torch.int64)
         edges = np.concatenate([*self.edges, np.empty(0, np.float32)])
         return {"edges": torch.from_numpy(edges), "edge_counts": counts}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Tensor], categories: tuple[int, ...]) -> Binning:
-        """A binning that `state_dict` was taken of."""
+        """Restore a binning from the result of `state_dict`."""
         ends = np.cumsum(state["edge_counts"].numpy())[:-1]
         return cls(tuple(np.split(state["edges"].numpy(), ends)), categories)
 
 
 def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Binning:
-    """Bins of a party's columns.
+    """Learn bins of a party's columns.
 
     A column of numbers with at most `max_bin` different values gets a bin for each; another gets
     edges that XGBoost's `hist` chooses for the same cells, see `quantile_edges`.
 
     Args:
-        cells: of the training rows, float32, axes (rows, columns); see `Binning.bins`.
-        categories: how many each column has; 0 of one whose values have an order.
+        cells: cells of the training rows, float32, axes (rows, columns); see `Binning.bins`.
+        categories: number of categories of each column; 0 for a column whose values have an order.
         max_bin: most bins of an ordered column, 2 to 32768.
     """
     none = np.empty(0, np.float32)
@@ -94,17 +97,18 @@ def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Bi
     return Binning(tuple(edges), categories)
 
 
-#: So many ranks a bin are looked at, as in XGBoost.
+#: Number of ranks considered per bin, as in XGBoost.
 _RANKS_PER_BIN = 8
 
 
 def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
-    """Lower bounds of all bins of a column but the first, float32, rising.
+    """Return lower bounds of all bins of a column but the first, float32, increasing.
 
-    Values at evenly spaced ranks, as the quantile summary of Chen and Guestrin 2016 (appendix A)
-    gives them where it holds all values: it is pruned to eight values a bin, and then to one. A
-    value that many rows have takes the ranks of all of them. XGBoost has the same edges for columns
-    of up to eight different values a bin, approximate ones for more: its summary is of blocks.
+    These are values at evenly spaced ranks, as the quantile summary of Chen and Guestrin 2016
+    (appendix A) returns them if it holds all values: it is pruned to eight values a bin, then to
+    one. A value that many rows have takes the ranks of all of them. XGBoost has the same edges for
+    columns of up to eight distinct values a bin. For more values its edges are approximate, because
+    its summary is made from blocks.
 
     Args:
         column: cells, axes (rows,); NaN is missing.
@@ -123,12 +127,12 @@ def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
 
 
 def _pruned(begins: np.ndarray, ends: np.ndarray, most: int) -> np.ndarray:
-    """Positions of the values next to `most` evenly spaced ranks, the first and the last included.
+    """Return positions of the values next to `most` evenly spaced ranks, both ends included.
 
     Args:
-        begins: how many rows have a smaller value, of each value.
-        ends: how many have no larger one.
-        most: of the values are kept.
+        begins: for each value, the number of rows with a smaller value.
+        ends: for each value, the number of rows without a larger value.
+        most: number of values to keep.
     """
     last = len(ends) - 1
     if last < most:
@@ -142,17 +146,19 @@ def _pruned(begins: np.ndarray, ends: np.ndarray, most: int) -> np.ndarray:
 
 
 def randomised(bins: np.ndarray, layout: Layout, epsilon: float, secret: Secret) -> np.ndarray:
-    """Bins after k-ary randomised response (Kairouz et al. 2016, section 2): local DP of a cell.
+    """Return bins after k-ary randomised response, which is local DP of each cell.
 
-    A cell stays where it is with probability e^epsilon / (e^epsilon + k - 1), else it goes to one
-    of the other k - 1 bins of its column, the missing one among them, all alike. A row has spent
-    `epsilon` a column.
+    Source: Kairouz et al. 2016, section 2.
+
+    A cell keeps its bin with probability e^epsilon / (e^epsilon + k - 1). Otherwise it moves to one
+    of the other k - 1 bins of its column, the missing one among them, with equal probability. A row
+    spends `epsilon` for each column.
 
     Args:
-        bins: axes (rows, columns).
-        layout: of these columns.
-        epsilon: of each cell.
-        secret: of the party and this training alone; the same one draws the same again.
+        bins: bins of cells, axes (rows, columns).
+        layout: layout of these columns.
+        epsilon: parameter for each cell.
+        secret: secret of the party for this training only; the same secret draws the same bins.
     """
     drawn = bins.copy()
     missing = layout.width - 1

@@ -1,7 +1,7 @@
-"""Boosting: trees one after another, each on the gradients that the earlier ones leave.
+"""Boosting: trees one after another, each fitted to the gradients at the earlier trees' margins.
 
-Friedman 2001 with second derivatives (Chen and Guestrin 2016). The loop knows histograms, not whose
-columns they are of.
+Friedman 2001 with second derivatives (Chen and Guestrin 2016). The loop sees histograms, and not
+the owners of their columns.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from vfl.trees.objectives import Objective
 
 @dataclass(frozen=True)
 class Boosting:
-    """How trees are boosted; names and defaults are XGBoost's.
+    """Settings of boosting; names and defaults are XGBoost's.
 
     Attributes:
-        growth: how each tree grows.
+        growth: settings of each tree.
         subsample: share of the rows that each tree grows on, drawn without replacement.
         colsample_bytree: share of the columns that each tree may split on.
-        seed: of the draws, which every party may know.
-        own_rounds: so many first rounds split on the first `own_columns` columns alone.
-        own_columns: how many columns the label party has; they come first.
+        seed: seed of the draws, which every party may know.
+        own_rounds: number of first rounds that split only on the first `own_columns` columns.
+        own_columns: number of the label party's columns; they come first.
     """
 
     growth: Growth = field(default_factory=Growth)
@@ -49,30 +49,30 @@ class Source(Histograms, Protocol):
         Args:
             gradients: first and second derivatives, float32, axes (rows, 2).
             rows: the rows that grow this tree, int64, increasing.
-            columns: those that it may be split on, bool, axes (columns,); None for all. Sums of
-                others may be left out.
+            columns: columns that the tree may split on, bool, axes (columns,); None for all. Sums
+                of other columns may be omitted.
         """
         ...
 
     def values(self, tree: Tree) -> np.ndarray:
-        """Leaf values of all rows, axes (all rows,): a tree adds them to the margins.
+        """Return leaf values of all rows, axes (all rows,): a tree adds them to the margins.
 
         Args:
-            tree: the one that has just grown, or one of before while none has begun.
+            tree: the tree that has just grown, or an earlier one while no tree grows.
         """
         ...
 
 
-#: Rows that walk through a forest at once.
+#: Number of rows that pass through a forest at once.
 _WALKED_ROWS = 1 << 12
 
 
 class _Walk:
-    """All trees side by side, so that a row walks through them together.
+    """All trees side by side, so that a row passes through them together.
 
     Args:
         trees: in the order of their splits.
-        rounds: of these trees.
+        rounds: rounds of these trees.
     """
 
     def __init__(self, trees: Sequence[Tree], rounds: int) -> None:
@@ -84,14 +84,14 @@ class _Walk:
         children = np.array(pairs, np.int64).reshape(-1, 2)
         self._values = np.array([value for tree in trees for value in tree.values])
         inner = children[:, 0] >= 0
-        #: A leaf leads to itself, and asks for any answer.
+        #: A leaf leads to itself, and may read any answer.
         nodes = np.arange(len(children))[:, None]
         self._children = np.where(inner[:, None], children + first[:, None], nodes)
         self._asked = np.where(inner, np.cumsum(inner) - 1, 0)
         self._inner = inner
 
     def values(self, goes_left: np.ndarray) -> np.ndarray:
-        """The leaf value of each tree, axes (rows, trees)."""
+        """Return the leaf value of each tree, axes (rows, trees)."""
         at, rows = np.tile(self._roots, (len(goes_left), 1)), np.arange(len(goes_left))[:, None]
         while self._inner[at].any():
             left = goes_left[rows, self._asked[at]]
@@ -102,7 +102,7 @@ class _Walk:
 
 @dataclass
 class Forest:
-    """Grown trees and where they start.
+    """Grown trees and their initial margins.
 
     Attributes:
         start: margins before the first tree, axes (outputs,).
@@ -124,7 +124,7 @@ class Forest:
         return splits_of(self.trees)
 
     def margins(self, goes_left: np.ndarray) -> np.ndarray:
-        """Margins of rows, axes (rows, outputs).
+        """Return margins of rows, axes (rows, outputs).
 
         Args:
             goes_left: the answer to each of `splits` for each row, bool, axes (rows, splits).
@@ -135,12 +135,13 @@ class Forest:
         for begin in range(0, len(margins), _WALKED_ROWS):
             rows = slice(begin, begin + _WALKED_ROWS)
             values = self._walk.values(goes_left[rows])
-            for place in range(values.shape[1]):  # in the order of the training, to the last bit
+            # in the order of the training, so that sums are equal to the last bit
+            for place in range(values.shape[1]):
                 margins[rows, place % len(self.start)] += values[:, place]
         return margins
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The forest as tensors, for `of_state`."""
+        """Return the forest as tensors, for `of_state`."""
         trees = self.trees
         children = [pair for tree in trees for pair in tree.children]
         return {
@@ -158,7 +159,7 @@ class Forest:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Tensor]) -> Forest:
-        """A forest that `state_dict` was taken of."""
+        """Restore a forest from the result of `state_dict`."""
         forest, splits, begin = cls(state["start"].numpy()), iter(splits_of_state(state)), 0
         outputs = len(forest.start)
         for number, count in enumerate(state["nodes"].tolist()):
@@ -172,24 +173,27 @@ class Forest:
         return forest
 
 
-#: Rows whose derivatives are worked out at a time.
+#: Number of rows whose derivatives are computed at a time.
 _BLOCK_ROWS = 1 << 14
 _OF_NODES = ("values", "gains", "weights")
 
 
 def blocks(rows: int) -> Iterator[slice]:
-    """Rows in blocks that are worked out at a time, so that what is in between takes no memory."""
+    """Yield blocks of rows, which limit the memory of intermediate results."""
     starts = range(0, max(1, rows), _BLOCK_ROWS)
     return (slice(start, min(rows, start + _BLOCK_ROWS)) for start in starts)
 
 
 def splits_of(trees: Iterable[Tree]) -> list[Split]:
-    """The splits of trees, tree by tree and node by node."""
+    """Return the splits of trees, tree by tree and node by node."""
     return [split for tree in trees for split in tree.splits if split is not None]
 
 
 def splits_state(splits: Sequence[Split]) -> dict[str, Tensor]:
-    """Splits as tensors, for `splits_of_state`; of an ordered split how many bins go left."""
+    """Return splits as tensors, for `splits_of_state`.
+
+    An ordered split is the number of bins that go left.
+    """
     left = [[one.left.stop] if isinstance(one.left, range) else list(one.left) for one in splits]
 
     def whole(numbers: Sequence[int]) -> Tensor:
@@ -205,7 +209,7 @@ def splits_state(splits: Sequence[Split]) -> dict[str, Tensor]:
 
 
 def splits_of_state(state: Mapping[str, Tensor]) -> list[Split]:
-    """The splits that `splits_state` was given."""
+    """Restore the splits from the result of `splits_state`."""
     left, begin, found = state["left"].tolist(), 0, []
     for column, ordered, missing_left, count in zip(
         *(state[name].tolist() for name in ("columns", "ordered", "missing_left", "left_counts")),
@@ -221,16 +225,16 @@ class Booster:
     """Grows a forest round by round.
 
     Args:
-        settings: how.
-        objective: what is minimised.
+        settings: settings of boosting.
+        objective: loss to minimise.
         source: histograms of all rows' bins.
-        labels: of the training rows, codes, counts or numbers, axes (training rows,).
-        weights: how much each training row counts, axes (training rows,).
-        rows: how many rows there are; the training rows come first.
+        labels: labels of the training rows, codes, counts or numbers, axes (training rows,).
+        weights: weight of each training row, axes (training rows,).
+        rows: number of rows; the training rows come first.
 
     Attributes:
-        forest: what has grown.
-        margins: of all rows, axes (rows, outputs).
+        forest: the forest grown so far.
+        margins: margins of all rows, axes (rows, outputs).
     """
 
     def __init__(
@@ -248,7 +252,7 @@ class Booster:
         self.margins = np.tile(self.forest.start, (rows, 1))
 
     def go_on(self, forest: Forest) -> None:
-        """Go on from a forest that has grown on the same rows."""
+        """Continue from a forest that has grown on the same rows."""
         self.forest = forest
         self.margins = np.tile(forest.start, (len(self.margins), 1))
         for trees in forest.rounds:
@@ -256,7 +260,7 @@ class Booster:
                 self.margins[:, output] += self._source.values(tree)
 
     def add_round(self) -> list[Tree]:
-        """Grow one tree an output."""
+        """Grow one tree for each output."""
         number, trees = 1 + len(self.forest.rounds), []
         gradients = self._gradients()
         for output in range(len(gradients)):
@@ -268,15 +272,20 @@ class Booster:
         return trees
 
     def _start(self, gradients: np.ndarray, number: int, output: int) -> np.ndarray | None:
-        """Begin a tree, whose rows the source alone keeps; the columns that it may split on."""
+        """Begin a tree, whose rows only the source keeps.
+
+        Return the columns that it may split on.
+        """
         rows, columns = self._drawn(number, output)
         self._source.start(gradients, rows, columns)
         return columns
 
     def _gradients(self) -> list[np.ndarray]:
-        """Weighted derivatives of the loss, float32 as XGBoost's, of each output; axes (rows, 2).
+        """Return each output's weighted derivatives of the loss, float32; axes (rows, 2).
 
-        Arrays of their own, so that one whose tree has grown is not kept for the others.
+        The type is XGBoost's.
+
+        Each array is separate, so that it can be freed when its tree has grown.
         """
         labels, weights = self._labels, self._weights
         found = [np.empty((len(labels), 2), np.float32) for _ in range(self._objective.outputs)]
@@ -288,7 +297,7 @@ class Booster:
         return found
 
     def _drawn(self, number: int, output: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The rows and the columns of one tree."""
+        """Draw the rows and the columns of one tree."""
         settings, layout = self._settings, self._source.layout
 
         def some(count: int, share: float, what: str) -> np.ndarray:

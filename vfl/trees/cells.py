@@ -1,7 +1,7 @@
-"""The common part of sessions over binned cells, and the messages by which bins travel.
+"""Common part of sessions over binned cells, and the messages that carry bins.
 
-A feature party's `CellsEnd` sends the number of the bin of each training and validation cell, a
-byte a cell, if its protection says so; the label party asks for every message by an empty frame.
+A feature party's `CellsEnd` sends the bin number of each training and validation cell, a byte a
+cell, if its protection says so; the label party requests every message by an empty frame.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from vfl.trees.grow import Layout
 #: Largest payload of any message of these sessions.
 CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
-#: Bins of one party that the label party takes, in bytes; each party says how many columns it has.
+#: Most bytes of one party's bins that the label party accepts; each party announces its columns.
 MOST_BYTES = 1 << 32
-#: Settings of [train] and of each party that have no part in models of cells.
+#: Settings of [train] and of each party that have no meaning for models of cells.
 _IDLE = (
     "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
     "weight_decay", "in_flight", "batch_size", "shuffle", "checkpoint_every", "precision",
@@ -65,12 +65,12 @@ class CellsMode(NetworkMode):
     """A session that reads cells: the label party in the middle, one stream to each other party.
 
     Attributes:
-        takes_noisy_labels: whether a defense may replace labels before the training; inference
-            from replaced labels would say nothing.
-        instead: what to write in place of a setting of networks, by its name.
+        takes_noisy_labels: whether a defense may replace labels before the training; inference from
+            replaced labels would be meaningless.
+        instead: replacement for a setting of networks, by its name.
         max_bin: most bins of an ordered column.
-        epsilon: of the randomised response on each cell that a feature party sends; None sends
-            bins as they are.
+        epsilon: parameter of the randomised response on each cell that a feature party sends; None
+            sends the true bins.
     """
 
     needs_keys: bool = False
@@ -99,7 +99,7 @@ class CellsMode(NetworkMode):
         for setting, got, want in given:
             if got != want:
                 raise ExposedCutError(
-                    "this setting is of networks; parameters of this model are options of it",
+                    "this setting is for networks; parameters of this model are its options",
                     got=f"{setting} = {got}",
                     want=f"{setting} = {want}, the default, or none",
                     fix=self.instead.get(setting),
@@ -107,11 +107,11 @@ class CellsMode(NetworkMode):
         refuse_work_on_cuts(agreed, self.takes_noisy_labels)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """The promise to each cell's owner."""
+        """Return the guarantee for each cell's owner."""
         return ()
 
     def signs(self, names: Sequence[str], columns: int) -> list[int]:
-        """The sign of each of a party's columns, 0 for none."""
+        """Return the sign of each of a party's columns, 0 for no constraint."""
         return [self._signs.get(name, 0) for name in names] if names else [0] * columns
 
     def limits(
@@ -142,7 +142,7 @@ class CellsMode(NetworkMode):
         return {**super().simulated_keys(secrets, terms, session, attempt)}
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Nothing: `WholeNetwork.revealed` has all of it."""
+        """Yield no size: `WholeNetwork.revealed` covers all of it."""
         return iter(())
 
 
@@ -151,7 +151,7 @@ class CellsEnd(WholeNetwork):
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
-        party: whose end it is.
+        party: name of the party.
     """
 
     def __init__(self, mode: CellsMode, party: str, terms: Terms, rows: OwnRows) -> None:
@@ -160,7 +160,8 @@ class CellsEnd(WholeNetwork):
         self._digest = rows.digest()
         self._seen: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._own: Binning | None = None
-        #: What the own columns add where a session says it, axes (rows, columns, outputs) each.
+        #: Contributions of the own columns, where a session explains them, axes (rows, columns,
+        #: outputs).
         self._values = list[np.ndarray]()
 
     @property
@@ -189,7 +190,7 @@ class CellsEnd(WholeNetwork):
         return {"weights": self.weights(), "inputs": self._digest, "revealed": seen}
 
     def _restored(self, state: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        """The weights of a training's state, once the rows are those that it was of."""
+        """Return the weights of a training's state, after checking that the rows are the same."""
         require_same_rows(self.party, self._digest, state["inputs"])
         for what, of, phase, times, values in state["revealed"]:
             self._seen[what, of, phase] = times, values
@@ -205,7 +206,7 @@ class CellsEnd(WholeNetwork):
         return self._terms.mode == "train"
 
     def _bin_columns(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Learn the bins of the party's columns, or take those of a training."""
+        """Learn the bins of the party's columns, or restore those of a training."""
         if weights is not None:
             self._own = Binning.of_state(weights, self._categories)
         elif self._rows.inputs is not None:
@@ -219,19 +220,22 @@ class CellsEnd(WholeNetwork):
         return self._rows.categories or (0,) * inputs[:1].numel()
 
     def _positions(self, phase: str) -> np.ndarray:
-        """Where the rows of a phase stand among the aligned rows."""
+        """Return the positions of a phase's rows among the aligned rows."""
         assert self._rows.split is not None, "every party has rows"
         found: np.ndarray = getattr(self._rows.split, "test" if phase == "predict" else phase)
         return found
 
     def _asked_for(self, exchange: Exchange) -> np.ndarray:
-        """Where the rows of a query stand among the aligned rows; one while serving says it."""
+        """Return the positions of a query's rows among the aligned rows.
+
+        In a service they are the position of one row.
+        """
         return (
             self._positions(exchange.phase)[exchange.rows] if exchange.confirmed else exchange.rows
         )
 
     def _cells(self, positions: np.ndarray) -> np.ndarray:
-        """Cells of some aligned rows, float32, axes (rows, columns)."""
+        """Return cells of some aligned rows, float32, axes (rows, columns)."""
         assert self._rows.inputs is not None, "asked of a party with columns"
         return taken(self._rows.inputs.flatten(1).numpy(), positions)
 
@@ -240,16 +244,16 @@ class CellsEnd(WholeNetwork):
         return self._own.bins(self._cells(positions))
 
     def _known_rows(self) -> np.ndarray:
-        """The rows whose bins the label party gets: training rows first, then validation rows."""
+        """Return the rows whose bins the label party receives: training, then validation rows."""
         return np.concatenate([self._positions("train"), self._positions("validation")])
 
 
 class FeatureCellsEnd(CellsEnd):
-    """A feature party's end: it shows bins where its protection does, and answers what is asked.
+    """A feature party's end: it shows bins if its protection does, and answers requests.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
-        link: to the label party.
+        link: link to the label party.
     """
 
     def __init__(
@@ -270,12 +274,12 @@ class FeatureCellsEnd(CellsEnd):
             self._show_bins()
 
     def outputs(self, exchange: Exchange) -> None:
-        if exchange.phase != "validation":  # whose bins the label party has
+        if exchange.phase != "validation":  # the label party has the bins of validation rows
             expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
             self.answer_rows(exchange)
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Answer some rows that the label party asked for."""
+        """Answer a request for some rows."""
         raise NotImplementedError
 
     def receive_verdict(self) -> bytes:
@@ -285,14 +289,14 @@ class FeatureCellsEnd(CellsEnd):
         return report_to_label_party(self.link, report)
 
     def _show_bins(self) -> None:
-        """Send the number of the bin of each cell, after randomised response if there is any."""
+        """Send the bin number of each cell, after randomised response if there is any."""
         self._answer(0, self._about())
         raw = self._shown_bins().tobytes("F")  # column by column
         for start, end in chunks(len(raw)):
             self._answer(0, raw[start:end])
 
     def _shown_bins(self) -> np.ndarray:
-        """Bins of the known rows as others may learn of them."""
+        """Return bins of the known rows as other parties may see them."""
         assert self._own is not None, "an attempt has begun"
         bins, epsilon = self._bins(self._known_rows()), self._mode.epsilon
         if epsilon is None:
@@ -300,7 +304,7 @@ class FeatureCellsEnd(CellsEnd):
         return randomised(bins, self._own.layout, epsilon, self._rows.secret)
 
     def _about(self) -> bytes:
-        """What the label party needs to know of the columns, without names or edges."""
+        """Describe the columns for the label party, without names or edges."""
         assert self._own is not None, "an attempt has begun"
         layout = self._own.layout
         about = {
@@ -311,7 +315,7 @@ class FeatureCellsEnd(CellsEnd):
         return json.dumps(about).encode()
 
     def _answer(self, step: int, payload: bytes) -> None:
-        """Send what the label party asks for."""
+        """Send the message that the label party requests."""
         expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY)
         self.link.send(Frame(Kind.PROTOCOL, step, payload))
 
@@ -324,7 +328,7 @@ class LabelCellsEnd(CellsEnd):
         links: see `links_of`.
 
     Attributes:
-        ends: the links, by party.
+        ends: links by party.
     """
 
     def __init__(
@@ -342,11 +346,11 @@ class LabelCellsEnd(CellsEnd):
         return collect_reports(links, self._terms, report)
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
-        """See `AskingNetwork.contributions`; none, unless a model says otherwise."""
+        """See `AskingNetwork.contributions`; empty unless a model overrides it."""
         return {}
 
     def _pull(self, name: str, step: int) -> memoryview:
-        """Ask a party for its next message of a step."""
+        """Request a party's next message of a step."""
         self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
         return self._next(name, step)
 
@@ -355,10 +359,10 @@ class LabelCellsEnd(CellsEnd):
         return memoryview(frame.payload)
 
     def _layout_of(self, raw: bytes, name: str) -> tuple[Layout, list[int]]:
-        """What a feature party says of its columns, and the signs that they change with.
+        """Parse a feature party's description of its columns, and the signs of their constraints.
 
         Raises:
-            ProtocolError: no columns are so, or more than this party takes.
+            ProtocolError: no columns fit the description, or it has more than this party accepts.
         """
         rows = len(self._known_rows())
         try:
@@ -374,11 +378,13 @@ class LabelCellsEnd(CellsEnd):
             fits = False
         if not fits:
             where = f"the message of party '{name}'"
-            raise ProtocolError("a layout of no columns", where=where, want="bins of each column")
+            raise ProtocolError(
+                "a layout that no columns can have", where=where, want="bins of each column"
+            )
         return layout, signs
 
     def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
-        """A feature party's bins with their layout, and the signs that its columns change with."""
+        """Receive a feature party's bins with their layout, and its columns' signs."""
         where, rows = f"the message of party '{name}'", len(self._known_rows())
         layout, signs = self._layout_of(bytes(self._pull(name, 0)), name)
         kind, columns = np.dtype(np.uint8 if layout.width <= 256 else "<u2"), len(layout.bins)
@@ -386,7 +392,9 @@ class LabelCellsEnd(CellsEnd):
         for start, end in chunks(rows * columns * kind.itemsize):
             part = self._pull(name, 0)
             if len(part) != end - start:
-                raise ProtocolError("bins of another number", where=where, want="a bin a cell")
+                raise ProtocolError(
+                    "an unexpected number of bins", where=where, want="one bin per cell"
+                )
             raw += part
         bins = np.frombuffer(raw, kind).reshape(columns, rows).T
         for cells, count in zip(bins.T, layout.bins, strict=True):
@@ -401,20 +409,20 @@ def links_of(
     streams: Mapping[str, Link],
     receive_any: Callable[[], tuple[str, Frame]],
 ) -> Mapping[str, Link]:
-    """The label party's links, by party, where no two others send each other anything.
+    """Return the label party's links by party, where other parties exchange no messages.
 
     Args:
-        terms: the session's.
+        terms: terms of the session.
         streams: see `SecureMode.middle_network`.
-        receive_any: see there.
+        receive_any: see `SecureMode.middle_network`.
     """
-    if terms.mode == "serve":  # where whoever serves looks at each stream
+    if terms.mode == "serve":  # in a service, the caller reads each stream
         return streams
     return Switchboard(streams, receive_any, lambda one, two: False, 2).links
 
 
 def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """What an array has of some rows; the array itself if these are all of them in order."""
+    """Return the entries of some rows; the array itself if these are all rows in order."""
     if len(positions) == len(of_rows) and (positions[1:] > positions[:-1]).all():
         return of_rows
     found: np.ndarray = of_rows[positions]
@@ -422,7 +430,7 @@ def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def rows_of(counts: Sequence[int]) -> Rows:
-    """Rows to train on, to validate and to test, numbered phase by phase; int32 if that is enough.
+    """Number training, validation and test rows phase by phase; int32 if that is enough.
 
     >>> rows_of((2, 0, 1)).train
     array([0, 1], dtype=int32)
@@ -432,11 +440,11 @@ def rows_of(counts: Sequence[int]) -> Rows:
 
 
 def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, by the rest of the name."""
+    """Return the tensors whose names begin with a prefix, by the rest of the name."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def chunks(size: int) -> Iterator[tuple[int, int]]:
-    """Where each message of so many bytes begins and ends."""
+    """Yield the start and end of each message for so many bytes."""
     return ((at, min(size, at + CHUNK_BYTES)) for at in range(0, size, CHUNK_BYTES))

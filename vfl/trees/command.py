@@ -1,4 +1,4 @@
-"""`vfl importance`: what a forest makes of each party and each column."""
+"""`vfl importance`: how much a forest uses each party and each column."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FIGURES = ("splits", "gain", "permutation", "shapley")
 
 
 def importance(run: Run, json: Json = False) -> None:
-    """Say which parties and columns boosted trees use, by gain, permutation and Shapley values.
+    """Report which parties and columns boosted trees use, by gain, permutation and Shapley values.
 
-    Figures are those of the last `vfl evaluate RUN`; a column has its name where its party's files
-    lie in RUN, else its number at its owner. In a feature party's own folder of a run: how many
-    splits each of its columns has, by number and name, and their Shapley values if the last
-    `vfl evaluate RUN --explain PARTY` told them.
+    The figures come from the last `vfl evaluate RUN`. A column is listed by its name where its
+    party's files are in RUN, else by its number at its owner. In a feature party's own folder of a
+    run: the number of splits of each of its columns, and their Shapley values if the last
+    evaluation disclosed them (`vfl evaluate RUN --explain PARTY`).
     """
     table = importance_of(run)
     if json:
@@ -40,15 +40,15 @@ def importance(run: Run, json: Json = False) -> None:
 
 
 def importance_of(run: Path) -> dict[str, Any]:
-    """The importance of parties and columns that a run's folder tells.
+    """Return the importance of parties and columns from a run's folder.
 
     Returns:
-        `parties` and `columns`, most gain first; at a feature party its `columns` alone, which have
-        splits, and Shapley values once it has learned them.
+        `parties` and `columns`, most gain first. At a feature party only its own `columns` that
+        have splits, with Shapley values once it has received them.
 
     Raises:
-        RunFolderError: no party's files lie there, or nobody has evaluated the run.
-        SpecError: it is another model than a forest.
+        RunFolderError: no party's files are there, or the run was never evaluated.
+        SpecError: the run has another model than a forest.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.session import PartyFolder
@@ -59,7 +59,7 @@ def importance_of(run: Path) -> dict[str, Any]:
     terms = (folders[0] if folders else PartyFolder(run / "parties")).terms()
     if "xgboost" not in make(terms.secure).exports:
         raise SpecError(
-            "importance of columns is told of trees",
+            "importance of columns is computed for trees",
             where=str(run),
             want="a run with model = 'trees'",
             fix="vfl value says what each party adds to a network",
@@ -95,5 +95,5 @@ def _own_splits(folder: PartyFolder, names: tuple[str, ...]) -> list[dict[str, A
 
 
 def column_name(one: Mapping[str, Any]) -> str:
-    """A column's name where it is known, else its number at its owner."""
+    """Return a column's name where it is known, else its number at its owner."""
     return str(one.get("name", f"column {one['column']}"))

@@ -1,17 +1,16 @@
 """Both ends of a session that boosts trees, with `protect = "order"` (Tian et al. 2020, section 4).
 
     feature party                                label party
-      layout, number of each cell's bin  ---->     once: puts all columns side by side
-      keeps its splits                   <----     grows a round; splits on the party's columns
-      sides of asked rows                ---->     margins of asked rows
+      layout, number of each cell's bin  ---->     once: joins all columns;
+      keeps its splits                   <----     grows a round; splits on the party's columns;
+      sides of queried rows              ---->     margins of queried rows.
 
-The label party asks for every message by an empty frame of the same step, so one is on its way at
-a time. A feature party's columns have numbers for the label party, no names. Nothing of the labels
-leaves the label party but which of a party's columns were split at which bins; in evaluations and
-predictions also the Shapley values of a party's own columns, if the label party consents. A
-feature party shows the order of its cells, and with an `epsilon` only after randomised response.
-Test rows and new rows are asked by their cells as they are: answers show on which side of each
-split they lie.
+The label party requests every message by an empty frame of the same step, so only one is in transit
+at a time. It knows a feature party's columns by number, not by name. A feature party learns only
+which of its columns were split at which bins. In evaluations and predictions it also receives the
+Shapley values of its own columns, if the label party consents. A feature party shows the order of
+its cells; with an `epsilon`, only after randomised response. Queries for test rows and new rows use
+the true cells: answers show on which side of each split they lie.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ from vfl.trees.histograms import Local, Sides
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
 
-#: Most splits on one party's columns: their sides of the most rows asked at once fit a message.
+#: Most splits on one party's columns, so that their answers for the largest query fit a message.
 MOST_SPLITS = CHUNK_BYTES // QUERY_ROWS * 8
 _LABEL_PARTY = "the label party"
-#: Places of a histogram of all columns, of 16 bytes each: 64 MiB a node.
+#: Entries of a histogram of all columns, of 16 bytes each: 64 MiB a node.
 _MOST_PLACES = 1 << 22
 _OWN = "own."
-#: Test rows that importance is measured on, at most.
+#: Most test rows that importance is measured on.
 _EXPLAINED_ROWS = 256
 
 
@@ -104,7 +103,7 @@ class FeatureEnd(FeatureCellsEnd):
             self._values.append(self._told(exchange))
 
     def _told(self, exchange: Exchange) -> np.ndarray:
-        """What the label party says of the columns in an exchange."""
+        """Receive the label party's explanation of the columns in an exchange."""
         assert self._own is not None, "an attempt has begun"
         rows = len(exchange.rows) if self._terms.mode == "predict" else 1
         columns = len(self._own.layout.bins)
@@ -136,9 +135,9 @@ class _Asking:
     """The splits on one party's columns.
 
     Attributes:
-        places: of them among all splits, axes (own splits,).
-        missing_left: where rows go at each without a value.
-        sides: answers where the columns are here.
+        places: positions of these splits among all splits, axes (own splits,).
+        missing_left: whether rows without a value go left at each split.
+        sides: computes answers where the columns are at this party.
     """
 
     places: np.ndarray
@@ -160,16 +159,16 @@ class LabelEnd(LabelCellsEnd):
         self._objective = mode.objective_of(rows.classes)
         self._forest = Forest(np.zeros(self._objective.outputs))
         self._booster: Booster | None = None
-        #: How many columns each party has, in the order of the columns, the own ones first.
+        #: Number of columns of each party, in the order of the columns, the own ones first.
         self._counts: dict[str, int] = {}
-        #: How many splits the forest has on each party's columns.
+        #: Number of splits that the forest has on each party's columns.
         self._split_counts = Counter[str]()
-        #: On which sides the rows lie that were answered last, axes (rows, splits).
+        #: Sides of the last answered rows, axes (rows, splits).
         self._answers = np.empty((0, 0), bool)
         self._leaves: Leaves | None = None
-        #: What each party is asked, by name, once the forest has grown.
+        #: Query for each party, by name, once the forest has grown.
         self._askings: dict[str, _Asking] | None = None
-        #: Answers and labels of test rows that importance is measured on.
+        #: Answers and labels of the test rows that importance is measured on.
         self._tested = list[tuple[np.ndarray, np.ndarray]]()
 
     def begin(
@@ -205,7 +204,7 @@ class LabelEnd(LabelCellsEnd):
         )
 
     def _histograms(self) -> tuple[Source, list[int]]:
-        """Where sums come from, and the signs that all columns change with."""
+        """Return the source of sums, and the signs of all columns' constraints."""
         parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
         if self._own is not None:
             parts[self.party] = self._bins(self._known_rows()), self._own.layout
@@ -245,10 +244,10 @@ class LabelEnd(LabelCellsEnd):
         return outputs
 
     def _explain(self, exchange: Exchange) -> None:
-        """Tell parties what their columns add: to each predicted row, or to tested rows on average.
+        """Send parties their columns' contributions: per predicted row, or averaged over test rows.
 
         Raises:
-            DataError: the values of so many columns and outputs fit no message.
+            DataError: the values of so many columns and outputs do not fit a message.
         """
         answers = self._answers
         if self._terms.mode == "evaluate":
@@ -289,7 +288,7 @@ class LabelEnd(LabelCellsEnd):
                 assert asking.sides is not None, "they are here"
                 answers[:, places] = asking.sides.of(self._own.bins(cells))
             else:
-                # The cells of a row that the party lacks are missing ones.
+                # Cells of a row that the party lacks are treated as missing.
                 answers[:, places] = asking.missing_left
                 asked = self._asked_of(name, exchange)
                 if name in without:
@@ -330,11 +329,11 @@ class LabelEnd(LabelCellsEnd):
 
     @property
     def _owners(self) -> np.ndarray:
-        """Whose each column is, by the place in `_counts`, axes (columns,)."""
+        """Owner of each column, as a position in `_counts`, axes (columns,)."""
         return np.repeat(np.arange(len(self._counts)), list(self._counts.values()))
 
     def _keep_some(self, exchange: Exchange) -> None:
-        """Keep answers of rows that lie evenly among those of the phase."""
+        """Keep answers of rows that are spread evenly over the phase."""
         positions, labels = self._positions(exchange.phase), self._rows.labels
         chosen = np.linspace(0, len(positions) - 1, _EXPLAINED_ROWS).astype(np.int64)
         kept = np.flatnonzero(np.isin(exchange.rows, chosen))
@@ -343,7 +342,7 @@ class LabelEnd(LabelCellsEnd):
         self._tested.append((self._answers[kept], own))
 
     def _paths(self) -> Leaves:
-        """The leaves of a forest that grows no more."""
+        """Return the leaves of a finished forest."""
         if self._leaves is None:
             self._leaves = Leaves(self._forest)
         return self._leaves
@@ -366,7 +365,7 @@ class LabelEnd(LabelCellsEnd):
         return self._booster
 
     def _outputs_of(self, margins: np.ndarray, rows: np.ndarray | None = None) -> Tensor:
-        """The outputs of rows, or of all, float32, axes (rows, outputs)."""
+        """Return the outputs of rows, or of all rows, float32, axes (rows, outputs)."""
         count = len(margins) if rows is None else len(rows)
         found = [
             self._objective.logits(margins[part if rows is None else rows[part]]).astype(np.float32)
@@ -375,7 +374,7 @@ class LabelEnd(LabelCellsEnd):
         return torch.from_numpy(np.concatenate(found))
 
     def _asking(self, name: str, splits: Sequence[Split]) -> _Asking:
-        """What a party is asked of each row, once all splits are known."""
+        """Return the query to a party for each row, once all splits are known."""
         owned = list(self._owned(name, splits))
         own = [one for _, one in owned]
         here = self._own if name == self.party else None
@@ -386,31 +385,34 @@ class LabelEnd(LabelCellsEnd):
         )
 
     def _owned(self, name: str, splits: Sequence[Split]) -> Iterator[tuple[int, Split]]:
-        """Where the splits on a party's columns stand, and they by the owner's own numbers."""
+        """Yield the positions of a party's splits, and the splits by its own column numbers."""
         first = self._first_of(name)
         for place, one in enumerate(splits):
             if first <= one.column < first + self._counts[name]:
                 yield place, replace(one, column=one.column - first)
 
     def _first_of(self, name: str) -> int:
-        """The number of a party's first column."""
+        """Return the number of a party's first column."""
         names = list(self._counts)
         return sum(self._counts[one] for one in names[: names.index(name)])
 
     def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
-        """Where the rows stand that a feature party is asked for; while serving its own alone."""
+        """Return the positions of the rows to query at a feature party.
+
+        In a service they are the position of one row.
+        """
         held = self._rows.held
         if exchange.confirmed or not held:
             return np.arange(len(exchange.rows))
         return own_rows(exchange, held[name])
 
     def _sides(self, name: str, exchange: Exchange, asked: np.ndarray, splits: int) -> np.ndarray:
-        """On which sides rows lie at a feature party's splits, bool, axes (rows, splits)."""
+        """Return the sides of rows at a feature party's splits, bool, axes (rows, splits)."""
         raw = self._next(name, exchange.step)
         rows, width = len(asked), -(-splits // 8)
         if len(raw) != rows * width:
             raise ProtocolError(
-                "answers of another number",
+                "an unexpected number of answers",
                 where=f"the message of party '{name}'",
                 got=f"{len(raw)} bytes",
                 want=f"{rows * width} bytes, a bit a split",
@@ -422,7 +424,7 @@ class LabelEnd(LabelCellsEnd):
 
 
 def _explains(terms: Terms, exchange: Exchange) -> bool:
-    """Whether the label party says after an exchange what columns add."""
+    """Whether the label party discloses the columns' contributions after an exchange."""
     return bool(terms.explained) and (terms.mode == "predict" or exchange.last)
 
 
@@ -435,32 +437,32 @@ def _too_many_splits(party: str) -> DataError:
 
 
 def written(split: Split) -> list[Any]:
-    """A split as JSON: of an ordered column how many bins go left, else the categories."""
+    """Return a split as JSON: for an ordered column how many bins go left, else the categories."""
     left = split.left.stop if isinstance(split.left, range) else list(split.left)
     return [split.column, left, split.missing_left]
 
 
 def read_splits(raw: bytes, layout: Layout) -> list[Split]:
-    """The label party's message of splits that `written` wrote, as JSON.
+    """Parse the label party's message of splits from `written`, as JSON.
 
     Raises:
-        ProtocolError: a split that these columns cannot have.
+        ProtocolError: a split does not fit these columns.
     """
     try:
         return [_split(one, layout) for one in json.loads(raw)]
     except (ValueError, TypeError, IndexError, RecursionError):
         raise ProtocolError(
-            "splits that no forest has on these columns",
+            "splits that no forest can have on these columns",
             where="the label party's message",
             want="a column, bins of it and a direction for each split",
         ) from None
 
 
 def _split(written: Any, layout: Layout) -> Split:
-    """Read a split.
+    """Parse a split.
 
     Raises:
-        ValueError, TypeError, IndexError: no split of these columns.
+        ValueError, TypeError, IndexError: the split does not fit these columns.
     """
     column, left, missing_left = written
     if not (type(column) is int and column >= 0 and isinstance(missing_left, bool)):
@@ -476,10 +478,10 @@ def _split(written: Any, layout: Layout) -> Split:
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:
-    """All columns side by side; a missing cell has the last place of the widest histogram.
+    """Join all columns side by side; a missing cell has the last place of the widest histogram.
 
     Raises:
-        DataError: a histogram of them is too large.
+        DataError: the histogram of all columns is too large.
     """
     layout = Layout(
         tuple(one for own in layouts for one in own.bins),

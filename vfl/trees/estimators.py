@@ -1,4 +1,4 @@
-"""scikit-learn: boosted trees over tables whose columns belong to several parties."""
+"""scikit-learn estimators: boosted trees over tables whose columns belong to several parties."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vfl.trees.cells import within
 from vfl.trees.explanation import gain_shares
 from vfl.trees.mode import Trees
 
-#: Letters that a spec gives a meaning to.
+#: Letters that have a meaning in a spec.
 _OF_SPECS = frozenset(",/=:+")
 
 
@@ -76,7 +76,7 @@ class VFLBoosting(InProcessEstimator):
         self.feature_importances_ = self._gain_shares(list(frame.columns))
 
     def _gain_shares(self, names: list[Any]) -> np.ndarray:
-        """The share of all gains that splits on each column have, axes (columns,)."""
+        """Return each column's share of the total gain of all splits, axes (columns,)."""
         owners = {self.label_party: self.parties_.get(self.label_party, [])} | dict(self.parties_)
         order = [name for own in owners.values() for name in own]
         forest = Forest.of_state(within("share.", self._kept[self.label_party]))
@@ -106,11 +106,11 @@ class VFLBoosting(InProcessEstimator):
         return checked(content, "the estimator's arguments")
 
     def _of_label(self) -> dict[str, str]:
-        """Settings of the label that one kind of task has."""
+        """Settings of the label for this kind of task."""
         return {}
 
     def _spec(self) -> str:
-        """The options of the model, as a spec says them."""
+        """Return the options of the model as a spec."""
         signs = self.monotone_constraints or {}
         if strange := [name for name in signs if _OF_SPECS & set(name)]:
             raise ConfigError(
@@ -129,32 +129,33 @@ class VFLBoosting(InProcessEstimator):
 class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
     """Gradient boosting over columns of several parties, all of them in this process.
 
-    The label party gets the number of each cell's bin, grows all trees and tells each party which
-    of its bins were split (`vfl.trees.ends`). Names of parameters are XGBoost's.
+    The label party receives each cell's bin number, grows all trees and sends each party the splits
+    on its bins (`vfl.trees.ends`). Names of parameters are XGBoost's.
 
     Args:
         parties: columns by party (names, globs or positions), or a number of parties that share
             the columns evenly in order.
-        label_party: who holds the labels; if it is one of `parties`, it has columns too.
+        label_party: name of the party that holds the labels; if it is one of `parties`, it also has
+            columns.
         protect, nodes, helper, epsilon: see `vfl.trees.mode.Trees`.
         n_estimators, learning_rate, max_depth, max_leaves, grow_policy, max_bin, reg_lambda,
             reg_alpha, gamma, min_child_weight, max_delta_step, subsample, colsample_bytree: as in
             XGBoost. 255 bins and the missing cells fit a byte.
-        own_rounds: so many first rounds split on the label party's columns alone.
+        own_rounds: number of first rounds that split only on the label party's columns.
         monotone_constraints: column -> -1 or 1, the sign with which the outcome may change.
         early_stopping_rounds: rounds without a lower validation loss after which boosting stops,
             with the trees of the best round; 0 never stops.
-        validation: share of the rows held out to judge each round by.
-        calibration: "isotonic" or "platt" mends probabilities by the validation rows at the end of
-            `fit`.
+        validation: share of the rows held out to score each round.
+        calibration: "isotonic" or "platt" calibrates probabilities on the validation rows at the
+            end of `fit`.
         random_state: an int makes the draws of rows and columns repeatable.
 
     Attributes:
         classes_: the labels, sorted.
-        feature_importances_: the share of all gains that splits on each column have, axes
-            (columns,); XGBoost's `total_gain`, normalised.
-        history_: one record a round.
-        ledger_: what crossed in training.
+        feature_importances_: each column's share of the total gain of all splits, axes (columns,);
+            XGBoost's `total_gain`, normalised.
+        history_: one record per round.
+        ledger_: record of the messages in training.
         parties_: columns by party, as used.
 
     Examples:
@@ -175,7 +176,7 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         Args:
             X: a frame, or an array of axes (rows, columns); NaN and None are missing cells.
             y: one label a row.
-            sample_weight: how much each row counts, not negative, axes (rows,).
+            sample_weight: weight of each row, not negative, axes (rows,).
         """
         frame = frame_of(self, X, y, reset=True)
         labels = labels_of(y)
@@ -188,12 +189,12 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         return {"calibration": self.calibration}
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class; axes (rows, classes)."""
+        """Return the probability of each class; axes (rows, classes)."""
         answer: np.ndarray = torch.softmax(self._outputs(X).double(), dim=1).numpy()
         return answer
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest label of each row; axes (rows,)."""
+        """Return the likeliest label of each row; axes (rows,)."""
         likeliest = self._outputs(X).argmax(dim=1).numpy()
         found: np.ndarray = self.classes_[likeliest]
         return found
@@ -220,14 +221,14 @@ class VFLBoostingRegressor(RegressorMixin, VFLBoosting):  # type: ignore[misc]
         Args:
             X: a frame, or an array of axes (rows, columns); NaN and None are missing cells.
             y: one number a row; for "poisson" not negative.
-            sample_weight: how much each row counts, not negative, axes (rows,).
+            sample_weight: weight of each row, not negative, axes (rows,).
         """
         frame = frame_of(self, X, y, reset=True)
         self._train(frame, numbers_of(y), weights_of(sample_weight, frame))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The expected number of each row; axes (rows,)."""
+        """Return the expected number of each row; axes (rows,)."""
         answer: np.ndarray = self._outputs(X)[:, 0].numpy()
         return answer
 

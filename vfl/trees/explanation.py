@@ -1,9 +1,9 @@
-"""What a forest says of rows whose splits are not all answered, and what each answer adds to it.
+"""A forest's margins where some splits have no answer, and the contribution of each answer.
 
-A split without an answer sends a row to both sides, in the shares of the training weight that went
-there. The margins are then an expectation over the splits' training rows, which is the game of
-path-dependent TreeSHAP (Lundberg et al. 2020, algorithm 1). A player is whoever answers: a column,
-or a party with all of its columns.
+A split without an answer sends a row to both sides, in proportion to the training weight on each.
+The margins are then an expectation over the splits' training rows, as in the game of path-dependent
+TreeSHAP (Lundberg et al. 2020, algorithm 1). A player is the owner of some answers: a column, or a
+party with all of its columns.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from vfl.trees.boosting import Forest
 from vfl.trees.grow import LEAST_GAIN, Tree, values_of
 from vfl.trees.objectives import Objective
 
-#: Numbers of one array, 8 bytes each, that rows are taken in blocks for.
+#: Most numbers of one array, 8 bytes each; rows are processed in blocks to stay below it.
 _MOST_NUMBERS = 1 << 22
 _PERMUTATIONS = 5
 
 
 @dataclass(frozen=True)
 class Importance:
-    """How much a forest uses each player, axes (players,) each.
+    """Importance of each player for a forest, axes (players,) each.
 
     Attributes:
-        splits: how many are the player's.
-        gain: the share of the gains of all splits.
-        permutation: how much the mean loss grows where the player's answers are those of other
-            rows, which is as if its cells were (Breiman 2001); the mean of `_PERMUTATIONS`.
+        splits: number of the player's splits.
+        gain: share of the total gain of all splits.
+        permutation: increase of the mean loss if the player's answers are taken from other rows, as
+            if its cells were (Breiman 2001); the mean of `_PERMUTATIONS`.
         shapley: mean absolute Shapley value, added up over outputs.
     """
 
@@ -49,15 +49,15 @@ def importance(
     players: np.ndarray,
     count: int,
 ) -> Importance:
-    """Importance of players on some rows.
+    """Return the importance of players on some rows.
 
     Args:
-        forest: grown.
-        objective: whose loss is measured.
+        forest: a grown forest.
+        objective: loss to measure.
         goes_left: the answer to each split for each row, bool, axes (rows, splits).
-        labels: of the rows, codes, counts or numbers.
-        players: who answers each split, by number, axes (splits,).
-        count: how many players there are.
+        labels: labels of the rows, codes, counts or numbers.
+        players: number of the player that answers each split, axes (splits,).
+        count: number of players.
     """
     values = Leaves(forest).contributions(goes_left, players, count)
     margins, grown = forest.margins(goes_left), np.zeros(count)
@@ -81,7 +81,7 @@ def importance(
 
 
 def mean_absolute(values: np.ndarray) -> np.ndarray:
-    """Mean absolute Shapley values, added up over outputs, axes (players,).
+    """Return mean absolute Shapley values, added up over outputs, axes (players,).
 
     Args:
         values: axes (rows, players, outputs).
@@ -94,12 +94,12 @@ def mean_absolute(values: np.ndarray) -> np.ndarray:
 
 
 def gain_shares(forest: Forest, players: np.ndarray, count: int) -> np.ndarray:
-    """The share of the gains of all splits that each player's have, axes (players,).
+    """Return each player's share of the total gain of all splits, axes (players,).
 
     Args:
-        forest: grown.
-        players: whose each split is, by number, axes (splits,).
-        count: how many players there are.
+        forest: a grown forest.
+        players: number of the player of each split, axes (splits,).
+        count: number of players.
     """
     nodes = ((tree, node) for tree in forest.trees for node in range(len(tree.splits)))
     gains = np.array([tree.gains[node] for tree, node in nodes if tree.splits[node] is not None])
@@ -111,18 +111,19 @@ class Leaves:
     """The leaves of a forest and the answers that lead to each.
 
     Args:
-        forest: grown.
+        forest: a grown forest.
 
     Attributes:
-        base: margins of a row of which nothing is known, axes (outputs,).
+        base: margins of a row without any known answer, axes (outputs,).
     """
 
     def __init__(self, forest: Forest) -> None:
         placed = list(_placed(forest))
         paths = [path for tree, _, part in placed for path in _paths(tree, part.start)]
         depth = max((len(path) for path in paths), default=0)
-        #: The split, the side that leads to the leaf, and the share of weight that goes there; a
-        #: path that is shorter ends in splits that everything passes. Axes (leaves, depth).
+        #: For each step of a path: the split, the side that leads to the leaf, and the share of
+        #: weight that goes there. A shorter path ends in splits that all rows pass. Axes (leaves,
+        #: depth).
         self._splits = np.full((len(paths), depth), -1)
         self._lefts = np.zeros(self._splits.shape, bool)
         self._shares = np.ones(self._splits.shape)
@@ -138,11 +139,11 @@ class Leaves:
         self.base = self._added(self._shares.prod(axis=1)[None])[0]
 
     def margins(self, goes_left: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Expected margins, axes (rows, outputs); with all splits known those of `Forest.margins`.
+        """Return expected margins, axes (rows, outputs); if all splits are known, `Forest.margins`.
 
         Args:
             goes_left: the answer to each split for each row, bool, axes (rows, splits).
-            known: which answers count, bool, axes (rows, splits) or (splits,).
+            known: whether each answer is known, bool, axes (rows, splits) or (splits,).
         """
         known = np.broadcast_to(known, goes_left.shape)
         found = np.empty((len(goes_left), len(self._start)))
@@ -154,22 +155,23 @@ class Leaves:
         return found
 
     def contributions(self, goes_left: np.ndarray, players: np.ndarray, count: int) -> np.ndarray:
-        """The Shapley value of each player for each margin, axes (rows, players, outputs).
+        """Return each player's Shapley value for each margin, axes (rows, players, outputs).
 
-        They add up to the margins less `base`. A leaf is a game of the few players on its path: it
-        counts with the product of what each player passes (`ones`), or of its shares (`zeros`).
+        They add up to the margins minus `base`. A leaf is a game of the few players on its path:
+        its value is multiplied by each known player's answer (`ones`), or by the share of weight
+        (`zeros`).
 
         Args:
             goes_left: the answer to each split for each row, bool, axes (rows, splits).
-            players: who answers each split, by number, axes (splits,).
-            count: how many players there are.
+            players: number of the player that answers each split, axes (splits,).
+            count: number of players.
         """
         slots, here = _slots(np.append(players, -1)[self._splits])
         leaves, width = here.shape
         at, zeros = np.arange(leaves), np.ones((leaves, width + 1))
         for place in range(slots.shape[1]):
             zeros[at, slots[:, place]] *= self._shares[:, place]
-        #: Where each slot of a player is added, in the order of players and outputs.
+        #: Target of each slot of a player, in the order of players and outputs.
         to = np.where(here < 0, -1, here * len(self._start) + self._outputs[:, None]).ravel()
         order = np.argsort(to, kind="stable")[(to < 0).sum() :]
         targets, starts = np.unique(to[order], return_index=True)
@@ -185,22 +187,25 @@ class Leaves:
         return found.reshape(len(goes_left), count, len(self._start))
 
     def _passed(self, goes_left: np.ndarray) -> np.ndarray:
-        """Whether rows take each side of each path, bool, axes (rows, leaves, depth)."""
+        """Return whether rows take each side of each path, bool, axes (rows, leaves, depth)."""
         passed: np.ndarray = self._placed(goes_left) == self._lefts
         return passed
 
     def _placed(self, of_splits: np.ndarray) -> np.ndarray:
-        """What rows have at the splits of each path, False behind its end; bool, as `_passed`."""
+        """Spread rows' values at splits over the paths, False after a path's end.
+
+        The result is bool, with the axes of `_passed`.
+        """
         padded = np.concatenate([of_splits, np.zeros((len(of_splits), 1), bool)], axis=1)
         found: np.ndarray = padded[:, self._splits]
         return found
 
     def _added(self, reached: np.ndarray) -> np.ndarray:
-        """Margins where each leaf counts so much, axes (rows, outputs)."""
+        """Return margins where each leaf has this weight, axes (rows, outputs)."""
         found = np.tile(self._start, (len(reached), 1))
         for output in range(len(self._start)):
             own = self._outputs == output
-            # Not a matrix product, whose last digits depend on how many rows there are.
+            # A matrix product is avoided: its last digits depend on the number of rows.
             found[:, output] += (reached[:, own] * self._values[own]).sum(axis=1)
         return found
 
@@ -210,7 +215,7 @@ class Leaves:
 
 
 def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
-    """Each tree, its output, and where its splits stand among those of the forest."""
+    """Yield each tree, its output, and the positions of its splits among those of the forest."""
     first = 0
     for trees in forest.rounds:
         for output, tree in enumerate(trees):
@@ -220,7 +225,7 @@ def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
 
 
 def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
-    """What leads to each leaf in order: splits, sides, and the shares that go there."""
+    """Yield the path to each leaf in order: splits, sides, and the shares of weight."""
     numbers, at = [-1] * len(tree.splits), first
     to: list[list[tuple[int, bool, float]]] = [[] for _ in tree.splits]
     for node, split in enumerate(tree.splits):
@@ -236,14 +241,14 @@ def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
 
 
 def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A slot for each different player on a path.
+    """Assign a slot to each distinct player on a path.
 
     Args:
-        of_path: the player at each place, -1 behind the end, axes (leaves, depth).
+        of_path: player at each step of a path, -1 after its end, axes (leaves, depth).
 
     Returns:
-        The slot of each place, the last one behind the end, axes (leaves, depth); and the player of
-        each slot but the last, -1 where a path has fewer, axes (leaves, slots).
+        The slot of each step, the last slot after a path's end, axes (leaves, depth); and the
+        player of each slot but the last, -1 where a path has fewer players, axes (leaves, slots).
     """
     different: list[dict[int, int]] = []
     for path in of_path.tolist():
@@ -262,11 +267,12 @@ def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shapley(ones: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """Shapley values of products, axes (rows, leaves, players).
+    """Return Shapley values of products, axes (rows, leaves, players).
 
-    A coalition is worth the product of `ones` of its members and `zeros` of all others. A player's
-    value is the integral over t in [0, 1] of what the player adds where each other one is in with
-    probability t (Owen 1972), a polynomial that a Gauss-Legendre sum integrates exactly.
+    The value of a coalition is the product of `ones` of its members and `zeros` of all others. A
+    player's Shapley value is an integral over t in [0, 1] of its marginal contribution when each
+    other player is in with probability t (Owen 1972). The integrand is a polynomial, and a
+    Gauss-Legendre sum integrates it exactly.
 
     Args:
         ones: axes (rows, leaves, players).

@@ -1,4 +1,4 @@
-"""A forest as JSON that XGBoost reads, where all of its thresholds lie in one place."""
+"""Export of a forest as JSON that XGBoost reads, where all of its thresholds are available."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from vfl.trees.grow import Split, Tree
 from vfl.trees.histograms import goes_left
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson
 
-#: How far XGBoost's margins may be, relative to the largest: it adds up float32.
+#: Tolerance for XGBoost's margins, relative to the largest: it adds up float32.
 TOLERANCE = 1e-5
 _ROWS = 256
-#: No cell is beyond: XGBoost takes no infinite ones.
+#: Largest cell: XGBoost accepts no infinite ones.
 _LARGEST = float(np.finfo(np.float32).max)
 _ROOT = 2**31 - 1
-#: Letters that XGBoost takes in no name of a column.
+#: Letters that XGBoost does not accept in a column name.
 _UNFIT = re.compile(r"[\[\]<]")
 
 
@@ -40,9 +40,10 @@ class Columns:
     """Columns whose thresholds are known.
 
     Attributes:
-        names: one a column.
-        binning: their bins.
-        texts: the categories of each column in the order of their numbers; empty of numbers.
+        names: one name a column.
+        binning: binning of the columns.
+        texts: the categories of each column in the order of their numbers; empty for a column of
+            numbers.
     """
 
     names: tuple[str, ...]
@@ -53,21 +54,21 @@ class Columns:
 def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
     """Write the forest of a run as `forest.json`, a model file of XGBoost 3.1 or later.
 
-    Columns are those of the parties whose files lie in the run: all of them in a run of one
+    Its columns are those of the parties whose files are in the run: all columns in a run of one
     process, the label party's own in a federation.
 
     Args:
-        run: the run's folder.
-        own: of the label party in it.
+        run: folder of the run.
+        own: the label party's folder in it.
         target: folder to write to.
 
     Returns:
-        What was written, and the largest difference of XGBoost's margins to the forest's on random
-        cells, relative to the largest margin; None where it is not installed.
+        The written facts, and the largest difference between XGBoost's margins and the forest's on
+        random cells, relative to the largest margin; None where XGBoost is not installed.
 
     Raises:
         SpecError: the party is not the label party.
-        RunFolderError: thresholds of some splits are not here, or files are damaged.
+        RunFolderError: thresholds of some splits are missing here, or files are damaged.
     """
     terms, weights = own.terms(), own.weights()
     if own.path.name != terms.label_party:
@@ -104,12 +105,12 @@ def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
 
 
 def model_of(forest: Forest, columns: Columns, objective: Objective) -> dict[str, Any]:
-    """A forest as the content of XGBoost's model file.
+    """Return a forest as the content of XGBoost's model file.
 
     Args:
         forest: with splits on these columns.
-        columns: all that may be split on.
-        objective: what the forest minimises.
+        columns: all columns that may be split on.
+        objective: loss that the forest minimises.
     """
     outputs, count = len(forest.start), len(columns.names)
     name, base, parameters = _objective(objective, forest.start)
@@ -147,10 +148,10 @@ def model_of(forest: Forest, columns: Columns, objective: Objective) -> dict[str
 def _with_columns(
     forest: Forest, counts: Sequence[int], terms: Terms, own: PartyFolder
 ) -> tuple[Forest, Columns]:
-    """The forest, with splits on the columns that are here by their numbers among these.
+    """Return the forest with splits renumbered to the columns that are available here.
 
     Raises:
-        RunFolderError: the thresholds of some splits are not here.
+        RunFolderError: the thresholds of some splits are missing here.
     """
     label, feature = terms.label_party, terms.feature_parties
     names = [*([label] if label in terms.parties else []), *feature]
@@ -173,7 +174,7 @@ def _with_columns(
             where=str(own.path.parent),
             got=f"splits without a threshold: {told}",
             want="all splits on columns of parties whose files lie here",
-            fix="vfl predict or vfl serve, which ask the owners",
+            fix="vfl predict or vfl serve, which query the owners",
         )
 
     def moved(split: Split | None) -> Split | None:
@@ -190,7 +191,7 @@ def _with_columns(
 
 
 def columns_of(folder: PartyFolder, of_label: bool) -> Columns:
-    """A party's columns, from its own part of the run.
+    """Return a party's columns, from its own part of the run.
 
     Raises:
         RunFolderError: the files are damaged.
@@ -208,7 +209,7 @@ def columns_of(folder: PartyFolder, of_label: bool) -> Columns:
 
 
 def _joined(parts: Mapping[str, Columns]) -> Columns:
-    """All columns side by side; where two have one name, names begin with the party's."""
+    """Join all columns; where two have the same name, names get their party as a prefix."""
     pairs = [(party, _UNFIT.sub("_", name)) for party, own in parts.items() for name in own.names]
     names = [name for _, name in pairs]
     if len(set(names)) < len(names):
@@ -222,7 +223,7 @@ def _joined(parts: Mapping[str, Columns]) -> Columns:
 def _objective(
     objective: Objective, start: np.ndarray
 ) -> tuple[str, np.ndarray, dict[str, dict[str, str]]]:
-    """XGBoost's name, its base score, and its parameters."""
+    """Return XGBoost's name of the objective, its base score, and its parameters."""
     if isinstance(objective, Binary):
         return "binary:logistic", expit(start), {"reg_loss_param": {"scale_pos_weight": "1"}}
     if isinstance(objective, Classes):
@@ -235,7 +236,7 @@ def _objective(
 
 
 def _categories(texts: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The texts of all categories, by which XGBoost numbers those of a data frame."""
+    """Return the texts of all categories, by which XGBoost numbers those of a data frame."""
     coded, segments, order = list[dict[str, Any]](), [0], list[int]()
     for own in texts:
         raw = [text.encode() for text in own]
@@ -249,7 +250,7 @@ def _categories(texts: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 
 def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
-    """One tree: XGBoost's arrays, with an element a node."""
+    """Return one tree as XGBoost's arrays, with one element a node."""
     nodes = len(tree.splits)
     conditions, kinds, parents = list(tree.values), [0] * nodes, [_ROOT] * nodes
     right, of_nodes, sizes = list[int](), list[int](), list[int]()
@@ -261,7 +262,7 @@ def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
         if isinstance(split.left, range):
             conditions[node] = _threshold(binning.edges[split.column], split.left.stop)
             continue
-        # Its categories are those that go right.
+        # XGBoost lists the categories that go right.
         own = sorted(set(range(binning.categories[split.column])) - set(split.left))
         conditions[node], kinds[node] = 0.0, 1
         of_nodes.append(node)
@@ -293,14 +294,14 @@ def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
 
 
 def _threshold(edges: np.ndarray, bins: int) -> float:
-    """Below which number a cell goes left, where so many bins of its column do."""
+    """Return the number below which a cell goes left, where so many bins of its column do."""
     if bins > len(edges):
         return _LARGEST
     return min(float(edges[bins - 1]), _LARGEST) if bins else -_LARGEST
 
 
 def _difference(path: Path, forest: Forest, binning: Binning) -> float:
-    """How far XGBoost's margins of random cells are from the forest's, beside the largest one."""
+    """Return XGBoost's largest difference on random cells, relative to the largest margin."""
     import xgboost
 
     draw, layout = np.random.default_rng(derive(0, "export")), binning.layout

@@ -1,12 +1,12 @@
-"""Grow one tree from histograms of gradients, wherever the histograms come from.
+"""Growth of one tree from histograms of gradients, for any source of the histograms.
 
-A tree is grown over bins: a cell counts only by the number of the bin that it lies in. The grower
-asks a `Histograms` for sums of gradients over bins and for the rows of each side of a split; it
-never sees a cell, a threshold or, in a protected training, a gradient.
+A tree is grown over bins: it uses only the bin number of a cell. The grower requests from a
+`Histograms` the sums of gradients over bins and the rows of each side of a split; it never sees a
+cell, a threshold or, in a protected training, a gradient.
 
-Gains, leaf weights and the order in which equal gains are decided follow Chen and Guestrin 2016
-(equations 5 to 7) as XGBoost's `hist` computes them, float32 where it uses float32. With all
-columns in one place and the same bins both grow the same trees (`tests/trees/test_grow.py`).
+Gains, leaf weights and the choice between equal gains follow Chen and Guestrin 2016 (equations 5 to
+7) as XGBoost's `hist` computes them, with float32 where it uses float32. With all columns in one
+place and the same bins both grow the same trees (`tests/trees/test_grow.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 
 from vfl.core.compiled import COMPILED, compiled
 
-#: A split gains more than this (XGBoost's kRtEps).
+#: A split must gain more than this (XGBoost's kRtEps).
 LEAST_GAIN = 1e-6
-#: Least and largest leaf weight: of all nodes alike, or of each, axes (2, nodes).
+#: Least and largest leaf weight: equal for all nodes, or per node, axes (2, nodes).
 _Bounds = tuple[float, float] | np.ndarray
 _NO_BOUNDS = (-float("inf"), float("inf"))
 _NEVER = np.float32(-np.inf)
@@ -30,7 +30,7 @@ _NEVER = np.float32(-np.inf)
 
 @dataclass(frozen=True)
 class Growth:
-    """How a tree grows; names and defaults are XGBoost's.
+    """Settings of one tree; names and defaults are XGBoost's.
 
     Attributes:
         max_depth: levels of splits; 0 sets no bound.
@@ -40,8 +40,9 @@ class Growth:
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
         gamma: least gain of a split.
         min_child_weight: least sum of second derivatives of each side of a split.
-        max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets none.
-        monotone: -1, 0 or 1 a column: the sign that the outcome may change with; empty for none.
+        max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets no bound.
+        monotone: -1, 0 or 1 a column: sign with which the outcome may change; empty for no
+            constraint.
     """
 
     max_depth: int = 6
@@ -60,10 +61,10 @@ class Growth:
 class Layout:
     """The columns of a histogram, whose axes are (columns, `width`, 2).
 
-    A column's bins of values come first; sums of its missing cells stand at the last place.
+    A column's bins of values come first; sums of its missing cells are at the last place.
 
     Attributes:
-        bins: bins of values of each column, 1 or more.
+        bins: number of bins of values of each column, 1 or more.
         categorical: whether a column's bins are categories, which have no order.
     """
 
@@ -72,7 +73,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Places of a column in a histogram."""
+        """Number of places of a column in a histogram."""
         return max(self.bins, default=1) + 1
 
 
@@ -82,8 +83,8 @@ class Split:
 
     Attributes:
         column: its number in the `Layout`.
-        left: the bins of values that go left: a range from 0 on of an ordered column.
-        missing_left: where rows with a missing cell go.
+        left: the bins of values that go left; for an ordered column a range from 0 on.
+        missing_left: whether rows with a missing cell go left.
     """
 
     column: int
@@ -107,19 +108,22 @@ class Histograms(Protocol):
     layout: Layout
 
     def total(self) -> np.ndarray:
-        """The sums over all rows of this tree; float64, axes (2,): first and second derivatives."""
+        """Return the sums over all rows of this tree.
+
+        The result is float64, axes (2,): first and second derivatives.
+        """
         ...
 
     def of(self, nodes: Sequence[int]) -> np.ndarray:
-        """The sums over each node's rows; float64, axes (nodes, columns, width, 2)."""
+        """Return the sums over each node's rows; float64, axes (nodes, columns, width, 2)."""
         ...
 
     def smaller(self, left: int, right: int) -> int:
-        """Which of two sides is cheaper to ask for; the other is a difference."""
+        """Return the side whose sums are cheaper to request; the other is a difference."""
         ...
 
     def divide(self, divisions: Sequence[Division]) -> None:
-        """Send the rows of nodes to two new ones each; all of a level at once."""
+        """Move the rows of nodes to two new ones each; all nodes of a level at once."""
         ...
 
 
@@ -130,7 +134,8 @@ class Tree:
     Attributes:
         splits: the test of each node; None at a leaf.
         children: numbers of the left and the right child of each node; (-1, -1) at a leaf.
-        values: what a leaf adds to the margin of its rows; of an inner node what it would have.
+        values: value that a leaf adds to the margin of its rows; for an inner node the value it
+            would have as a leaf.
         gains: gain of each split; 0 at a leaf.
         weights: sums of second derivatives of the rows of each node.
     """
@@ -147,7 +152,7 @@ class Tree:
         return [node for node, split in enumerate(self.splits) if split is None]
 
     def add(self, value: float, weight: float) -> int:
-        """A new leaf; its number."""
+        """Add a leaf; return its number."""
         self.splits.append(None)
         self.children.append((-1, -1))
         self.values.append(value)
@@ -157,10 +162,10 @@ class Tree:
 
 
 def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
-    """Leaf values of rows, axes (rows,): a tree adds them to the margins.
+    """Return leaf values of rows, axes (rows,): a tree adds them to the margins.
 
     Args:
-        tree: grown.
+        tree: a grown tree.
         goes_left: the answers of its inner nodes in order, bool, axes (rows, inner nodes).
     """
     inner = [node for node, split in enumerate(tree.splits) if split is not None]
@@ -194,9 +199,9 @@ class _Open:
     Attributes:
         node, depth: number and level.
         sums: first and second derivatives, axes (2,).
-        bounds: least and largest leaf weight that monotone columns above leave.
+        bounds: least and largest leaf weight that constraints at earlier splits allow.
         histogram: axes (columns, width, 2).
-        best: its best split; None if none gains.
+        best: its best split; None if no split gains.
     """
 
     node: int
@@ -208,12 +213,12 @@ class _Open:
 
 
 def grow(growth: Growth, histograms: Histograms, columns: np.ndarray | None = None) -> Tree:
-    """One tree.
+    """Grow one tree.
 
     Args:
-        growth: how it grows.
-        histograms: where sums come from, set to the gradients of this tree.
-        columns: the columns that may be split on, bool, axes (columns,); None for all.
+        growth: settings of the tree.
+        histograms: source of the sums, set to the gradients of this tree.
+        columns: columns that the tree may split on, bool, axes (columns,); None for all.
     """
     return _Grower(growth, histograms, columns).run()
 
@@ -234,7 +239,7 @@ class _Grower:
     def _opened(
         self, depth: int, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
     ) -> list[_Open]:
-        """New nodes of a level; axes of `sums` (nodes, 2)."""
+        """Open new nodes of a level; axes of `sums` (nodes, 2)."""
         weights = self._search.weights(sums, bounds).astype(np.float32)
         values = weights * np.float32(self._growth.learning_rate)
         return [
@@ -262,7 +267,7 @@ class _Grower:
                 heapq.heappush(self._queue, (key, one.node, one))
 
     def _next(self) -> list[_Open]:
-        """The nodes to split now: all of a level, or the one with the largest gain."""
+        """Return the nodes to split now: all of a level, or the one with the largest gain."""
         key, _, first = heapq.heappop(self._queue)
         batch, bound = [first], self._growth.max_leaves
         if self._growth.grow_policy == "depthwise":
@@ -274,7 +279,7 @@ class _Grower:
         return batch
 
     def _expand(self, batch: Sequence[_Open]) -> None:
-        """Split these nodes, which are of one level, and look at their children."""
+        """Split these nodes, which are of one level, and find splits of their children."""
         if not batch:
             return
         tree, sums, bounds = self._tree, list[np.ndarray](), list[tuple[float, float]]()
@@ -296,7 +301,10 @@ class _Grower:
     def _of_children(
         self, batch: Sequence[_Open], pairs: Sequence[tuple[_Open, _Open]]
     ) -> np.ndarray:
-        """Histograms of both children of nodes, of which one is asked for; the other is left."""
+        """Return histograms of both children of nodes.
+
+        One is requested, the other is the difference.
+        """
         asked = [self._histograms.smaller(left.node, right.node) for left, right in pairs]
         sums = self._histograms.of(asked)
         found = np.empty((len(sums), 2, *sums.shape[1:]))
@@ -319,16 +327,16 @@ def scan(
     reg_alpha: float,
     least: float,
 ) -> Any:
-    """The best split of ordered columns, as `Search` finds it in passes, without bounds.
+    """Find the best split of ordered columns in one compiled loop, as `Search` does without bounds.
 
     Args:
         histogram: axes (columns, width, 2).
-        sums: of the node, axes (2,).
+        sums: sums of the node, axes (2,).
         own: gain of the node itself.
-        places: where a column may be split, bool, axes (columns, width).
+        places: whether a column may be split there, bool, axes (columns, width).
         reg_lambda: L2 penalty.
         reg_alpha: L1 penalty.
-        least: weight that each side has at least.
+        least: least weight of each side.
 
     Returns:
         Gain, column, place, 1 if missing cells go left and 0 if right, and the sums of the side
@@ -361,12 +369,12 @@ def scan(
 
 
 class Search:
-    """The best split of a node, from its histogram.
+    """Finds the best split of a node from its histogram.
 
     Args:
         growth: penalties and bounds.
-        layout: where each column's bins lie.
-        columns: the columns that may be split on, bool, axes (columns,); None for all.
+        layout: layout of the columns' bins.
+        columns: columns that may be split on, bool, axes (columns,); None for all.
     """
 
     def __init__(self, growth: Growth, layout: Layout, columns: np.ndarray | None) -> None:
@@ -382,26 +390,26 @@ class Search:
         self._bounded = any(growth.monotone)
 
     def weights(self, sums: np.ndarray, bounds: Sequence[tuple[float, float]]) -> np.ndarray:
-        """Leaf weights (Chen and Guestrin 2016, equation 5), without learning rate.
+        """Return leaf weights (Chen and Guestrin 2016, equation 5), without learning rate.
 
         Args:
-            sums: of nodes, axes (nodes, 2).
-            bounds: of each node's weight.
+            sums: sums of nodes, axes (nodes, 2).
+            bounds: bounds of each node's weight.
         """
         return self._weights(sums, np.array(bounds).T)
 
     def best(
         self, histograms: np.ndarray, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
     ) -> list[_Found | None]:
-        """Each node's split of the largest gain; None if no split gains enough.
+        """Return each node's split of the largest gain; None if no split gains enough.
 
-        Of equal gains the lower column wins, then the split that sends missing cells right, then
+        Of equal gains, the lower column wins, then the split that sends missing cells right, then
         the lower bin.
 
         Args:
             histograms: axes (nodes, columns, width, 2).
-            sums: of the nodes, axes (nodes, 2).
-            bounds: of each node's leaf weight.
+            sums: sums of the nodes, axes (nodes, 2).
+            bounds: bounds of each node's leaf weight.
         """
         own = self._gain(sums, np.array(bounds).T)
         found = []
@@ -423,7 +431,7 @@ class Search:
     def child_bounds(
         self, found: _Found, bounds: tuple[float, float]
     ) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Bounds of the leaf weights of both sides, which a monotone column divides."""
+        """Return bounds of the leaf weights of both sides, which a monotone column divides."""
         sign = self._growth.monotone[found.split.column] if self._bounded else 0
         if not sign:
             return bounds, bounds
@@ -435,7 +443,7 @@ class Search:
     def _ordered(
         self, histogram: np.ndarray, sums: np.ndarray, bounds: tuple[float, float], own: np.float32
     ) -> _Found | None:
-        """The best split of the columns whose bins have an order."""
+        """Find the best split of the columns whose bins have an order."""
         if not self._places.any():
             return None
         growth = self._growth
@@ -451,9 +459,11 @@ class Search:
         values[:, -1] = 0
         left = np.cumsum(values, axis=1)
         right = np.cumsum(values[:, ::-1], axis=1)[:, ::-1]
-        #: Where missing cells go right, a place ends the left side; else it begins the right one.
+        #: Where missing cells go right, a place ends the left side; otherwise it begins the right
+        #: one.
         sides = [(left, sums - left), (sums - right, right)]
-        # Without missing cells both directions are one split, and cells go right, as in XGBoost.
+        # Without missing cells both directions are one split; missing cells of later rows go right,
+        # as in XGBoost.
         allowed = [self._places, self._places & (missing[..., 1] != 0)]
         gains = [
             np.where(able, self._split_gain(*side, bounds, own, self._monotone), _NEVER)
@@ -479,9 +489,9 @@ class Search:
         bounds: tuple[float, float],
         own: np.float32,
     ) -> _Found | None:
-        """The best division of one column's categories, in the order of their leaf weights.
+        """Find the best division of one column's categories, in the order of their leaf weights.
 
-        Of all divisions in two the best one is among those in that order (Fisher 1958).
+        The best of all divisions in two is among those in that order (Fisher 1958).
         """
         part, missing = histogram[column, :-1], histogram[column, -1]
         present = np.flatnonzero(part[:, 1] > 0)
@@ -508,7 +518,7 @@ class Search:
         own: np.float32,
         monotone: np.ndarray,
     ) -> np.ndarray:
-        """Gains of splits (Chen and Guestrin 2016, equation 7), float32, axes (splits,)."""
+        """Return gains of splits (Chen and Guestrin 2016, equation 7), float32, axes (splits,)."""
         gain = self._gain(left, bounds) + self._gain(right, bounds) - own
         least = self._growth.min_child_weight
         allowed = (left[..., 1] >= least) & (right[..., 1] >= least)
@@ -520,13 +530,13 @@ class Search:
         return result
 
     def _gain(self, sums: np.ndarray, bounds: _Bounds) -> np.ndarray:
-        """What nodes gain over a weight of 0, float32, axes (nodes,)."""
+        """Return the gains of nodes over a weight of 0, float32, axes (nodes,)."""
         growth, first, second = self._growth, sums[..., 0], sums[..., 1]
         safe = np.where(second > 0, second + growth.reg_lambda, 1.0)
         if not self._bounded and not growth.max_delta_step:
             gain = np.square(self._past_l1(first)) / safe
         else:
-            # All of it in float32, so that equal gains are equal where they are in XGBoost.
+            # All steps are in float32, so that gains are equal exactly where they are in XGBoost.
             weight = self._weights(sums, bounds).astype(np.float32)
             first, second = first.astype(np.float32), second.astype(np.float32)
             squared = (second + np.float32(growth.reg_lambda)) * np.square(weight)
@@ -542,7 +552,7 @@ class Search:
         return np.clip(weight, *bounds) if self._bounded else weight
 
     def _past_l1(self, first: np.ndarray) -> np.ndarray:
-        """What the L1 penalty leaves of sums of first derivatives."""
+        """Soft-threshold sums of first derivatives by the L1 penalty."""
         alpha = self._growth.reg_alpha
         shrunk: np.ndarray = np.sign(first) * np.maximum(np.abs(first) - alpha, 0.0)
         return shrunk if alpha else first

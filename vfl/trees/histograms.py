@@ -1,6 +1,6 @@
-"""Histograms where all bins lie in one place: the label party's own columns, and bins it was sent.
+"""Histograms where all bins are in one place: the label party's own columns, and received bins.
 
-The loops are compiled where numba is installed; numpy does the same beside them, bit for bit.
+The loops are compiled where numba is installed; numpy computes the same result, bit for bit.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 from vfl.core.compiled import COMPILED, add_pair, compiled, prefetch
 from vfl.trees.grow import Division, Layout, Split, Tree
 
-#: Gradients and rows of no tree.
+#: Gradients and rows of an empty tree.
 _NOTHING = np.empty((0, 2), np.float32), np.empty(0, np.int64)
 
 
 class Local:
-    """Sums of gradients over bins that are all here.
+    """Sums of gradients over bins that are all at this party.
 
     Args:
-        bins: number of each cell's bin, uint8 or uint16, axes (rows, columns); a missing cell has
-            the last place of its column's histogram, `layout.width - 1`.
-        layout: the columns.
+        bins: each cell's bin number, uint8 or uint16, axes (rows, columns); a missing cell has the
+            last place of its column's histogram, `layout.width - 1`.
+        layout: layout of the columns.
     """
 
     def __init__(self, bins: np.ndarray, layout: Layout) -> None:
@@ -33,7 +33,7 @@ class Local:
     def start(
         self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None = None
     ) -> None:
-        """Begin a tree; see `Source`. Sums are over all columns, whichever it may be split on."""
+        """Begin a tree; see `Source`. Sums cover all columns, whichever the tree may split on."""
         self._gradients, self._rows = gradients, Partition(rows)
 
     def total(self) -> np.ndarray:
@@ -56,13 +56,13 @@ class Local:
         values = np.full(len(self._bins), np.nan)
         for leaf in self._rows.nodes:
             values[self._rows[leaf]] = tree.values[leaf]
-        rest = Partition(np.flatnonzero(np.isnan(values)))  # no row of this tree
+        rest = Partition(np.flatnonzero(np.isnan(values)))  # rows that did not grow this tree
         for node, (split, children) in enumerate(zip(tree.splits, tree.children, strict=True)):
             if split is None:
                 values[rest[node]] = tree.values[node]
             else:
                 self._divide(rest, Division(node, split, *children))
-        self.start(*_NOTHING)  # a tree that has grown needs neither its gradients nor its rows
+        self.start(*_NOTHING)  # a finished tree needs neither its gradients nor its rows
         return values
 
     def _divide(self, rows: Partition, division: Division) -> None:
@@ -71,10 +71,10 @@ class Local:
 
 
 class Partition:
-    """The rows of each node of a tree that has not been divided, side by side in one array.
+    """The rows of each undivided node of a tree, side by side in one array.
 
     Args:
-        rows: of the root, increasing.
+        rows: rows of the root, increasing.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -84,24 +84,24 @@ class Partition:
 
     @property
     def nodes(self) -> Iterable[int]:
-        """Their numbers."""
+        """Numbers of the nodes."""
         return self._spans.keys()
 
     def __getitem__(self, node: int) -> np.ndarray:
-        """The rows of a node in order, uint32, axes (rows of the node,)."""
+        """Return the rows of a node in order, uint32, axes (rows of the node,)."""
         begin, end = self._spans[node]
         return self._rows[begin:end]
 
     def divide(
         self, division: Division, bins: np.ndarray, column: int, goes_left: np.ndarray
     ) -> None:
-        """Put the rows of a node into two new ones.
+        """Divide the rows of a node between two new nodes.
 
         Args:
             division: the node and the new ones.
             bins: of all rows, axes (all rows, columns).
-            column: that decides.
-            goes_left: of each of its bins, bool.
+            column: column of the split.
+            goes_left: whether each of its bins goes left.
         """
         begin, end = self._spans.pop(division.node)
         middle = begin + divide(self._rows[begin:end], bins, column, goes_left, self._spare)
@@ -109,7 +109,8 @@ class Partition:
         self._spans[division.right] = middle, end
 
 
-#: Rows up to which all splits are looked up at once: beyond, a split at a time reads on in memory.
+#: Up to this many rows, all splits are looked up at once; beyond, one split at a time reads memory
+#: in order.
 _FEW_ROWS = 64
 
 
@@ -118,7 +119,7 @@ class Sides:
 
     Args:
         splits: in the order of answers.
-        layout: of the columns that they are on.
+        layout: layout of their columns.
     """
 
     def __init__(self, splits: Sequence[Split], layout: Layout) -> None:
@@ -128,7 +129,7 @@ class Sides:
             own[:] = sides(split, layout.width)
 
     def of(self, bins: np.ndarray) -> np.ndarray:
-        """Whether rows go left, bool, axes (rows, splits).
+        """Return whether rows go left, bool, axes (rows, splits).
 
         Args:
             bins: axes (rows, columns), as `Binning.bins` makes them.
@@ -142,11 +143,11 @@ class Sides:
         return found
 
     def of_nodes(self, nodes: np.ndarray, places: np.ndarray, bins: np.ndarray) -> np.ndarray:
-        """Whether rows go left at the split of their node, bool, axes (rows with a split,).
+        """Return whether rows go left at the split of their node, bool, axes (rows with a split,).
 
         Args:
-            nodes: of each row, axes (rows,).
-            places: which split each node has, -1 for none, int64, axes (nodes,).
+            nodes: node of each row, axes (rows,).
+            places: index of each node's split, -1 for no split, int64, axes (nodes,).
             bins: of all rows, as in `of`.
         """
         if COMPILED:
@@ -160,12 +161,12 @@ class Sides:
 
 
 def goes_left(splits: Sequence[Split], bins: np.ndarray, layout: Layout) -> np.ndarray:
-    """Whether rows go left at splits, bool, axes (rows, splits); see `Sides`."""
+    """Return whether rows go left at splits, bool, axes (rows, splits); see `Sides`."""
     return Sides(splits, layout).of(bins)
 
 
 def sides(split: Split, width: int) -> np.ndarray:
-    """Whether cells of each bin go left, bool, axes (width,)."""
+    """Return whether cells of each bin go left, bool, axes (width,)."""
     goes_left = np.zeros(width, bool)
     if isinstance(split.left, range):
         goes_left[split.left.start : split.left.stop] = True
@@ -176,10 +177,10 @@ def sides(split: Split, width: int) -> np.ndarray:
 
 
 def total_of(rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """The sums of the gradients of rows, float64, axes (2,).
+    """Return the sums of the gradients of rows, float64, axes (2,).
 
     Args:
-        rows: which rows count, uint32.
+        rows: rows to count, uint32.
         gradients: float32, axes (all rows, 2).
     """
     if COMPILED:
@@ -193,7 +194,7 @@ def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.nd
 
     Args:
         bins: axes (all rows, columns).
-        rows: which rows count, uint32.
+        rows: rows to count, uint32.
         gradients: float32, axes (all rows, 2).
         out: float64, axes (columns, width, 2).
     """
@@ -210,13 +211,15 @@ def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.nd
 def divide(
     rows: np.ndarray, bins: np.ndarray, column: int, goes_left: np.ndarray, spare: np.ndarray
 ) -> int:
-    """Put the rows that go left before those that go right, each in order; how many go left.
+    """Sort the rows that go left before those that go right, each in order.
+
+    Return how many go left.
 
     Args:
-        rows: uint32; they change their places.
+        rows: uint32; reordered in place.
         bins: axes (all rows, columns).
-        column: that decides.
-        goes_left: of each of its bins, bool.
+        column: column of the split.
+        goes_left: whether each of its bins goes left.
         spare: as large as `rows` or larger; it is overwritten.
     """
     if COMPILED:
@@ -226,7 +229,8 @@ def divide(
     return int(left.sum())
 
 
-#: How many rows ahead loops ask for cells, which lie apart in memory in a small node.
+#: Number of rows ahead for which loops prefetch cells, which are scattered in memory for a small
+#: node.
 _AHEAD, _FAR_AHEAD = 16, 64
 _CACHE_LINE = 64
 
@@ -255,7 +259,7 @@ def _sides_of_nodes(
 
 @compiled
 def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> Any:
-    """Without a branch on the side, which no processor can foresee."""
+    """The loop has no branch on the side, which a processor could not predict."""
     cells, columns, last = bins.reshape(-1), bins.shape[1], len(rows) - 1
     low = high = 0
     for number, row in enumerate(rows):
@@ -270,7 +274,7 @@ def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> An
 
 @compiled
 def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
-    """Two rows at a time, so that more additions are under way; each bin gets them in order."""
+    """Two rows at a time keep more additions in progress; each bin receives them in order."""
     columns, width, count = bins.shape[1], out.shape[1], len(rows)
     cells, pairs, sums = bins.reshape(-1), gradients.reshape(-1), out.reshape(-1)
     per_line = _CACHE_LINE // bins.itemsize
@@ -297,14 +301,14 @@ def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
 def sums_of(
     bins: np.ndarray, nodes: np.ndarray, count: int, elements: np.ndarray, width: int
 ) -> np.ndarray:
-    """Sums of elements over bins, node by node; uint64, axes (count, columns, width).
+    """Return sums of elements over bins, node by node; uint64, axes (count, columns, width).
 
     Args:
         bins: axes (rows, columns).
-        nodes: of each row; one of `count` or more is left out.
-        count: of nodes that are asked for.
+        nodes: node of each row; rows with `count` or more are ignored.
+        count: number of requested nodes.
         elements: axes (rows,).
-        width: places of a column.
+        width: number of places of a column.
     """
     found = np.zeros((count, bins.shape[1], width), np.uint64)
     if COMPILED:
@@ -326,5 +330,5 @@ def _add_elements(bins: Any, nodes: Any, elements: Any, out: Any) -> None:
 
 
 def bin_kind(width: int) -> np.dtype[Any]:
-    """The type of numbers of so many bins."""
+    """Return the smallest type for so many bin numbers."""
     return np.dtype(np.uint8 if width <= 256 else "<u2")

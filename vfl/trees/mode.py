@@ -38,20 +38,21 @@ _MOST_DEPTH, _MOST_LEAVES, _MOST = 64, 1 << 16, 1e9
 
 
 class Trees(CellsMode):
-    """Gradient-boosted trees over everybody's columns (Chen and Guestrin 2016).
+    """Gradient-boosted trees over the columns of all parties (Chen and Guestrin 2016).
 
     Args:
-        protect: "order": the label party gets the bin of every cell (Tian et al. 2020). "shared":
-            it gets sums of gradients over bins, which feature parties and a helper compute from
-            additive shares.
-        nodes: of "shared": "known": feature parties and the helper know which rows are in which
-            node, as in SecureBoost (Cheng et al. 2021); "hidden": they do not, and the helper gets
-            a share of every row for each node.
-        helper: of "shared": a party without data, which colludes with nobody.
-        epsilon: of the randomised response on each cell of a feature party before others learn
-            anything of it; a row spends it for each of that party's columns. None draws nothing.
-        objective: what is minimised: "auto" is cross-entropy of classes and the squared error of
-            numbers; "poisson" takes counts.
+        protect: "order": the label party receives the bin of every cell (Tian et al. 2020).
+            "shared": it receives sums of gradients over bins, which feature parties and a helper
+            compute from additive shares.
+        nodes: for "shared". "known": feature parties and the helper know which rows are in which
+            node, as in SecureBoost (Cheng et al. 2021). "hidden": they do not, and the helper
+            receives a share of every row for each node.
+        helper: for "shared": name of a party without data, which colludes with no other party.
+        epsilon: parameter of the randomised response on each cell of a feature party, before other
+            parties receive anything derived from it; a row spends it for each of that party's
+            columns. None means no response.
+        objective: loss to minimise: "auto" is cross-entropy for classes and the squared error for
+            numbers; "poisson" is for counts.
         learning_rate: factor of each leaf.
         max_depth: levels of splits of a tree; 0 sets no bound.
         max_leaves: most leaves of a tree; 0 sets no bound.
@@ -60,11 +61,12 @@ class Trees(CellsMode):
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
         gamma: least gain of a split.
         min_child_weight: least sum of second derivatives of each side of a split.
-        max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets none.
+        max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets no bound.
         subsample: share of the rows that each tree grows on.
         colsample_bytree: share of the columns that each tree may split on.
-        own_rounds: so many first rounds split on the label party's columns alone, so that splits on
-            others tell of what these leave unexplained (the complete mode of Cheng et al. 2021).
+        own_rounds: number of first rounds that split only on the label party's columns. Splits on
+            other columns then disclose only what these rounds leave unexplained (the complete mode
+            of Cheng et al. 2021).
         rising, falling: names of columns with which the outcome may only rise, or only fall. All
             parties read them in the terms.
 
@@ -122,7 +124,7 @@ class Trees(CellsMode):
         require_range("max_leaves", max_leaves, 0, _MOST_LEAVES)
         if not max_depth and not max_leaves:
             raise BadOptionError(
-                "a tree without a bound grows to a leaf a row",
+                "a tree without a bound grows until every row has its own leaf",
                 got="max_depth = 0, max_leaves = 0",
                 want="a bound on depth or on leaves",
             )
@@ -161,7 +163,7 @@ class Trees(CellsMode):
         super().refuse(agreed)
         if self._own_rounds and agreed.label_party not in agreed.parties:
             raise ExposedCutError(
-                "rounds on the label party's own columns, and it has none",
+                "own_rounds needs columns of the label party, which has none",
                 got=f"own_rounds = {self._own_rounds}",
                 want="own_rounds = 0, or columns of the label party",
             )
@@ -196,13 +198,16 @@ class Trees(CellsMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Who learned which sizes; `WholeNetwork.revealed` has the rest."""
+        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the rest."""
         if self._shares(terms):
             for name in (*terms.feature_parties, self.helper):
                 yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """The promise to each cell's owner; a row spends it for each column of a party."""
+        """Return the guarantee for each cell's owner.
+
+        A row spends it for each column of a party.
+        """
         if self.epsilon is None:
             return ()
         return (
@@ -245,26 +250,26 @@ class Trees(CellsMode):
         return SharedLabelEnd(self, terms, rows, Middle(self, terms, attempt, streams, receive_any))
 
     def _shares(self, terms: Terms) -> bool:
-        """Whether gradients are shared: answers are the same whoever grew the trees."""
+        """Whether gradients are shared; answers to queries do not depend on that."""
         return self.needs_keys and terms.mode == "train"
 
-    # What the ends ask for.
+    # Settings that the ends read.
 
     def boosting(self, signs: Sequence[int], seed: int, own_columns: int = 0) -> Boosting:
-        """How trees are boosted, over columns that the outcome changes with by these signs."""
+        """Return the settings of boosting, with these signs of the columns' constraints."""
         growth = Growth(monotone=tuple(signs) if any(signs) else (), **self._growth)
         return Boosting(growth, *self._drawn, seed, self._own_rounds, own_columns)
 
     def objective_of(self, classes: int) -> Objective:
-        """The objective for labels of so many classes; 0 for numbers.
+        """Return the objective for labels of so many classes; 0 means numbers.
 
         Raises:
-            BadOptionError: classes are no counts.
+            BadOptionError: the labels are classes and the objective needs counts.
         """
         if self._objective == "poisson":
             if classes:
                 raise BadOptionError(
-                    "classes are no counts",
+                    "the Poisson objective needs counts, not classes",
                     got="objective=poisson",
                     want="label.task = 'regression'",
                 )

@@ -1,9 +1,9 @@
-"""Generalised linear models with inference, from sums over rows alone.
+"""Generalised linear models with inference, computed only from sums over rows.
 
 A model has margins X b and a mean for each margin (McCullagh and Nelder 1989, section 2.2); column
-0 of X is of ones. Newton's method, which is Fisher's scoring for the canonical links here, needs of
-the rows X^T mu, X^T W X and one number, at coefficients that it chooses. Whoever adds these up, in
-one place or on shares, gets the same fit.
+0 of X is the constant 1. Newton's method, which is Fisher's scoring for the canonical links here,
+needs X^T mu, X^T W X and one number, at coefficients that it chooses. Sums computed in one place
+and sums computed on shares give the same fit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from vfl.core.registry import require_choice, require_range
 FAMILIES = ("gaussian", "binomial", "poisson")
 Name = Literal["gaussian", "binomial", "poisson"]
 
-#: Of the last step, in standard errors.
+#: Tolerance for the last step, in standard errors.
 _CLOSE = 1e-7
-#: Least eigenvalue of a matrix of correlations: of columns whose variance inflates less than 10^8.
+#: Least eigenvalue of a correlation matrix; it allows a variance inflation below 10^8.
 _LEAST_EIGENVALUE = 1e-8
-#: Share of the first step's information on a coefficient below which it grows without an end.
+#: Share of the first step's information on a coefficient below which the coefficient grows without
+#: limit.
 _SEPARATED = 1e-6
 MOST_HALVINGS, _MOST_SWEEPS = 30, 1000
 
@@ -44,39 +45,39 @@ class Family:
     dispersed = False
 
     def mean(self, margins: np.ndarray) -> np.ndarray:
-        """b'(m): the expected label of each row."""
+        """Return b'(m): the expected label of each row."""
         raise NotImplementedError
 
     def variance(self, margins: np.ndarray) -> np.ndarray:
-        """b''(m): the weight of each row in X^T W X."""
+        """Return b''(m): the weight of each row in X^T W X."""
         raise NotImplementedError
 
     def normaliser(self, margins: np.ndarray) -> np.ndarray:
-        """b(m) of each row."""
+        """Return b(m) of each row."""
         raise NotImplementedError
 
     def margin(self, mean: float) -> float:
-        """The link: the margin of a mean."""
+        """Return the link: the margin of a mean."""
         raise NotImplementedError
 
     def saturated(self, labels: np.ndarray) -> np.ndarray:
-        """The largest y m - b(m), where the mean is the label, of each row."""
+        """Return each row's largest y m - b(m), where the mean equals the label."""
         raise NotImplementedError
 
     def constant(self, labels: np.ndarray) -> np.ndarray:
-        """c(y) of each row, of a dispersion of 1."""
+        """Return c(y) of each row, for a dispersion of 1."""
         return np.zeros(len(labels))
 
     def check(self, labels: np.ndarray) -> None:
-        """Refuse labels of another distribution.
+        """Refuse labels that do not fit the distribution.
 
         Raises:
-            DataError: with what they must be.
+            DataError: the labels do not fit; the error states the valid ones.
         """
 
 
 class Gaussian(Family):
-    """Numbers around the margin, with a variance that is estimated."""
+    """Numbers around the margin, with an estimated variance."""
 
     name: Name = "gaussian"
     dispersed = True
@@ -131,7 +132,7 @@ class Binomial(Family):
 
 
 class Poisson(Family):
-    """Counts; the margin is the logarithm of the expected one."""
+    """Counts; the margin is the logarithm of the expected count."""
 
     name: Name = "poisson"
 
@@ -170,10 +171,10 @@ _FAMILIES: dict[str, Family] = {
 
 
 def family(name: str) -> Family:
-    """The family of a name.
+    """Return the family of a name.
 
     Raises:
-        BadOptionError: there is none.
+        BadOptionError: no family has this name.
     """
     require_choice("family", name, FAMILIES)
     return _FAMILIES[name]
@@ -181,10 +182,10 @@ def family(name: str) -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a fit needs of the labels.
+    """Statistics of the labels that a fit needs.
 
     Attributes:
-        rows: how many there are; with weights, the sum of these.
+        rows: number of rows; with weights, the sum of the weights.
         products: X^T y, axes (columns,).
         saturated, constant: sums over rows; see `Family`.
     """
@@ -197,7 +198,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a fit needs of the rows at some coefficients.
+    """Sums over rows that a fit needs at some coefficients.
 
     Attributes:
         means: X^T mu, axes (columns,).
@@ -212,9 +213,9 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Elastic net on the log-likelihood a row, of all columns but the intercept.
+    """Elastic net on the log-likelihood per row, for all columns but the intercept.
 
-    -l(b) / rows + l1 |b|_1 + l2 |b|^2 / 2 is minimised (Friedman, Hastie and Tibshirani 2010).
+    The fit minimises -l(b) / rows + l1 |b|_1 + l2 |b|^2 / 2 (Friedman, Hastie and Tibshirani 2010).
     """
 
     l1: float = 0.0
@@ -233,12 +234,12 @@ class Fit:
     """A fitted model.
 
     Attributes:
-        family: of its labels.
-        coefficients: axes (columns,), the intercept first; 0 of a column that is not in the model.
-        active: which columns are in it.
-        outcome, sums: of the rows, at these coefficients.
-        steps: of Newton's method.
-        penalty: with which it was fitted. Standard errors are of a fit without one.
+        family: distribution of its labels.
+        coefficients: axes (columns,), the intercept first; 0 for a column outside the model.
+        active: whether each column is in the model.
+        outcome, sums: statistics at these coefficients.
+        steps: number of steps of Newton's method.
+        penalty: penalty of the fit. Standard errors require a fit without one.
     """
 
     family: Family
@@ -251,27 +252,30 @@ class Fit:
 
     @cached_property
     def gain(self) -> float:
-        """The sum of y m - b(m)."""
+        """Sum of y m - b(m)."""
         return float(self.coefficients @ self.outcome.products - self.sums.normaliser)
 
     @property
     def parameters(self) -> int:
-        """How many columns are in the model, the intercept included."""
+        """Number of columns in the model, the intercept included."""
         return int(self.active.sum())
 
     @property
     def residual_rows(self) -> float:
-        """Degrees of freedom that are left."""
+        """Residual degrees of freedom."""
         return self.outcome.rows - self.parameters
 
     @cached_property
     def deviance(self) -> float:
-        """Twice the log-likelihood that is missing; the sum of squared residuals of numbers."""
+        """Twice the log-likelihood below the saturated model.
+
+        For numbers it is the sum of squared residuals.
+        """
         return max(0.0, 2 * (self.outcome.saturated - self.gain))
 
     @cached_property
     def null_deviance(self) -> float:
-        """The deviance of the intercept alone."""
+        """Deviance of the model with only an intercept."""
         outcome = self.outcome
         margin = self.family.margin(float(outcome.products[0]) / outcome.rows)
         normaliser = outcome.rows * float(self.family.normaliser(np.array([margin]))[0])
@@ -279,17 +283,17 @@ class Fit:
 
     @property
     def explained(self) -> float:
-        """Share of the null deviance that the model explains: R^2 of numbers."""
+        """Share of the null deviance that the model explains: R^2 for numbers."""
         return float(1 - self.deviance / self.null_deviance) if self.null_deviance else 0.0
 
     @property
     def dispersion(self) -> float:
-        """The variance of residuals; 1 of other families."""
+        """Variance of residuals; 1 for other families."""
         return self.deviance / self.residual_rows if self.family.dispersed else 1.0
 
     @property
     def log_likelihood(self) -> float:
-        """The log-likelihood, of numbers at the likeliest variance."""
+        """Log-likelihood; for numbers at the likeliest variance."""
         rows = self.outcome.rows
         if self.family.dispersed:
             with np.errstate(divide="ignore"):
@@ -298,7 +302,7 @@ class Fit:
 
     @property
     def aic(self) -> float:
-        """Akaike's criterion; a variance is not counted as a parameter."""
+        """Akaike's criterion; a variance does not count as a parameter."""
         return 2 * self.parameters - 2 * self.log_likelihood
 
     @property
@@ -308,7 +312,10 @@ class Fit:
 
     @cached_property
     def covariance(self) -> np.ndarray:
-        """Of the coefficients, axes (columns, columns); NaN beside a column that is not in it."""
+        """Covariance of the coefficients, axes (columns, columns).
+
+        It is NaN for columns outside the model.
+        """
         found = np.full(self.sums.curvature.shape, np.nan)
         if not self.penalty:
             inside = np.ix_(self.active, self.active)
@@ -317,31 +324,32 @@ class Fit:
 
     @property
     def standard_errors(self) -> np.ndarray:
-        """Of each coefficient, axes (columns,)."""
+        """Standard error of each coefficient, axes (columns,)."""
         found: np.ndarray = np.sqrt(np.diag(self.covariance))
         return found
 
     @property
     def statistics(self) -> np.ndarray:
-        """Coefficients over standard errors (Wald 1943): t of numbers, else z."""
+        """Coefficients divided by standard errors (Wald 1943): t for numbers, else z."""
         found: np.ndarray = self.coefficients / self.standard_errors
         return found
 
     @property
     def p_values(self) -> np.ndarray:
-        """Of each coefficient, two-sided."""
+        """Two-sided p-value of each coefficient."""
         found: np.ndarray = 2 * self._distribution.sf(np.abs(self.statistics))
         return found
 
     def intervals(self, level: float = 0.95) -> np.ndarray:
-        """Confidence intervals, axes (columns, 2)."""
+        """Return confidence intervals, axes (columns, 2)."""
         reach = self._distribution.ppf(0.5 + level / 2) * self.standard_errors
         return np.stack([self.coefficients - reach, self.coefficients + reach], axis=1)
 
     def entry_p_values(self) -> np.ndarray:
-        """Of the score test of each column that is not in the model (Rao 1948), axes (columns,).
+        """Return p-values of the score test of columns outside the model (Rao 1948).
 
-        Of numbers it is the exact test that the coefficient has after entry; NaN of other columns.
+        Axes (columns,); NaN for other columns. For numbers it is the exact test of the coefficient
+        after its entry.
         """
         inside, outside = np.flatnonzero(self.active), np.flatnonzero(~self.active)
         curvature = self.sums.curvature
@@ -368,12 +376,12 @@ class Fit:
 def local_sums(
     family: Family, inputs: np.ndarray, weights: np.ndarray | None = None
 ) -> Callable[[np.ndarray], Sums]:
-    """Sums over rows that lie in one place.
+    """Return a function that computes sums over rows that are in one place.
 
     Args:
-        family: of the labels.
-        inputs: axes (rows, columns), column 0 of ones.
-        weights: how many rows each one counts for.
+        family: distribution of the labels.
+        inputs: axes (rows, columns), column 0 constant 1.
+        weights: number of rows that each row counts for.
     """
     counted = np.ones(len(inputs)) if weights is None else weights
 
@@ -392,16 +400,16 @@ def local_sums(
 def outcome_of(
     family: Family, products: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> Outcome:
-    """What a fit needs of labels.
+    """Compute the statistics of labels that a fit needs.
 
     Args:
-        family: of the labels.
-        products: X^T y, of rows as often as they count.
+        family: distribution of the labels.
+        products: X^T y, each row counted as often as its weight.
         labels: axes (rows,).
-        weights: how many rows each one counts for.
+        weights: number of rows that each row counts for.
 
     Raises:
-        DataError: labels of another family.
+        DataError: the labels do not fit the family.
     """
     family.check(labels)
     counted = np.ones(len(labels)) if weights is None else weights
@@ -423,23 +431,24 @@ def fit(
     start: np.ndarray | None = None,
     most_steps: int = 50,
 ) -> Fit:
-    """Fit a model by Newton's method; a step that makes it worse is halved.
+    """Fit a model by Newton's method; a step that increases the loss is halved.
 
-    With an L1 penalty the quadratic model of each step is minimised by coordinate descent (Lee, Sun
-    and Saunders 2014).
+    With an L1 penalty, coordinate descent minimises the quadratic model of each step (Lee, Sun and
+    Saunders 2014).
 
     Args:
-        family: of the labels.
-        outcome: of the labels.
-        sums: of the rows at given coefficients.
-        penalty: on coefficients.
-        active: which columns are in the model; all if not given. The intercept always is.
-        start: coefficients to begin at; the intercept's own mean if not given.
-        most_steps: of Newton's method.
+        family: distribution of the labels.
+        outcome: statistics of the labels.
+        sums: returns sums over the rows at given coefficients.
+        penalty: penalty on coefficients.
+        active: whether each column is in the model; all if not given. The intercept always is.
+        start: initial coefficients; the intercept-only model if not given.
+        most_steps: most steps of Newton's method.
 
     Raises:
-        TooFewRowsError: no more rows than columns.
-        DataError: columns are collinear, or tell all labels, so that no coefficients are likeliest.
+        TooFewRowsError: there are no more rows than columns.
+        DataError: columns are collinear or separate the labels, so no maximum-likelihood
+            coefficients exist.
 
     >>> inputs = np.array([[1, 0], [1, 1], [1, 2], [1, 3]], float)
     >>> labels = np.array([1.0, 3.0, 4.0, 8.0])
@@ -453,7 +462,7 @@ def fit(
     inside[0] = True
     if outcome.rows <= inside.sum():
         raise TooFewRowsError(
-            "a regression has no more rows than columns",
+            "a regression needs more rows than columns",
             got=f"{outcome.rows:g} rows, {int(inside.sum())} columns with the intercept",
             want="more rows than columns",
         )
@@ -472,7 +481,7 @@ def fit(
         b, found = solver.search(b, found, step, sums)
         if not penalty:
             _refuse_separated(found.curvature, first, inside)
-    raise _no_maximum(f"{most_steps} steps without an end")
+    raise _no_maximum(f"{most_steps} steps without convergence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,13 +493,13 @@ class _Solver:
     inside: np.ndarray
 
     def loss(self, b: np.ndarray, sums: Sums) -> float:
-        """What is minimised, times the rows."""
+        """Return the minimised loss, times the rows."""
         rows, slopes = self.outcome.rows, b[1:]
         penalised = self.penalty.l1 * np.abs(slopes).sum() + self.penalty.l2 / 2 * slopes @ slopes
         return float(sums.normaliser - b @ self.outcome.products + rows * penalised)
 
     def step(self, b: np.ndarray, sums: Sums) -> np.ndarray:
-        """From b to the minimum of the quadratic model at b."""
+        """Return the step from b to the minimum of the quadratic model at b."""
         rows, inside, place = self.outcome.rows, self.inside, np.flatnonzero(self.inside)
         l2 = np.full(len(place), rows * self.penalty.l2)
         l2[0] = 0
@@ -509,7 +518,7 @@ class _Solver:
     def search(
         self, b: np.ndarray, sums: Sums, step: np.ndarray, at: Callable[[np.ndarray], Sums]
     ) -> tuple[np.ndarray, Sums]:
-        """Go a step, or half, a quarter and so on of it, until the loss is no larger."""
+        """Take the step, or half, a quarter and so on of it, until the loss does not increase."""
         before = self.loss(b, sums)
         rounding = 1e-9 * (1 + abs(before))
         for _ in range(MOST_HALVINGS):
@@ -520,9 +529,9 @@ class _Solver:
         raise _no_maximum("no step that makes the labels likelier")
 
     def _sparse(self, b: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
-        """The minimum of s d + d H d / 2 + l1 |b + d|, by coordinate descent."""
+        """Return the minimum of s d + d H d / 2 + l1 |b + d|, by coordinate descent."""
         threshold, step = self.outcome.rows * self.penalty.l1, np.zeros(len(b))
-        model = slope.copy()  # its derivative at the step
+        model = slope.copy()  # derivative of the quadratic part at the current step
         for _ in range(_MOST_SWEEPS):
             largest = 0.0
             for place, own in enumerate(np.diag(curvature)):
@@ -539,14 +548,14 @@ class _Solver:
 
 
 def _predicted(sums: Sums, step: np.ndarray) -> Sums:
-    """The sums after a step so short that second derivatives stay."""
+    """Predict the sums after a step so short that second derivatives stay equal."""
     bent = sums.curvature @ step
     normaliser = float(sums.normaliser + step @ sums.means + step @ bent / 2)
     return Sums(sums.means + bent, sums.curvature, normaliser)
 
 
 def _in_standard_errors(step: np.ndarray, curvature: np.ndarray) -> float:
-    """Length of a step, in standard errors of the direction it goes."""
+    """Return the length of a step, in standard errors of its direction."""
     return float(np.sqrt(max(0.0, step @ curvature @ step)))
 
 
@@ -557,7 +566,7 @@ def _refuse_collinear(curvature: np.ndarray, inside: np.ndarray, penalty: Penalt
         raise DataError(
             "a column is 0 in every row",
             got=f"columns {_listed(places[scale == 0])}",
-            fix="leave it out",
+            fix="remove it",
         )
     if penalty.l2:
         return
@@ -565,26 +574,26 @@ def _refuse_collinear(curvature: np.ndarray, inside: np.ndarray, penalty: Penalt
     if values[0] < _LEAST_EIGENVALUE:
         share = np.abs(vectors[:, 0])
         raise DataError(
-            "columns are collinear: each follows from the others, so no coefficients are likeliest",
+            "columns are collinear: each follows from the others, so coefficients are not unique",
             got=f"columns {_listed(places[share > share.max() / 10])} (0 is the intercept)",
-            want="columns of which none is a sum of others",
-            fix="leave one of them out, or l2=0.001",
+            want="columns that are no weighted sums of other columns",
+            fix="remove one of them, or set l2=0.001",
         )
 
 
 def _refuse_separated(curvature: np.ndarray, first: np.ndarray, inside: np.ndarray) -> None:
-    """Refuse a direction in which what the rows say of it has all but gone since the first step."""
+    """Refuse a direction in which the rows' information has nearly vanished by now."""
     here = np.ix_(inside, inside)
     if eigh(curvature[here], first[here], eigvals_only=True)[0] < _SEPARATED:
-        raise _no_maximum("a step after which no row says any more of a coefficient")
+        raise _no_maximum("a step after which rows have no information on a coefficient")
 
 
 def _no_maximum(got: str) -> DataError:
     return DataError(
-        "no coefficients are likeliest: some grow without an end, as where a column or a sum of "
-        "columns separates labels",
+        "no maximum-likelihood coefficients exist: some grow without limit, as where sums of "
+        "columns separate labels",
         got=got,
-        want="labels that no sum of columns separates",
+        want="labels that no weighted sum of columns separates",
         fix="l2=0.001, fewer columns, or more rows",
     )
 
@@ -596,12 +605,12 @@ def _listed(places: Sequence[int] | np.ndarray) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """How columns are selected, step by step forwards and backwards.
+    """Rule for stepwise selection of columns, forwards and backwards.
 
     Attributes:
-        by: "p" takes the column with the least p-value of the score test if that is below `enter`,
-            and drops the one with the largest of Wald's if that is above `leave`; "aic" and "bic"
-            take and drop the same candidates if the criterion falls.
+        by: "p" adds the column with the least p-value of the score test if that is below `enter`.
+            It drops the one with the largest p-value of Wald's test if that is above `leave`. "aic"
+            and "bic" add and drop the same candidates if the criterion decreases.
         enter, leave: p-values.
     """
 
@@ -615,14 +624,14 @@ class Selection:
         require_range("leave", self.leave, self.enter, 1)
 
     def takes(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """The fit with a further column, if it is taken."""
+        """Return the fit with a further column, if the rule adds it."""
         if self.by == "p":
             return after() if p_value < self.enter else None
         found = after()
         return found if getattr(found, self.by) < getattr(before, self.by) else None
 
     def drops(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """The fit without a column, if it is dropped."""
+        """Return the fit without a column, if the rule drops it."""
         if self.by == "p":
             return after() if p_value > self.leave else None
         found = after()
@@ -639,10 +648,10 @@ def stepwise(
     """Select columns, from the intercept alone (Efroymson 1960).
 
     Args:
-        family: of the labels.
+        family: distribution of the labels.
         outcome: see `fit`.
         sums: see `fit`.
-        selection: when a column is taken, and when dropped.
+        selection: rule for adding and dropping columns.
         most_steps: see `fit`.
 
     Raises:

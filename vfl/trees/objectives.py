@@ -1,6 +1,6 @@
-"""What boosting minimises: first and second derivatives of a loss by the margin of each row.
+"""Losses of boosting: first and second derivatives by the margin of each row.
 
-Margins have axes (rows, outputs): one output of a binary outcome and of a regression, one a class
+Margins have axes (rows, outputs): one output for two classes and for a regression, one a class
 otherwise. Formulas and bounds are XGBoost's, so that both grow the same trees.
 """
 
@@ -21,30 +21,33 @@ class Objective:
     """A loss of margins.
 
     Attributes:
-        outputs: margins of a row.
+        outputs: number of margins of a row.
     """
 
     outputs: int = 1
 
     def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Margins before the first tree: the best constant; axes (outputs,)."""
+        """Return margins before the first tree: the best constant; axes (outputs,)."""
         raise NotImplementedError
 
     def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First and second derivatives of each row's loss, axes (rows, outputs) each."""
+        """Return first and second derivatives of each row's loss, axes (rows, outputs) each."""
         raise NotImplementedError
 
     def loss(self, margins: np.ndarray, labels: np.ndarray) -> float:
-        """The mean loss of rows; of counts without the part that no margin changes."""
+        """Return the mean loss of rows; for counts without the term that no margin changes."""
         likely = log_softmax(self.parts(margins), axis=1)
         return float(-likely[np.arange(len(labels)), labels].mean())
 
     def logits(self, margins: np.ndarray) -> np.ndarray:
-        """Logits of all classes, or expected values; axes (rows, classes) or (rows, 1)."""
+        """Return logits of all classes, or expected values; axes (rows, classes) or (rows, 1)."""
         return self.parts(margins)
 
     def parts(self, margins: np.ndarray) -> np.ndarray:
-        """Parts of margins as parts of `logits`; of counts as parts of their logarithm."""
+        """Convert contributions to margins to contributions to `logits`.
+
+        For counts, the contributions are to their logarithm.
+        """
         return margins
 
 
@@ -96,8 +99,8 @@ class Poisson(Objective):
     """Negative log-likelihood of counts.
 
     Attributes:
-        max_delta_step: second derivatives are those of a margin so much larger, which keeps leaf
-            weights small where few are counted.
+        max_delta_step: second derivatives are taken at a margin so much larger, which keeps leaf
+            weights small where counts are few.
     """
 
     max_delta_step: float = 0.7
@@ -105,7 +108,7 @@ class Poisson(Objective):
     def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
         if labels.min() < 0:
             raise DataError(
-                "counts are not negative",
+                "counts must not be negative",
                 where="the label party's column of labels",
                 got="a negative number",
                 want="numbers from 0 on",

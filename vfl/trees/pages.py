@@ -1,4 +1,4 @@
-"""What the page of a run shows of a forest and of a regression."""
+"""Sections of a run's page about a forest and about a regression."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _OF_IMPORTANCE = (
 
 
 def importance(found: Mapping[str, Any], run: Path) -> Section:
-    """The section of a run's page about what a forest makes of parties and columns.
+    """Return the section of a run's page about the importance of parties and columns.
 
     Args:
         found: the entry "importance" of an evaluation.
-        run: the run's folder, which may know names of columns.
+        run: folder of the run, which may have names of columns.
     """
     table = importance_of(run)
     return Section(
@@ -42,7 +42,7 @@ def importance(found: Mapping[str, Any], run: Path) -> Section:
 
 
 def _figures(players: Sequence[Mapping[str, Any]], *words: str) -> Table:
-    """A line for each party, or for each column."""
+    """Return a table with a line for each party, or for each column."""
     rows = [
         [one["party"], *([column_name(one)] if len(words) > 1 else [])]
         + [f"{one['splits']:,}", percent_text(one["gain"])]
@@ -53,11 +53,11 @@ def _figures(players: Sequence[Mapping[str, Any]], *words: str) -> Table:
 
 
 def regression(fitted: Mapping[str, Any], run: Path) -> Section:
-    """The section of a run's page about its regression.
+    """Return the section of a run's page about its regression.
 
     Args:
         fitted: the entry "regression" of the run's summary.
-        run: the run's folder.
+        run: folder of the run.
     """
     return Section(
         title="Regression",
@@ -69,7 +69,7 @@ def regression(fitted: Mapping[str, Any], run: Path) -> Section:
 
 
 def _coefficients(fitted: Mapping[str, Any]) -> Table:
-    """The coefficients of a regression."""
+    """Return a table of a regression's coefficients."""
     rows = []
     for one in fitted["columns"]:
         known = finite(one)
@@ -88,7 +88,7 @@ def _coefficients(fitted: Mapping[str, Any]) -> Table:
 
 
 def _fit_of(fitted: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Figures of a whole regression."""
+    """Return figures of the regression as a whole."""
     names = {
         "rows": "Training rows",
         "log_likelihood": "Log-likelihood",

@@ -1,4 +1,4 @@
-"""What `vfl.trees` adds to the kernel."""
+"""Registration of `vfl.trees` with the kernel."""
 
 from __future__ import annotations
 

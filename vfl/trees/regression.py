@@ -1,7 +1,7 @@
 """`model = "regression"`: a regression with inference takes the place of bottoms and top.
 
-It is fitted once, by Newton's method on sums over all training rows (`vfl.trees.newton`), which no
-party but the label party learns (`vfl.trees.sums`). A helper without data takes part in trainings.
+It is fitted once, by Newton's method on sums over all training rows (`vfl.trees.newton`); only the
+label party learns these sums (`vfl.trees.sums`). A helper without data takes part in trainings.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _FAMILIES = {"linear": "gaussian", "logistic": "binomial", "poisson": "poisson"}
 
 
 class Regression(CellsMode):
-    """A linear, logistic or Poisson regression on everybody's columns, with standard errors.
+    """A linear, logistic or Poisson regression on the columns of all parties, with standard errors.
 
     Args:
         family: "linear", "logistic" or "poisson"; "auto" is logistic for two classes and linear for
             numbers.
-        helper: name of a party without data, which colludes with nobody.
-        l1, l2: elastic net; see `Penalty`. Standard errors are of a fit without one.
+        helper: name of a party without data, which colludes with no other party.
+        l1, l2: elastic net; see `Penalty`. Standard errors require a fit without a penalty.
         select: "p", "aic" or "bic" select columns step by step; see `Selection`.
         enter, leave: p-values of the selection.
-        max_steps: most steps of Newton's method, of one fit.
+        max_steps: most steps of Newton's method for one fit.
 
     >>> Regression(helper="notary").third_party("bank")
     'notary'
@@ -81,9 +81,9 @@ class Regression(CellsMode):
         self.selection = None if select == "none" else Selection(select, enter, leave)
         if self.penalty and self.selection is not None:
             raise BadOptionError(
-                "columns are selected by standard errors, which are of a fit without a penalty",
+                "column selection uses standard errors, which require a fit without a penalty",
                 got=f"select={select}, l1={l1:g}, l2={l2:g}",
-                want="one of both",
+                want="either select or a penalty",
             )
 
     def refuse(self, agreed: Agreed) -> None:
@@ -114,7 +114,7 @@ class Regression(CellsMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Who learned which sizes; `WholeNetwork.revealed` has the rest."""
+        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the rest."""
         if terms.mode == "train":
             for name in self.roles(terms):
                 yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
@@ -155,24 +155,24 @@ class Regression(CellsMode):
             return TrainingEnd(self, terms.label_party, terms, rows, middle)
         return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
 
-    # What the ends ask for.
+    # Settings that the ends read.
 
     def most_sums(self, columns: int) -> int:
-        """How often a fit on so many columns asks for sums, at most."""
+        """Return how often a fit on so many columns requests sums, at most."""
         fits = 1 if self.selection is None else 2 + 4 * columns
         return fits * self.max_steps * MOST_HALVINGS
 
     def family_of(self, classes: int) -> Family:
-        """The family for labels of so many classes; 0 for numbers.
+        """Return the family for labels of so many classes; 0 means numbers.
 
         Raises:
-            BadOptionError: labels of another kind.
+            BadOptionError: the labels do not fit the family.
         """
         usual = "logistic" if classes else "linear"
         name = usual if self._family == "auto" else self._family
         if (name == "logistic") != (classes > 0) or classes not in (0, 2):
             raise BadOptionError(
-                "labels of another kind than the regression's",
+                "the labels do not fit the regression's family",
                 got=f"family={name}, {classes} classes" if classes else f"family={name}, numbers",
                 want="two classes for 'logistic', numbers for 'linear' and 'poisson'",
                 fix="label.task = 'regression' for numbers",

@@ -1,15 +1,15 @@
 """The ends of a regression: a training, and answers.
 
-In a training all parties meet as in `vfl.mpc.secure.ends`, and then:
+In a training all parties connect as in `vfl.mpc.secure.ends`, and then:
 
     holder of columns                    helper                label party
-      opens its columns under a mask     draws masks           likewise; opens labels under a mask
-                                                               X^T y, and of a linear one X^T X
-      coefficients of its columns  <-------------------------  of every step
-      part of the margins  ---------->   means, weights  --->  X^T m, X^T w X
-      coefficients, standard errors  <-----------------------  of the fit
+      opens its columns under a mask     draws masks           opens columns, labels under a mask;
+                                                               X^T y, and X^T X if linear;
+      coefficients of its columns  <-------------------------  of every step;
+      part of the margins  ---------->   means, weights  --->  X^T m, X^T w X;
+      coefficients, standard errors  <-----------------------  of the fit.
 
-Whoever is asked for rows afterwards sends its part of their margins.
+Afterwards each party answers a query for rows by its part of their margins.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 
 _MOST_COLUMNS = 4096
 PARTS = "parts of margins"
-#: What a fit says of each column, in the order in which it is sent.
+#: Statistics of a fit for each column, in the order in which they are sent.
 KEPT = ("coefficient", "standard_error", "p_value", "lower", "upper")
 _LABEL_PARTY = "the label party"
 
 
 @dataclass(frozen=True)
 class Design:
-    """How a party's cells become columns of a regression.
+    """Conversion of a party's cells to columns of a regression.
 
-    A column of numbers becomes one, and one of c categories c - 1, which say whether a cell has
+    A column of numbers becomes one column. A column of c categories becomes c - 1 indicators, of
     the second category, the third and so on. All are standardised by training rows.
 
     Attributes:
-        categories: how many each column of cells has; 0 of numbers.
-        means, scales: of the columns, float64.
+        categories: number of categories of each column of cells; 0 for numbers.
+        means, scales: means and scales of the columns, float64.
     """
 
     categories: tuple[int, ...]
@@ -65,22 +65,22 @@ class Design:
 
     @classmethod
     def fit(cls, cells: np.ndarray, categories: tuple[int, ...]) -> Design:
-        """The design of training rows.
+        """Learn the design from training rows.
 
         Args:
-            cells: of `CellEncoder`, axes (rows, columns).
+            cells: cells of `CellEncoder`, axes (rows, columns).
             categories: see `Design`.
 
         Raises:
-            DataError: a missing or infinite cell, or a column of one value.
+            DataError: a cell is missing or infinite, or a column has only one value.
         """
         lost = ~np.isfinite(cells)
         if lost.any():
             raise DataError(
-                "a regression takes no missing cells in training rows",
+                "a regression allows no missing cells in training rows",
                 got=f"{int(lost.sum())} of them in {int(lost.any(axis=0).sum())} columns",
                 want="a number or a category in every cell",
-                fix="fill them in, leave the rows out, or model = 'trees'",
+                fix="fill them in, remove the rows, or use model = 'trees'",
             )
         columns = expanded(cells, categories)
         scales = columns.std(axis=0)
@@ -89,21 +89,23 @@ class Design:
                 "a column has one value in all training rows",
                 got=f"{len(alike)} of {columns.shape[1]} columns, the first is number {alike[0]}",
                 want="different values",
-                fix="leave it out",
+                fix="remove it",
             )
         return cls(categories, columns.mean(axis=0), scales)
 
     def columns(self, cells: np.ndarray) -> np.ndarray:
-        """Standardised columns, float64, axes (rows, columns); a missing cell counts as the mean.
+        """Return standardised columns, float64, axes (rows, columns).
+
+        A missing cell counts as the mean.
 
         Args:
-            cells: as in `fit`.
+            cells: cells, as in `fit`.
         """
         found = (expanded(cells, self.categories) - self.means) / self.scales
         return np.where(np.isfinite(found), found, 0.0)
 
     def names(self, columns: Sequence[str]) -> list[str]:
-        """What each column is called, by the names of columns of cells."""
+        """Return the names of the regression's columns, from the names of columns of cells."""
         found = []
         for name, count in zip(columns, self.categories, strict=True):
             found += [f"{name}={code}" for code in range(1, count)] if count else [name]
@@ -111,7 +113,7 @@ class Design:
 
 
 def expanded(cells: np.ndarray, categories: Sequence[int]) -> np.ndarray:
-    """Columns of numbers as they are, and of categories an indicator of each but the first.
+    """Return number columns unchanged, and an indicator of each category but the first.
 
     >>> expanded(np.array([[2.5, 0], [1.5, 2]]), [0, 3])
     array([[2.5, 0. , 0. ],
@@ -127,7 +129,7 @@ def expanded(cells: np.ndarray, categories: Sequence[int]) -> np.ndarray:
 
 
 def width_of(categories: Sequence[int]) -> int:
-    """How many columns `expanded` makes.
+    """Return the number of columns that `expanded` makes.
 
     >>> width_of([0, 3, 0])
     4
@@ -140,19 +142,19 @@ _Columns = Annotated[int, Field(ge=1, le=_MOST_COLUMNS)]
 
 
 class OwnFacts(Settings):
-    """What a holder says of its rows: how many train, validate and test, and its columns."""
+    """A holder's description: numbers of training, validation and test rows, and of columns."""
 
     rows: tuple[_Count, _Count, _Count]
     columns: _Columns
 
 
 class Facts(Settings):
-    """What all must know alike beside the terms.
+    """Facts that all parties need besides the terms.
 
     Attributes:
-        rows: how many train, validate and test.
-        columns: of each holder, by role; the intercept is one of the label party's.
-        family: of the labels.
+        rows: numbers of training, validation and test rows.
+        columns: columns of each holder, by role; the intercept is one of the label party's.
+        family: family of the labels.
     """
 
     rows: tuple[_Count, _Count, _Count]
@@ -172,7 +174,7 @@ class Sizes(NetworkSizes):
 
     @property
     def frame_bytes(self) -> int:
-        """Of the largest message."""
+        """Size of the largest message."""
         answers = ELEMENT_BYTES * max(self.facts.rows)
         return max(largest_frame(self.facts.rows[0], self.facts.columns), answers, 1 << 12)
 
@@ -184,7 +186,7 @@ class Sizes(NetworkSizes):
 
 
 def categories_of(rows: OwnRows) -> tuple[int, ...]:
-    """How many categories each column of a party has; 0 of numbers."""
+    """Return the number of categories of each column of a party; 0 for numbers."""
     assert rows.inputs is not None, "asked of a party with columns"
     return rows.categories or (0,) * rows.inputs[:1].numel()
 
@@ -194,9 +196,10 @@ class Part:
     """One party's part of a regression.
 
     Attributes:
-        design: of its columns; None at a label party that has none.
+        design: design of its columns; None at a label party without columns.
         labels: whether it is the label party, whose first column is the intercept.
-        found: of each column a number by each name of KEPT, float64; NaN where there is none.
+        found: for each column a number by each name of KEPT, float64; NaN where a number is
+            missing.
     """
 
     design: Design | None
@@ -205,7 +208,7 @@ class Part:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Tensor], rows: OwnRows, labels: bool) -> Part:
-        """The part that `state_dict` was taken of, at a party with these columns."""
+        """Restore a part from the result of `state_dict`, at a party with these columns."""
         design = None
         if rows.inputs is not None:
             means, scales = (state[name].numpy() for name in ("means", "scales"))
@@ -213,7 +216,7 @@ class Part:
         return cls(design, labels, {name: state[name].numpy() for name in KEPT})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The part as tensors, for `of_state`."""
+        """Return the part as tensors, for `of_state`."""
         state = {name: torch.from_numpy(values) for name, values in self.found.items()}
         if self.design is not None:
             state["means"] = torch.from_numpy(self.design.means)
@@ -221,7 +224,7 @@ class Part:
         return state
 
     def inputs(self, cells: np.ndarray | None, rows: int) -> np.ndarray:
-        """Standardised columns of so many rows, behind one of ones at the label party."""
+        """Return standardised columns of so many rows, after the constant 1 at the label party."""
         parts = [np.ones((rows, 1))] if self.labels else []
         if self.design is not None:
             assert cells is not None, "a party with columns has cells"
@@ -229,12 +232,12 @@ class Part:
         return np.concatenate(parts, axis=1)
 
     def margins(self, cells: np.ndarray | None, rows: int) -> np.ndarray:
-        """This party's part of the margins of rows, float64, axes (rows,)."""
+        """Return this party's part of the margins of rows, float64, axes (rows,)."""
         found: np.ndarray = self.inputs(cells, rows) @ self.found["coefficient"]
         return found
 
     def table(self, columns: Sequence[str]) -> list[dict[str, Any]]:
-        """What the owner learns of each of its columns, in the column's own units."""
+        """Return the statistics of each own column, in the column's own units."""
         if self.design is None:
             return []
         scales, own = self.design.scales, slice(int(self.labels), None)
@@ -253,7 +256,7 @@ def _number(value: float) -> float | None:
 
 
 def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
-    """Cells of some aligned rows, axes (rows, columns); None of a party without columns."""
+    """Return cells of some aligned rows, axes (rows, columns); None for a party without columns."""
     if rows.inputs is None:
         return None
     cells: np.ndarray = rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
@@ -261,7 +264,7 @@ def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
 
 
 def outputs_of(family: Family, margins: np.ndarray) -> Tensor:
-    """Logits of both classes, axes (rows, 2), or expected numbers, axes (rows, 1)."""
+    """Return logits of both classes, axes (rows, 2), or expected numbers, axes (rows, 1)."""
     column = margins[:, None]
     if isinstance(family, Binomial):
         return torch.from_numpy(np.concatenate([np.zeros_like(column), column], axis=1))
@@ -291,7 +294,7 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
     def split(self) -> Split:
         return Split(*map(np.arange, self._facts.rows))
 
-    # How it begins; see `NetworkEnd`.
+    # Start of a training; see `NetworkEnd`.
 
     def announced(self) -> bytes | None:
         if self._helps:
@@ -410,7 +413,7 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         return family(self._facts.family)
 
     def _opened(self, own: np.ndarray | None) -> tuple[Masked, Masked | None]:
-        """All columns, and again with fewer bits where sums at margins follow."""
+        """Open all columns, and again with fewer bits where sums at margins follow."""
         player, values = self._begun, None if own is None else torch.from_numpy(own)
         fine = player.open_columns(values, fine_bits(player.rows))
         if self._family.dispersed:
@@ -434,20 +437,20 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
             self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))
 
     def _lead(self, own: np.ndarray) -> None:
-        """At the label party: fit, and send each owner what was found of its columns."""
+        """At the label party: fit, and send each owner the results for its columns."""
         player, mode, of, labels = self._begun, self._mode, self._family, self._own_labels()
         fine, coarse = self._opened(own)
         gram = player.gram(fine) if coarse is None else None
         products = player.label_products(fine, torch.from_numpy(labels))
         assert products is not None, "the label party learns them"
         ends = np.cumsum(self._facts.columns)
-        # A fit has the intercept first, which is the label party's first column here.
+        # A fit has the intercept first, which here is the label party's first column.
         first, columns = int(ends[-2]), int(ends[-1])
         order = np.r_[first, np.arange(first), np.arange(first + 1, columns)]
         asked = Asked(player, of, fine, coarse, own)
 
         def apart(of_all: np.ndarray) -> list[np.ndarray]:
-            """Numbers in the order of the fit, by holder."""
+            """Split numbers in the order of the fit by holder."""
             there = np.empty_like(of_all)
             there[order] = of_all
             return np.split(there, ends[:-1])
@@ -486,7 +489,7 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         assert rows.split is not None, "the label party has rows"
         if rows.weights is not None:
             raise ExposedCutError(
-                "every row counts once where means of rows are shares",
+                "every row must count once where means of rows are shares",
                 got="weights of rows or classes",
                 want="label.class_weight = 'none', and no weights of rows",
             )
@@ -509,7 +512,7 @@ class Summary(NamedTuple):
 
     @classmethod
     def of(cls, found: Fit) -> Summary:
-        """The figures of a fit."""
+        """Return the figures of a fit."""
         return cls(
             found.outcome.rows,
             *(float(getattr(found, name)) for name in cls._fields[1:]),
@@ -518,12 +521,12 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What the label party keeps of a fit, beside its own part.
+    """The label party's record of a fit, besides its own part.
 
     Attributes:
-        columns: how many each holder has, the label party last.
-        table: by name of KEPT and column, of standardised columns, axes (names, columns).
-        summary: its figures.
+        columns: number of columns of each holder, the label party last.
+        table: statistics by name of KEPT and standardised column, axes (names, columns).
+        summary: figures of the fit.
     """
 
     columns: tuple[int, ...]
@@ -531,7 +534,7 @@ class Result:
     summary: Summary
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The result as tensors, for `of_state`."""
+        """Return the result as tensors, for `of_state`."""
         return {
             "column_counts": torch.tensor(self.columns, dtype=torch.int64),
             "table": torch.from_numpy(self.table),
@@ -540,12 +543,14 @@ class Result:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Tensor]) -> Result:
-        """The result that `state_dict` was taken of."""
+        """Restore a result from the result of `state_dict`."""
         counts = tuple(state["column_counts"].tolist())
         return cls(counts, state["table"].numpy(), Summary(*state["summary"].tolist()))
 
     def figures(self, parties: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
-        """Figures for a run's summary, of standardised columns; those of others have numbers.
+        """Return figures for a run's summary, for standardised columns.
+
+        Columns of other parties have numbers.
 
         Args:
             parties: the holders, the label party last.
@@ -625,7 +630,10 @@ class LabelEnd(LabelCellsEnd):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Outputs of rows that all others were asked for; one that is away counts as its means."""
+        """Return outputs of rows that all others answered.
+
+        An absent party counts with its means.
+        """
         rows = len(exchange.rows)
         cells = None if inputs is None else inputs.flatten(1).numpy()
         if cells is None:
@@ -638,7 +646,7 @@ class LabelEnd(LabelCellsEnd):
             raw = self._next(name, exchange.step)
             if len(raw) != ELEMENT_BYTES * rows:
                 raise ProtocolError(
-                    "answers of another number",
+                    "an unexpected number of answers",
                     where=f"the message of party '{name}'",
                     got=f"{len(raw)} bytes",
                     want=f"{ELEMENT_BYTES * rows} bytes, a number a row",
@@ -646,13 +654,13 @@ class LabelEnd(LabelCellsEnd):
             self._parts[name] = np.frombuffer(raw, "<f8")
             if not np.isfinite(self._parts[name]).all():
                 raise ProtocolError(
-                    "a part of a margin that is no number", where=f"the message of party '{name}'"
+                    "a part of a margin is not a number", where=f"the message of party '{name}'"
                 )
             self._note(PARTS, name, EVALUATE, rows)
         return outputs_of(self._family, sum(self._parts.values(), np.zeros(rows)))
 
     def contributions(self, row: int) -> dict[str, Tensor]:
-        """Each party's part of the margin of a row: its Shapley value beside average columns."""
+        """Return each party's part of a row's margin: its Shapley value against average columns."""
         one = isinstance(self._family, Binomial)
         found = {}
         for name, part in self._parts.items():

@@ -1,21 +1,21 @@
 """Ends of a session that boosts trees on shares of gradients, with `protect = "shared"`.
 
 The label party packs the two derivatives of a row into one element of the ring 2^64 and splits it
-in two additive shares. One share follows from a seed that it has in common with a feature party and
-costs no bytes. The other goes to a helper without data or labels, rows in an order that the helper
-cannot undo. Both add up their shares bin by bin; the label party adds both sums.
+into two additive shares. One share follows from a seed that it shares with a feature party and
+costs no bytes. The other goes to a helper without data or labels, in an order of rows that the
+helper cannot undo. Both add up their shares bin by bin; the label party adds both sums.
 
     feature party                  helper                          label party
-      bins, rows permuted  ---->     keeps them              <---    shares of rows, permuted
-      sums + pad           --------------------------------->        sums of a node, bin by bin
+      bins, rows permuted  ---->     keeps them              <---    shares of rows, permuted;
+      sums + pad           --------------------------------->        sums of a node, bin by bin;
                                      sums - the same pad     --->
-      sides of rows at its splits  ------------------------->        splits the node
+      sides of rows at its splits  ------------------------->        splits the node.
 
-With `nodes = "known"` both are told which rows are in which node, as in SecureBoost (Cheng et al.
-2021). With `nodes = "hidden"` shares of rows outside a node are shares of zero, so that neither
-learns a node's rows, and the helper gets a share of every row for each node.
+With `nodes = "known"` both know which rows are in which node, as in SecureBoost (Cheng et al.
+2021). With `nodes = "hidden"` shares of rows outside a node are shares of zero. So neither learns a
+node's rows, and the helper receives a share of every row for each node.
 
-The label party sends every request as a letter with its content behind it, on a link without other
+The label party sends every request as a letter followed by its content, on a link without other
 traffic; numbers of rows are positions among training and validation rows.
 """
 
@@ -62,22 +62,23 @@ if TYPE_CHECKING:
 _TREE, _SUMS, _SIDES, _END = b"T", b"S", b"D", b"E"
 _LABEL_PARTY = "the label party"
 _SEEN_SIDES = "sides of splits"
-#: Sums of one request, in bytes.
+#: Most bytes of sums for one request.
 _MOST_SUMS = CHUNK_BYTES
-#: Nodes of one request: a helper gets a share of every row for each hidden one.
+#: Most nodes of one request: a helper receives a share of every row for each hidden node.
 _MOST_NODES = 16
 _NO_ROWS, _NO_ELEMENTS = np.empty(0, np.uint32), np.empty(0, np.uint64)
 _NO_NODES = np.empty(0, np.uint8)
-#: Bins of one message to the helper, which asks for each; of a long column more.
+#: Bins of one message to the helper, which requests each; a long column takes more.
 _GROUP_BYTES = 1 << 22
-#: Where rows go whose side is 0 or 1.
+#: Child of rows whose side is 0 or 1.
 _SIDES_LEFT = np.array([False, True])
-#: Bits of the sum of second derivatives in a packed element; the other half has that of first ones.
+#: Bits of the sum of second derivatives in a packed element; the other half has the sum of first
+#: ones.
 _BITS = 32
 
 
 def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers of units whose sums fit the halves of a ring element, and the units.
+    """Round to whole numbers of units whose sums fit the halves of a ring element; return both.
 
     The units are powers of two, so that sums of them are exact in float64. They follow from the
     sums of absolute values over all rows: no sum over fewer rows is larger.
@@ -89,7 +90,7 @@ def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         int64, axes (rows, 2), and float64, axes (2,).
 
     Raises:
-        DataError: a gradient is no finite number.
+        DataError: a gradient is not finite.
 
     >>> rounded(np.array([[0.5, 0.25], [-0.5, 0.25]]))[1] * 2.0**31
     array([2. , 0.5])
@@ -99,14 +100,14 @@ def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def units_of(gradients: np.ndarray) -> np.ndarray:
-    """The units of `rounded`, float64, axes (2,)."""
+    """Return the units of `rounded`, float64, axes (2,)."""
     totals = np.zeros(2)
     for part in blocks(len(gradients)):
         totals += np.abs(gradients[part]).sum(axis=0, dtype=np.float64)
     if not np.isfinite(totals).all():
         raise DataError(
-            "gradients have grown beyond all numbers",
-            want="finite ones",
+            "a gradient is not a finite number",
+            want="finite gradients",
             fix="a smaller learning_rate or max_delta_step",
         )
     # Rounding adds at most half a unit a row.
@@ -117,7 +118,7 @@ def units_of(gradients: np.ndarray) -> np.ndarray:
 
 
 def packed(whole: np.ndarray) -> np.ndarray:
-    """Both derivatives of each row in one element; uint64, axes (rows,).
+    """Pack both derivatives of each row into one element; uint64, axes (rows,).
 
     >>> opened(packed(np.array([[-3, 2], [1, 5]])).sum(keepdims=True))
     array([[-2.,  7.]])
@@ -127,23 +128,24 @@ def packed(whole: np.ndarray) -> np.ndarray:
 
 
 def opened(elements: np.ndarray) -> np.ndarray:
-    """Sums of both derivatives from sums of elements; float64, a further axis of 2."""
+    """Unpack sums of elements into sums of both derivatives; float64, a further axis of 2."""
     low = elements & np.uint64((1 << _BITS) - 1)
     high = (elements - low).view(np.int64) >> _BITS
     return np.stack([high, low.view(np.int64)], axis=-1).astype(np.float64)
 
 
 def chosen(bins: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Bins of some columns side by side, as sums read them; of all columns the bins themselves."""
+    """Return bins of some columns side by side; for all columns the bins themselves."""
     return bins if len(columns) == bins.shape[1] else np.ascontiguousarray(bins[:, columns])
 
 
 def renumber(nodes: np.ndarray, places: np.ndarray, told: np.ndarray) -> None:
-    """Write the node that each row is in now over the one that it was in.
+    """Overwrite each row's node by its new node.
 
     Args:
-        nodes: of each row, in a type that has room for those of `told`; they change.
-        places: where a row's node stands in `told`; one behind its end leaves the row as it is.
+        nodes: node of each row, in a type that has room for the numbers in `told`; changed in
+            place.
+        places: position of a row's node in `told`; a position after the end keeps the node.
         told: numbers of nodes, uint32.
     """
     if COMPILED:
@@ -166,12 +168,12 @@ _Width = Annotated[int, Field(ge=2, le=(1 << 16) + 1)]
 
 
 class Facts(Settings):
-    """The sizes that all parties need, beside the terms.
+    """The sizes that all parties need, besides the terms.
 
     Attributes:
-        rows: how many train, validate and test.
-        columns: of each feature party.
-        widths: places of a column's histogram, of each feature party.
+        rows: numbers of training, validation and test rows.
+        columns: number of columns of each feature party.
+        widths: number of places of a column's histogram, for each feature party.
     """
 
     rows: tuple[_Count, _Count, _Count]
@@ -180,14 +182,14 @@ class Facts(Settings):
 
 
 class _Meeting:
-    """How a party met the others: facts, keys and links.
+    """A party's connection to the others: facts, keys and links.
 
     Args:
-        place: of the party.
-        end: what announces its rows; see `NetworkEnd`.
-        terms: the session's.
-        roles: of all parties.
-        party: its name.
+        place: place of the party.
+        end: end that announces its rows; see `NetworkEnd`.
+        terms: terms of the session.
+        roles: role of every party.
+        party: name of the party.
     """
 
     def __init__(
@@ -206,16 +208,16 @@ class _Meeting:
         self.links = links
 
     def pads(self, party: str) -> Any:
-        """The stream of pads in common with another party."""
+        """Return the stream of pads shared with another party."""
         return self._peer.pads[self._roles.index(party)]
 
 
 class SharedFeatureEnd(FeatureEnd):
-    """A feature party's end: it sums its own share, and says on which side rows lie.
+    """A feature party's end: it sums its own share, and answers on which side rows lie.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
-        place: among the others.
+        place: its place among the others.
     """
 
     def __init__(
@@ -226,7 +228,7 @@ class SharedFeatureEnd(FeatureEnd):
         self._known = np.empty((0, 0), np.uint8)
         self._training = 0
         self._elements = _NO_ELEMENTS
-        #: Of training rows and the columns that a tree may split on.
+        #: Bins of training rows for the columns that a tree may split on.
         self._summed = self._known
         #: The node of each row, while one is known, and the largest of their numbers.
         self._nodes, self._last_node = _NO_NODES, 0
@@ -234,7 +236,7 @@ class SharedFeatureEnd(FeatureEnd):
         self._answered: list[Split] = []
 
     def announced(self) -> bytes:
-        """What the label party needs to know of the columns."""
+        """Describe the columns for the label party."""
         return self._about()
 
     def begin(
@@ -258,7 +260,7 @@ class SharedFeatureEnd(FeatureEnd):
             permuted = np.stack([column[order] for column in bins[:, columns].T])
             _send(met.links[mode.helper], 0, permuted)
         self._serve(0)
-        self._require_taken(self._splits, 0)  # those of a training that goes on
+        self._require_taken(self._splits, 0)  # the splits of a resumed training
 
     def train(self, exchange: Exchange) -> None:
         before, self._answered = len(self._splits), []
@@ -270,7 +272,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise ProtocolError(
                 "the label party asked for other splits than its trees have",
                 where=f"round {step}",
-                want="the sides of rows at the splits that were taken",
+                want="the sides of rows at the splits of its trees",
             )
 
     def _require_own(self, facts: Facts) -> None:
@@ -283,7 +285,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise ProtocolError("the label party describes other rows than this party has")
 
     def _serve(self, step: int) -> bytes:
-        """Answer requests until the last one of a round; its content."""
+        """Answer requests until the last one of a round; return that one's content."""
         while True:
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
             letter, content = raw[:1], raw[1:]
@@ -306,7 +308,8 @@ class SharedFeatureEnd(FeatureEnd):
     def _share(self) -> np.ndarray:
         self._drawn += 1
         share: np.ndarray = self._pads.elements64(self._training, "gradients", self._drawn)
-        share.flags.writeable = False  # as what is received, so that a loop is compiled once
+        # read-only like a received array, so that a loop is compiled once
+        share.flags.writeable = False
         return share
 
     def _send_sums(self, asked: Any, step: int) -> None:
@@ -333,7 +336,7 @@ class SharedFeatureEnd(FeatureEnd):
                 [sums_of(bins, nodes, 1, self._share(), width) for _ in range(count)]
             )
         self._rows.spend(sums.size)
-        # The label party knows each pad: alone, even a sum of pads would tell whose they are.
+        # The label party knows each pad. Without a common pad, even a sum would disclose its owner.
         self._hidden_sums += 1
         hidden = sums.ravel() + self._hiding.elements64(sums.size, "sums", self._hidden_sums)
         _send(self.link, step, hidden.astype("<u8", copy=False))
@@ -346,7 +349,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise _unknown(_LABEL_PARTY)
         if asked["nodes"] is None:
             if step and self._mode.nodes == "known":
-                raise _unknown(_LABEL_PARTY)  # sides of a node's rows alone
+                raise _unknown(_LABEL_PARTY)  # the sides of only a node's rows
             packed = [np.packbits(goes_left([one], self._known, layout)) for one in splits]
             _send(self.link, step, b"".join(one.tobytes() for one in packed))
         else:
@@ -361,11 +364,11 @@ class SharedFeatureEnd(FeatureEnd):
 
 
 class HelperEnd(CellsEnd):
-    """The end of a party without data: it sums shares whose rows it cannot tell.
+    """The end of a party without data: it sums shares of rows that it cannot identify.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
-        place: among the others.
+        place: its place among the others.
     """
 
     def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Outer) -> None:
@@ -374,7 +377,7 @@ class HelperEnd(CellsEnd):
         self._facts: Facts | None = None
         self._bins_of: dict[str, np.ndarray] = {}
         self._elements: dict[str, np.ndarray] = {}
-        #: Of the columns that a tree may split on, of each party that has any.
+        #: Columns that a tree may split on, of each party that has any.
         self._summed: dict[str, np.ndarray] = {}
         self._hidden_sums = 0
 
@@ -383,7 +386,7 @@ class HelperEnd(CellsEnd):
         return rows_of(self._agreed.rows)
 
     def announced(self) -> None:
-        """Nothing: it has no rows."""
+        """Announce no rows: the helper has none."""
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -399,7 +402,7 @@ class HelperEnd(CellsEnd):
             kind, sender = bin_kind(width), f"party '{name}'"
             size = facts.rows[0] * columns * kind.itemsize
             if size > MOST_BYTES:
-                raise ProtocolError("more bins than a helper takes", where=f"bins of {sender}")
+                raise ProtocolError("more bins than a helper accepts", where=f"bins of {sender}")
             bins = self._bins_of[name] = np.empty((facts.rows[0], columns), kind)
             for part in map(bins.T.__getitem__, _groups(bins.shape, kind.itemsize)):
                 met.links[name].send(Frame(Kind.PROTOCOL, 0, b""))
@@ -415,7 +418,7 @@ class HelperEnd(CellsEnd):
         self._serve(exchange.step)
 
     def outputs(self, exchange: Exchange) -> None:
-        """Nothing: nobody needs its help for answers."""
+        """Do nothing: answers to queries need no helper."""
 
     def receive_verdict(self) -> bytes:
         return receive_verdict(self.link)
@@ -427,7 +430,7 @@ class HelperEnd(CellsEnd):
         return {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Nothing: it has none."""
+        """Load no weights: the helper has none."""
 
     @property
     def _agreed(self) -> Facts:
@@ -435,18 +438,18 @@ class HelperEnd(CellsEnd):
         return self._facts
 
     def _parts(self) -> Iterator[tuple[str, int, int]]:
-        """Each feature party with the number of its columns and of places of each."""
+        """Yield each feature party with its number of columns and of places in each."""
         facts = self._agreed
         return zip(self._terms.feature_parties, facts.columns, facts.widths, strict=True)
 
     def _asked(self) -> Iterator[tuple[str, np.ndarray, int]]:
-        """Each party that the tree may split on columns of, their bins, and places of each."""
+        """Yield each party whose columns the tree may split on, their bins, and places of each."""
         for name, _, width in self._parts():
             if name in self._summed:
                 yield name, self._summed[name], width
 
     def _chosen(self, columns: Any) -> dict[str, np.ndarray]:
-        """Bins of the columns that a tree may split on, by party; None stands for all columns."""
+        """Return bins of the columns that a tree may split on, by party; None means all columns."""
         counts = {name: count for name, count, _ in self._parts()}
         if columns is None:
             columns = [None] * len(counts)
@@ -482,7 +485,7 @@ class HelperEnd(CellsEnd):
         return raw.view("<u8")
 
     def _sum_nodes(self, count: int, step: int) -> None:
-        """Sums over the rows of each node, which the label party says."""
+        """Sum over the rows of each node that the label party names."""
         kind, sums = _kind(count), []
         for name, bins, width in self._asked():
             raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, _LABEL_PARTY)
@@ -493,7 +496,7 @@ class HelperEnd(CellsEnd):
         _send(self.link, step, b"".join(sums))
 
     def _sum_all(self, count: int, step: int) -> None:
-        """Sums over all rows, of a share for each node."""
+        """Sum over all rows, with a share for each node."""
         nodes, sums = np.zeros(self._agreed.rows[0], np.uint8), []
         for name, bins, width in self._asked():
             own = [sums_of(bins, nodes, 1, self._received_share(step), width) for _ in range(count)]
@@ -501,18 +504,18 @@ class HelperEnd(CellsEnd):
         _send(self.link, step, b"".join(sums))
 
     def _hidden(self, name: str, sums: np.ndarray) -> bytes:
-        """Sums under a pad that the feature party adds to its own."""
+        """Mask sums by a pad that the feature party adds to its own sums."""
         pad = self._hiding[name].elements64(sums.size, "sums", self._hidden_sums)
         hidden: np.ndarray = sums.ravel() - pad
         return hidden.astype("<u8").tobytes()
 
 
 class SharedLabelEnd(LabelEnd):
-    """The label party's end: it splits gradients in shares and adds up sums.
+    """The label party's end: it splits gradients into shares and adds up sums.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
-        place: between the others.
+        place: its place between the others.
     """
 
     def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Middle) -> None:
@@ -520,15 +523,15 @@ class SharedLabelEnd(LabelEnd):
         self._place = place
         self._columns_of: dict[str, tuple[Layout, list[int]]] = {}
         self._sums: SharedSums | None = None
-        #: Given what this party sees of each node that it asks for.
+        #: Called with this party's sums of each node that it requests.
         self.watch: Callable[[SeenSums], object] | None = None
 
     def announced(self) -> bytes:
-        """Nothing that others need."""
+        """Announce an empty description."""
         return b""
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
-        """The sizes of all, from what each feature party said of its columns."""
+        """Return the sizes of all, from each feature party's description."""
         if self._own is not None:
             layout = self._own.layout
             signs = self._mode.signs(self._rows.columns, len(layout.bins))
@@ -560,7 +563,7 @@ class SharedLabelEnd(LabelEnd):
     def _histograms(self) -> tuple[Source, list[int]]:
         mode, terms = self._mode, self._terms
         met = _Meeting(self._place, self, terms, mode.roles(terms), self.party)
-        expect(met.links[mode.helper], Kind.PROTOCOL, 0, "the helper")  # it has all bins
+        expect(met.links[mode.helper], Kind.PROTOCOL, 0, "the helper")  # the helper has all bins
         layouts = {name: layout for name, (layout, _) in self._columns_of.items()}
         self._counts = {name: len(layout.bins) for name, layout in layouts.items()}
         own = None if self._own is None else self._bins(self._known_rows())
@@ -577,12 +580,12 @@ class SharedLabelEnd(LabelEnd):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SeenSums:
-    """What the label party has of a node: its rows, their gradients, and the sums over bins.
+    """The label party's knowledge of a node: its rows, their gradients, and the sums over bins.
 
     Attributes:
         rows: positions among the training rows.
         gradients: axes (rows, 2).
-        sums: of all columns, axes (columns, width, 2).
+        sums: sums of all columns, axes (columns, width, 2).
     """
 
     rows: np.ndarray
@@ -594,16 +597,16 @@ class SharedSums:
     """Histograms at the label party, of sums that the others send; see `Source`.
 
     Args:
-        met: the others.
-        layouts: of each party with columns, in the order of all columns.
+        met: connection to the others.
+        layouts: layout of each party with columns, in the order of all columns.
         own: bins of the label party's columns for training and validation rows, if it has any.
-        mode: names the helper, and says whether nodes are hidden.
+        mode: settings that name the helper and whether nodes are hidden.
         note: see `CellsEnd`.
 
     Attributes:
         layout: all columns side by side.
-        step: of the round.
-        watch: given what this party sees of each node that it asks for.
+        step: step of the round.
+        watch: called with this party's sums of each node that it requests.
     """
 
     watch: Callable[[SeenSums], object] | None = None
@@ -629,18 +632,19 @@ class SharedSums:
             for name, pads in self._pads.items()
         }
         self._drawn = dict.fromkeys(self._pads, 0)
-        #: Columns that the tree may split on, of each party, and who else is asked for sums.
+        #: Columns that the tree may split on, by party, and the parties that sums are requested
+        #: from.
         self._columns, self._asked = dict[str, np.ndarray](), list[str]()
         #: Packed gradients of training rows, zero where a row has no part in the tree.
         self._units, self._total = np.ones(2), np.zeros(2)
         self._forget()
-        #: Nodes whose rows the others were not told yet.
+        #: Nodes whose rows have not been sent to the others yet.
         self._new: list[int] = []
 
     def start(
         self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None = None
     ) -> None:
-        every = len(rows) == len(gradients)  # which a copy would take as much memory as
+        every = len(rows) == len(gradients)  # a copy would double the memory
         own = gradients if every else gradients[rows]
         self._units, self._elements = units_of(own), np.zeros(self._training, np.uint64)
         for part in blocks(len(rows)):
@@ -662,7 +666,10 @@ class SharedSums:
                 self._elements = _NO_ELEMENTS  # both holders have their shares
 
     def _choose(self, columns: np.ndarray | None) -> None:
-        """Note which columns of each party the tree may split on; nobody is asked for others."""
+        """Note the columns of each party that the tree may split on.
+
+        No sums of others are requested.
+        """
         for name, layout in self._layouts.items():
             count, first = len(layout.bins), self._first[name]
             own = np.arange(count)
@@ -680,7 +687,7 @@ class SharedSums:
         found = np.zeros((len(nodes), len(self.layout.bins), self.layout.width, 2))
         if self._own is not None:
             places = self._places(nodes)[: self._training]
-            own, columns = next(iter(self._columns.items()))  # they come first
+            own, columns = next(iter(self._columns.items()))  # the own columns come first
             width, bins = self._layouts[own].width, chosen(self._own[: self._training], columns)
             sums = sums_of(bins, places, len(nodes), self._elements, width)
             self._put(own, sums, found)
@@ -690,7 +697,7 @@ class SharedSums:
             self._add_sums(nodes[at : at + most], found[at : at + most])
         if self.watch is not None:
             for node, sums in zip(nodes, found, strict=True):
-                rows = self._trained(node).astype(np.int64)  # their places will change
+                rows = self._trained(node).astype(np.int64)  # the positions of rows will change
                 gradients = opened(self._elements[rows]) * self._units
                 self.watch(SeenSums(rows, gradients, sums.copy()))
         return found
@@ -732,16 +739,16 @@ class SharedSums:
         return values_of(tree, left)
 
     def _forget(self) -> None:
-        """Drop what only a tree that grows needs."""
+        """Drop the state that only a growing tree needs."""
         self._grows, self._rows, self._elements = False, Partition(_NO_ROWS), _NO_ELEMENTS
 
     def _trained(self, node: int) -> np.ndarray:
-        """The training rows of a node, which come first."""
+        """Return the training rows of a node, which come first."""
         rows = self._rows[node]
         return rows[: np.searchsorted(rows, self._training)]
 
     def _places(self, nodes: Sequence[int]) -> np.ndarray:
-        """Where each row's node stands among some; the largest number says nowhere."""
+        """Return the position of each row's node in a list; the largest number means absent."""
         kind = _kind(len(nodes))
         places = np.full(self._count, np.iinfo(kind).max, kind)
         for place, node in enumerate(nodes):
@@ -749,39 +756,39 @@ class SharedSums:
         return places
 
     def _put(self, name: str, elements: np.ndarray, out: np.ndarray) -> None:
-        """Write sums over a party's bins where its columns stand among all."""
+        """Write sums over a party's bins to the positions of its columns."""
         found = opened(elements) * self._units
         columns = self._first[name] + self._columns[name]
         out[:, columns, : found.shape[2] - 1] = found[:, :, :-1]
         out[:, columns, -1] = found[:, :, -1]
 
     def _owner_of(self, split: Split) -> tuple[str, Split]:
-        """Whose column a split is on, and the split by the owner's own number of it."""
+        """Return the owner of a split's column, and the split by the owner's own column number."""
         name = [name for name, first in self._first.items() if first <= split.column][-1]
         return name, replace(split, column=split.column - self._first[name])
 
-    # Requests and what comes back.
+    # Requests and their answers.
 
     def _ask(self, name: str, letter: bytes, about: Any = None) -> None:
         content = b"" if about is None else json.dumps(about).encode()
         self._met.links[name].send(Frame(Kind.PROTOCOL, self.step, letter + content))
 
     def _send_share(self, name: str, elements: np.ndarray) -> None:
-        """Send the helper what the pad in common with a feature party leaves of elements."""
+        """Send the helper the elements minus the pad shared with a feature party."""
         self._drawn[name] += 1
         share = self._pads[name].elements64(self._training, "gradients", self._drawn[name])
         np.subtract(elements, share, out=share)
         self._send_permuted(name, share.astype("<u8", copy=False))
 
     def _send_permuted(self, name: str, of_rows: np.ndarray) -> None:
-        """Send the helper something of each training row, in the order of a party's rows there."""
+        """Send the helper a value of each training row, in the order of a party's rows there."""
         order, permuted = self._orders[name], np.empty_like(of_rows)
         for part in blocks(len(order)):
             permuted[part] = of_rows[order[part]]
         _send(self._met.links[self._helper], self.step, permuted)
 
     def _add_sums(self, nodes: Sequence[int], out: np.ndarray) -> None:
-        """Ask both holders of shares for sums over nodes, and add them."""
+        """Request sums over nodes from both holders of shares, and add them."""
         if self._hidden:
             self._ask_hidden(nodes)
         else:
@@ -835,10 +842,10 @@ class SharedSums:
     def _tests(
         self, name: str, divisions: Sequence[Division], everywhere: bool = False
     ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-        """For each division bins, a column of them, and which of its bins go left.
+        """Yield for each division: bins, a column of them, and which of its bins go left.
 
-        Of a split on another party's column the bins are the sides of rows; of a node's rows at
-        least, unless they are asked of everywhere.
+        For a split on another party's column the bins are the sides of rows: of the node's rows, or
+        of all rows if `everywhere`.
         """
         if name not in self._pads:
             assert self._own is not None, "it has columns"
@@ -866,23 +873,23 @@ class SharedSums:
 
 
 def _groups(shape: tuple[int, ...], cell_bytes: int) -> Iterator[slice]:
-    """Columns whose bins go in one message; axes of `shape` (rows, columns)."""
+    """Yield groups of columns whose bins go in one message; axes of `shape` (rows, columns)."""
     count = max(1, _GROUP_BYTES // max(1, shape[0] * cell_bytes))
     return (slice(at, min(shape[1], at + count)) for at in range(0, shape[1], count))
 
 
 def _send(link: Link, step: int, content: bytes | np.ndarray) -> None:
-    """Send bytes in as many messages as it takes; of an array without a copy."""
+    """Send bytes in as many messages as needed; an array without a copy."""
     raw = content if isinstance(content, bytes) else content.reshape(-1).view(np.uint8).data
     for start, end in chunks(len(raw)):
         link.send(Frame(Kind.PROTOCOL, step, raw[start:end]))
 
 
 def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
-    """So many bytes of `_send`; uint8.
+    """Receive so many bytes of `_send`; uint8.
 
     Raises:
-        ProtocolError: a message of another length.
+        ProtocolError: a message has another length.
     """
     parts = list[np.ndarray]()
     for start, end in chunks(size):
@@ -901,10 +908,10 @@ def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
 
 
 def _read(content: bytes) -> Any:
-    """A request of the label party.
+    """Parse a request of the label party.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the message is no request.
     """
     try:
         found = json.loads(content)
@@ -925,10 +932,10 @@ def _require_nodes(count: Any) -> None:
 
 
 def _numbers(nodes: Any, rows: int) -> np.ndarray:
-    """Numbers of nodes of a tree, whose leaves have a row each at least.
+    """Parse numbers of nodes of a tree, whose leaves have at least one row each.
 
     Raises:
-        ProtocolError: they are none.
+        ProtocolError: the values are no such numbers.
     """
     if not isinstance(nodes, list) or not all(
         type(one) is int and 0 <= one < 2 * rows for one in nodes
@@ -938,7 +945,7 @@ def _numbers(nodes: Any, rows: int) -> np.ndarray:
 
 
 def _columns(columns: Any, count: int) -> np.ndarray:
-    """Columns that a tree may split on, int64, rising; all where there is no list of them.
+    """Parse columns that a tree may split on, int64, increasing; all columns without a list.
 
     Raises:
         ProtocolError: a party of so many columns does not have them.
@@ -953,9 +960,9 @@ def _columns(columns: Any, count: int) -> np.ndarray:
 
 
 def _kind(count: int) -> np.dtype[Any]:
-    """The type of places among so many nodes, and one more for none."""
+    """Return a type for positions among so many nodes, and one more for absence."""
     return np.dtype(np.uint8 if count < 256 else "<u2" if count < 1 << 16 else "<u4")
 
 
 def _unknown(sender: str) -> ProtocolError:
-    return ProtocolError("a request that there is none of", where=f"the message of {sender}")
+    return ProtocolError("an unknown request", where=f"the message of {sender}")

@@ -4,27 +4,26 @@ Holders have columns X of the same rows; the last of them, the label party, has 
 the sums. A helper, the last role, has no data. It draws masks as a dealer does (`vfl.mpc.engine`),
 and it gets the margins of rows in one order that it does not know.
 
-A holder's mask A is a pad in common with the helper. It opens E = X - A to the other holders, once:
-they know E and not A, the helper A and not E. What is dealt is fresh each time; brackets are shares
-of all holders, which send theirs of the results to the label party:
+A holder's mask A is a pad that it shares with the helper. It opens E = X - A to the other holders,
+once: they know E and not A, the helper A and not E. Dealt shares are fresh each time. Brackets are
+shares of all holders, which send their shares of the results to the label party:
 
-    X^T X    E^T E + E^T A + A^T E + [A^T A]        the owner of a column adds E^T A
-    X^T y    X^T f + E^T c + [A^T c]                the label party opens f = y - c once
-    X^T m    E^T [m] + [A^T m]                      the helper has m and w of every row
-    X^T w X  E^T [w] E + E^T [w A] + [w A]^T E + [A^T w A]
+    X^T X    E^T E + E^T A + A^T E + [A^T A]        the owner of a column adds E^T A;
+    X^T y    X^T f + E^T c + [A^T c]                the label party opens f = y - c once;
+    X^T m    E^T [m] + [A^T m]                      the helper has m and w of every row;
+    X^T w X  E^T [w] E + E^T [w A] + [w A]^T E + [A^T w A].
 
-An exchange of the last two: each holder sends the helper its part of the margins, with pads that
-cancel out in the sum. The helper deals 8 n (k + 2) + 8 k (k + 1) bytes to the label party, for n
+For the last two, each holder sends the helper its part of the margins, with pads that cancel out
+in the sum. The helper deals 8 n (k + 2) + 8 k (k + 1) bytes to the label party, for n
 rows and k columns; other holders draw their shares.
 
-Sums of the label party's whole numbers over the bins of another holder's columns (`bin_sums`) are
-made as those of boosted trees (`vfl.trees.shared`): of n numbers the holder draws a share and the
-helper is sent the other, and both add up theirs bin by bin. The helper gets the bins as well, rows
-in an order that it does not know, which is another one for each holder.
+Sums of the label party's integers over the bins of another holder's columns (`bin_sums`) are
+computed like those of boosted trees (`vfl.trees.shared`). The holder draws one share of the n
+numbers, the helper receives the other, and both add up their shares bin by bin. The helper also
+receives the bins, in an order of rows that it does not know and that differs for each holder.
 
-Numbers are fixed point in the ring 2^64, with
-as many bits as sums of so many rows leave: of X in X^T X, X^T y and X^T m `fine_bits`, in X^T w X,
-which has another mask, `coarse_bits`.
+Numbers are fixed point in the ring 2^64, with as many bits as sums of so many rows allow. X has
+`fine_bits` in X^T X, X^T y and X^T m, and `coarse_bits` in X^T w X, which has another mask.
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ from vfl.mpc.stream import PadStream
 from vfl.trees.histograms import bin_kind, sums_of
 from vfl.trees.newton import Family, Sums
 
-#: Bits of a sum, its sign apart, and one that rounding may take.
+#: Bits of a sum without its sign, and one bit for rounding.
 _SUM_BITS = 62
 #: Fraction bits of a margin.
 _MARGIN_BITS = 32
 _MOST_BITS = 26
 #: Most fraction bits of means and weights, whose sizes the helper knows.
 _MOST_SHIFT = 256
-_FIX = "leave out columns whose coefficients grow without an end, or l2=0.001"
-#: What the helper says of its means: the sum of normalisers, and the bits of m and w.
+_FIX = "remove columns whose coefficients grow without limit, or set l2=0.001"
+#: The helper's message about its means: the sum of normalisers, and the bits of m and w.
 _ABOUT = struct.Struct("<dqq")
-#: What the label party asks for: sums at coefficients, and no more.
+#: The label party's requests: sums at coefficients, and the end.
 _GO_ON, _DONE = b"G", b"D"
 _LABEL_PARTY = "the label party"
 _WORDS = _ABOUT.size // ELEMENT_BYTES
 
 
 def fine_bits(rows: int) -> int:
-    """Fraction bits of a standardised column in a product with another number of each row.
+    """Return fraction bits of a standardised column in a product with one other number per row.
 
     >>> fine_bits(569), fine_bits(100_000)
     (26, 22)
@@ -74,7 +73,7 @@ def fine_bits(rows: int) -> int:
 
 
 def coarse_bits(rows: int) -> int:
-    """Fraction bits of a standardised column in a product with two others.
+    """Return fraction bits of a standardised column in a product with two others.
 
     >>> coarse_bits(569), coarse_bits(100_000)
     (17, 15)
@@ -88,7 +87,7 @@ class Masked:
 
     Attributes:
         opened: E, axes (rows, columns); empty at the helper.
-        mask: at a holder that of its own columns, at the helper A.
+        mask: at a holder the mask of its own columns, at the helper A.
         bits: fraction bits.
     """
 
@@ -101,17 +100,17 @@ class Summing(Engine):
     """A holder of columns, the last of them the label party, or the helper.
 
     Args:
-        role: from 0; the last is the helper's.
-        links: to the others, by role. Nobody but its two ends may read one.
-        rows: how many there are.
-        columns: how many each holder has, at least one; the intercept is a column of ones.
+        role: from 0; the last role is the helper's.
+        links: to the other parties, by role. Only the two ends of a link may read it.
+        rows: number of rows.
+        columns: number of columns of each holder, at least one; the intercept is a column of ones.
 
     Attributes:
-        order: of the rows, which the helper does not know.
-        dithers: whether means and weights of rows are rounded at random, where so many rows have
-            the same ones that errors would add up; an attempt that begins anew has other errors.
-        spend: told how many sums over its columns a holder is about to show to the label party; it
-            may refuse.
+        order: order of the rows, which the helper does not know.
+        dithers: whether means and weights of rows are rounded at random, for data where many rows
+            have equal values, so that errors would add up; a new attempt has other errors.
+        spend: called with the number of sums over its columns that a holder is about to show to the
+            label party; it may refuse.
     """
 
     spend: Callable[[int], object] = staticmethod(lambda count: None)
@@ -139,12 +138,12 @@ class Summing(Engine):
         bins: np.ndarray | None = None,
         numbers: np.ndarray | None = None,
     ) -> list[np.ndarray] | None:
-        """Sums of whole numbers over bins, of each other holder at the label party.
+        """Return sums of integers over bins, for each other holder, at the label party.
 
-        8 bytes a row and a byte or two a cell for each other holder, to the helper.
+        Each other holder costs 8 bytes a row and one or two bytes a cell, to the helper.
 
         Args:
-            sizes: columns of each other holder, and bins of each of its columns.
+            sizes: for each other holder, its columns and the bins of each column.
             bins: at another holder, axes (rows, columns).
             numbers: at the label party, int64, axes (rows,).
 
@@ -152,7 +151,7 @@ class Summing(Engine):
             int64, axes (columns, bins).
 
         Raises:
-            ProtocolError: a cell in no bin.
+            ProtocolError: a cell is in no bin.
         """
         number, found = self.next_number(), list[np.ndarray]()
         for holder, shape in enumerate(sizes):
@@ -180,7 +179,7 @@ class Summing(Engine):
             return Masked(torch.empty(0, dtype=torch.int64), torch.cat(masks, 1), bits)
         assert own is not None, "a holder has columns"
         mask = self.pad(self.dealer, shapes[self.role], "columns", number)
-        # Rounded up or down at random, so that errors of rows with equal cells do not add up.
+        # Random rounding up or down, so that errors of rows with equal cells do not add up.
         draw = generator(bits, "sums", self.role)
         dither = torch.rand(own.shape, generator=draw, dtype=torch.float64) - 0.5
         rounded = encode(own + dither * 2.0**-bits, bits, "columns", _SUM_BITS - bits)
@@ -194,11 +193,11 @@ class Summing(Engine):
         return Masked(torch.cat(parts, 1), mask, bits)
 
     def narrowed(self, columns: Masked, keep: np.ndarray) -> Masked:
-        """Some of the columns that were opened; later sums are over columns of so many.
+        """Keep some of the opened columns; later sums are over these.
 
         Args:
-            columns: opened, of all holders.
-            keep: which ones, bool, axes (columns,).
+            columns: opened columns of all holders.
+            keep: whether to keep each column, bool, axes (columns,).
         """
         mask, opened = keep if self.deals else keep[self._own], columns.opened
         ends = np.cumsum(self.columns)[:-1]
@@ -208,7 +207,7 @@ class Summing(Engine):
         return Masked(opened, columns.mask[:, torch.from_numpy(mask)], columns.bits)
 
     def gram(self, columns: Masked) -> Tensor | None:
-        """X^T X at the label party, float64, axes (columns, columns)."""
+        """Return X^T X at the label party, float64, axes (columns, columns)."""
         number, count = self.next_number(), sum(self.columns)
         if self.deals:
             self._deal([matmul(columns.mask.t(), columns.mask)], "gram", number)
@@ -224,10 +223,10 @@ class Summing(Engine):
         return None if total is None else self._counted("X^T X", decode(total, 2 * columns.bits))
 
     def label_products(self, columns: Masked, labels: Tensor | None) -> Tensor | None:
-        """X^T y at the label party, float64, axes (columns,); 8 bytes a row from it.
+        """Return X^T y at the label party, float64, axes (columns,); it sends 8 bytes a row.
 
         Args:
-            columns: opened.
+            columns: opened columns.
             labels: at the label party, float64, axes (rows,).
         """
         number, count = self.next_number(), sum(self.columns)
@@ -258,12 +257,12 @@ class Summing(Engine):
     def sums_at(
         self, family: Family, fine: Masked, coarse: Masked, margins: Tensor | None
     ) -> Sums | None:
-        """X^T m and X^T w X at the label party, for the means and weights of margins.
+        """Return X^T m and X^T w X at the label party, for the means and weights of margins.
 
         Args:
-            family: of the labels.
+            family: family of the labels.
             fine: all columns, opened.
-            coarse: the same, opened again.
+            coarse: the same columns, opened again.
             margins: at a holder its own columns' part of each row's margin, float64, axes (rows,).
         """
         number, count = self.next_number(), sum(self.columns)
@@ -273,7 +272,7 @@ class Summing(Engine):
         assert margins is not None, "a holder has its part"
         self.spend(self.columns[self.role] + self._of_pairs)
         part = encode(margins[self.order], _MARGIN_BITS, "margins", _SUM_BITS - _MARGIN_BITS, _FIX)
-        for holder in self.others:  # parts that tell no more than their sum
+        for holder in self.others:  # parts that reveal only their sum
             fresh = self.pad(holder, (self.rows,), "margins", number)
             part = part + fresh if self.role < holder else part - fresh
         self.channels[self.dealer].send([part], number)
@@ -291,7 +290,7 @@ class Summing(Engine):
         normaliser, of_means, of_weights = _ABOUT.unpack(about.numpy().tobytes())
         if max(abs(of_means), abs(of_weights)) > _MOST_SHIFT:
             raise ProtocolError(
-                "means of other bits than sums can have",
+                "means with an invalid number of bits",
                 where="the helper's message",
                 want=f"at most {_MOST_SHIFT}",
             )
@@ -301,10 +300,10 @@ class Summing(Engine):
         self._counted("X^T w X", second)
         return Sums(first.numpy(), second.numpy(), normaliser)
 
-    # What the above is made of.
+    # Steps that the methods above are made of.
 
     def _add_helped(self, holder: int, shape: tuple[int, int], number: int) -> None:
-        """At the helper: sums of its share over a holder's bins."""
+        """At the helper: sum its share over a holder's bins."""
         kind = bin_kind(shape[1])
         channel, size = self.channels[holder], self.rows * shape[0] * kind.itemsize
         raw = np.frombuffer(channel.receive_bytes(number, size), kind)
@@ -317,7 +316,7 @@ class Summing(Engine):
         self.channels[self.label].send([sums - self.pad(holder, shape, "bin sums", number)], number)
 
     def _add_own(self, bins: np.ndarray, shape: tuple[int, int], number: int) -> None:
-        """At another holder: sums of its share, under a pad that the helper takes off."""
+        """At another holder: sum its share, under a pad that the helper subtracts."""
         self.spend(math.prod(shape))
         order = permutation(self.pads[self.label], self.rows, "rows", number)
         permuted = bins[order].astype(bin_kind(shape[1]))
@@ -330,7 +329,7 @@ class Summing(Engine):
     def _added(
         self, holder: int, numbers: np.ndarray, shape: tuple[int, int], number: int
     ) -> np.ndarray:
-        """At the label party: sums of both shares."""
+        """At the label party: add the sums of both shares."""
         order = permutation(self.pads[holder], self.rows, "rows", number)
         rest = torch.from_numpy(numbers) - self.pad(holder, (self.rows,), "share", number)
         self.channels[self.dealer].send([rest[order]], number)
@@ -342,26 +341,26 @@ class Summing(Engine):
 
     @property
     def _of_pairs(self) -> int:
-        """How many products of two columns have a column of this holder."""
+        """Number of products of two columns that include a column of this holder."""
         own, count = self.columns[self.role], sum(self.columns)
         return own * (count - own) + own * (own + 1) // 2
 
     def _deal_means(self, number: int, family: Family, fine: Masked, coarse: Masked) -> None:
-        """At the helper: means of the margins, which it sees in an order that it does not know."""
+        """At the helper: compute means of the margins, whose order it does not know."""
         total = torch.zeros(self.rows, dtype=torch.int64)
         for holder in range(self.holders):
             total += self.channels[holder].receive([(self.rows,)], number)[0]
         self.leakage.count("permuted margins", "training rows", self.rows, self.rows)
         margins = decode(total, _MARGIN_BITS).numpy()
         normaliser = float(family.normaliser(margins).sum())
-        if not math.isfinite(normaliser):  # the label party takes a shorter step
+        if not math.isfinite(normaliser):  # the label party will take a shorter step
             margins = np.zeros_like(margins)
         means = torch.from_numpy(family.mean(margins))
         weights = torch.from_numpy(family.variance(margins))
         of_means = self._bits_beside(fine.bits, means)
         of_weights = self._bits_of_weights(coarse.bits, float(weights.max()))
         dither = torch.zeros(self.rows, dtype=torch.float64)
-        if self.dithers:  # each row alike in every step, so that steps become small
+        if self.dithers:  # each row is rounded alike in every step, so that steps become small
             dither = torch.rand(self.rows, generator=generator(0, "means")).double() - 0.5
         m, w = (
             encode((one + dither * 2.0**-bits)[:, None], bits, what, _SUM_BITS - bits)
@@ -375,26 +374,26 @@ class Summing(Engine):
         self.channels[self.label].send([told], number)
 
     def _bits_beside(self, bits: int, numbers: Tensor) -> int:
-        """Fraction bits of numbers whose products with a standardised column can be added up.
+        """Return fraction bits of numbers for sums of products with a standardised column.
 
-        By Cauchy and Schwarz the sum is at most the rows, times the root of the mean square.
+        By Cauchy and Schwarz the sum is at most the number of rows, times the root mean square.
         """
         size = float(numbers.square().mean().sqrt())
         return _SUM_BITS - bits - _bits_of(self.rows) - math.ceil(math.log2(max(size, 2.0**-40)))
 
     def _bits_of_weights(self, bits: int, largest: float) -> int:
-        """Likewise of weights, beside two columns."""
+        """Return fraction bits of weights, in a product with two columns."""
         size = math.ceil(math.log2(max(largest, 2.0**-40)))
         return _SUM_BITS - 2 * bits - _bits_of(self.rows) - size
 
     @property
     def _own(self) -> slice:
-        """Where a holder's columns stand among all."""
+        """Position of a holder's columns among all."""
         start = sum(self.columns[: self.role])
         return slice(start, start + self.columns[self.role])
 
     def _at_label(self, shares: Sequence[Tensor], number: int) -> list[Tensor] | None:
-        """The sums of all holders' shares, at the label party."""
+        """Return the sums of all holders' shares, at the label party."""
         if self.role != self.label:
             self.channels[self.label].send(shares, number)
             return None
@@ -410,13 +409,13 @@ class Summing(Engine):
 
 
 class Asked:
-    """Sums at margins whose coefficients the label party chooses, as often as it asks.
+    """Sums at margins whose coefficients the label party chooses, as often as it requests.
 
     Args:
-        player: one of the parties.
-        of: the family of labels.
+        player: this party.
+        of: family of the labels.
         fine: all columns, opened.
-        coarse: the same, opened again; None where nobody asks.
+        coarse: the same columns, opened again; None if no sums are requested.
         own: at a holder its columns, float64, axes (rows, columns).
     """
 
@@ -432,10 +431,10 @@ class Asked:
         self._fine, self._coarse, self._own = fine, coarse, own
 
     def at(self, parts: Sequence[np.ndarray]) -> Sums:
-        """At the label party: the sums at some coefficients.
+        """At the label party: return the sums at some coefficients.
 
         Args:
-            parts: of each holder's columns.
+            parts: coefficients of each holder's columns.
         """
         player, own = self._player, self._own
         number = player.next_number()
@@ -450,21 +449,21 @@ class Asked:
         return found
 
     def end(self, last: Mapping[int, bytes]) -> None:
-        """At the label party: no more sums.
+        """At the label party: end the requests.
 
         Args:
-            last: what each holder gets, by role.
+            last: last message to each holder, by role.
         """
         number = self._player.next_number()
         for role, channel in self._player.channels.items():
             channel.send_bytes(_DONE + last.get(role, b""), number, "online")
 
     def follow(self, most: int, last_bytes: int) -> bytes:
-        """At another party: take part until the label party ends; what it then gets.
+        """At another party: take part until the label party ends; return its last message.
 
         Args:
-            most: so many sums are the most that it may ask for.
-            last_bytes: most bytes of what it gets.
+            most: most sums that the label party may request.
+            last_bytes: most bytes of the last message.
 
         Raises:
             ProtocolError: the label party does not follow the protocol.
@@ -479,23 +478,25 @@ class Asked:
             if bytes(raw[:1]) == _DONE:
                 return bytes(raw[1:])
             if self._coarse is None or bytes(raw[:1]) != _GO_ON or len(raw) != 1 + size:
-                raise ProtocolError("coefficients out of turn", where=_LABEL_PARTY)
+                raise ProtocolError("unexpected coefficients", where=_LABEL_PARTY)
             margins = None
             if own is not None:
                 margins = torch.from_numpy(own @ np.frombuffer(raw[1:], "<f8"))
                 player.leakage.count("coefficients", "own columns", own.shape[1], own.shape[1])
             player.sums_at(self._of, self._fine, self._coarse, margins)
-        raise ProtocolError("the label party asks for sums without an end", where=_LABEL_PARTY)
+        raise ProtocolError(
+            "the label party requests more sums than a fit can need", where=_LABEL_PARTY
+        )
 
 
 def _sums_over(bins: np.ndarray, elements: np.ndarray, width: int) -> Tensor:
-    """Sums of elements over all rows in each bin, int64, axes (columns, bins)."""
+    """Sum elements over all rows in each bin, int64, axes (columns, bins)."""
     sums = sums_of(bins, np.zeros(len(bins), np.uint8), 1, elements, width)[0]
     return torch.from_numpy(sums.view(np.int64))
 
 
 def largest_frame(rows: int, columns: Sequence[int]) -> int:
-    """Payload bytes of the largest message: what the helper deals.
+    """Return the payload size of the largest message: the helper's dealt shares.
 
     >>> largest_frame(1000, [3, 2])
     56240

@@ -1,9 +1,9 @@
-"""Attacks on boosted trees: the kernel's in the words of networks, and those of trees alone.
+"""Attacks on boosted trees: kernel attacks on trees as networks, and attacks specific to trees.
 
-cases      what attackers of a run hold: a half of trees as a bottom, bins and answers as cuts
-columns    a party's cells as numbers that attacks read
-splits     labels from which of one's own columns were split, and where
-nodes      labels from which training rows are in which node
-bins       columns from the bins that a label party was sent
-sums       columns from the sums over bins that a label party was sent instead
+cases:     attackers' knowledge in a run: a part of the trees as a bottom, bins and answers as cuts
+columns:   a party's cells as numbers that attacks read
+splits:    label inference from the splits on the attacker's own columns
+nodes:     label inference from the nodes of training rows
+bins:      column reconstruction from the bins that a label party received
+sums:      column reconstruction from sums over bins, where it received no bins
 """

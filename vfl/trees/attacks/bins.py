@@ -1,4 +1,4 @@
-"""Columns from bins: a label party has the order of cells, and knows how values are spread."""
+"""Column values from bins: a label party has the order of cells and knows their distribution."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 class Bins(Attack):
-    """Gives each cell the value that its bin stands for.
+    """Assigns to each cell a value that represents its bin.
 
-    Of a marginal distribution: the bins of an ordered column lie along its quantiles, and the
-    categories of another along their frequencies (Naveed, Kamara and Wright 2015, sections 4 and
-    5, for encryption that keeps order). Of whole rows that are known: the mean of those in a bin,
-    drawn to that value. Randomised response is undone by Bayes' rule, with the frequencies of bins
-    before it estimated from those after it (Kairouz et al. 2016).
+    From a marginal distribution: an ordered column's bins lie along its quantiles, the categories
+    of another along their frequencies (Naveed, Kamara and Wright 2015, sections 4 and 5, for
+    encryption that keeps order). From known rows: the mean of the rows in a bin, shrunk towards
+    that value. Randomised response is undone by Bayes' rule; the frequencies of bins before it are
+    estimated from those after it (Kairouz et al. 2016).
 
     Args:
-        rows: whether the known rows are found among those whose bins were sent; else they say no
-            more than how values are spread, as a public table does.
-        prior: how many known rows of a bin weigh as much as what the distribution says of it.
+        rows: whether the known rows are among the rows whose bins were sent; otherwise they only
+            show the distribution of values, as a public table does.
+        prior: number of known rows of a bin that weigh as much as the distribution.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
 
     >>> Bins(rows=False).goal
     'inputs'
@@ -49,23 +49,23 @@ class Bins(Attack):
         self.rows, self.prior = rows, prior
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        view.require(Grant.CUTS)  # bins are what a party sends of its cells
+        view.require(Grant.CUTS)  # a party sends bins as its cuts
         return read_bins(view.told, view.leaked.inputs, self.prior, self.rows)
 
 
 def read_bins(told: SentBins, leaked: Tensor, prior: float, rows: bool) -> Tensor:
-    """The expected cells of rows whose bins were sent, axes (rows, columns).
+    """Return the expected cells of rows whose bins were sent, axes (rows, columns).
 
     Args:
         told: bins of the targets and of known rows.
         leaked: cells of the known rows.
         prior: see `Bins`.
-        rows: see there.
+        rows: see `Bins`.
     """
 
     def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         sent, own = (
-            np.minimum(some[:, column].astype(np.int64), bins)  # a missing cell is the last
+            np.minimum(some[:, column].astype(np.int64), bins)  # a missing cell has the last bin
             for some in (told.targets, told.leaked)
         )
         often = np.bincount(sent, minlength=bins + 1) / len(sent)
@@ -82,15 +82,16 @@ def values_of_bins(
     prior: float,
     rows: bool,
 ) -> Tensor:
-    """The expected cells of rows, from how likely each bin is, axes (rows, columns).
+    """Return the expected cells of rows, from the probability of each bin, axes (rows, columns).
 
     Args:
-        layout: of the columns.
+        layout: layout of the columns.
         leaked: cells of the known rows.
-        likely: of a column with so many bins: the share of each bin, the missing one last, and the
-            chances of bins, axes (rows, bins + 1), of the targets and of the known rows.
+        likely: function of a column and its number of bins. It returns the share of each bin (the
+            missing one last), and the probabilities of bins, axes (rows, bins + 1), of targets and
+            of known rows.
         prior: see `Bins`.
-        rows: see there.
+        rows: see `Bins`.
     """
     known, found, at = leaked.double().numpy(), [], 0
     for column, count in enumerate(categories_of(layout)):
@@ -106,11 +107,11 @@ def values_of_bins(
 
 
 def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of bins before randomised response, and how likely each was, axes (sent, true).
+    """Return shares of bins before randomised response, and P(true given sent), axes (sent, true).
 
     Args:
         often: shares of bins after it.
-        epsilon: of it; None of none.
+        epsilon: parameter of the response; None means no response.
     """
     count = len(often)
     channel = np.eye(count)
@@ -124,10 +125,13 @@ def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarra
 
 
 def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The mean of the part of sorted values that each bin takes; the mean of all where missing."""
+    """Return the mean of the sorted values that each bin covers.
+
+    Missing cells have the overall mean.
+    """
     ordered = np.sort(values[:, 0])
     ends = np.concatenate([[0.0], shares[:-1].cumsum()]) / max(shares[:-1].sum(), 1e-300)
-    # The integral of the quantile function up to each end, whose differences are means of parts.
+    # Integral of the quantile function up to each end; differences of it are means of parts.
     steps = np.arange(len(ordered) + 1) / len(ordered)
     integral = np.interp(ends, steps, np.concatenate([[0.0], ordered.cumsum()]) / len(ordered))
     means = np.diff(integral) / np.diff(ends).clip(1e-300)
@@ -136,7 +140,7 @@ def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _by_frequency(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The category that is as frequent as each bin, one of many; all shares where missing."""
+    """Return the category as frequent as each bin, one-hot; for missing cells, all shares."""
     found = np.zeros((len(shares), values.shape[1]))
     found[np.argsort(shares[:-1]), np.argsort(values.mean(0))] = 1.0
     found[-1] = values.mean(0)
@@ -144,15 +148,15 @@ def _by_frequency(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class OwnColumns(Attack):
-    """Predicts another party's columns from the label party's own: what needs no model at all.
+    """Predicts another party's columns from the label party's own columns, without any model.
 
-    Kernel ridge regression of the known rows (Saunders et al. 1998), a column at a time.
+    Method: kernel ridge regression on the known rows (Saunders et al. 1998), one column at a time.
 
     Args:
         strength: inverse weight of the squared penalty.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
 
     >>> OwnColumns().goal
     'inputs'

@@ -1,10 +1,10 @@
-"""What attackers of a run of trees hold, in the words in which attacks ask for it.
+"""Knowledge of attackers in a run of trees, in the terms that attacks use.
 
-A half of trees is a bottom: it maps a party's cells to the sides of all splits on its columns, and
-those are the cut of a row that is asked about. In a training the cut is the bins of the cells, and
-the gradient that comes back for a row is its nodes, where a protection tells feature parties. All
-of it follows from the trained halves, the rows, and secrets that a grid's parties draw from its
-seed, so nothing is recorded; `tests/trees/test_attacks.py` holds it to the frames of a session.
+A party's part of the forest is its bottom: it maps the party's cells to the sides of all splits on
+its columns, and these are the cut of a row in a query. In a training the cut is the bins of the
+cells. The gradient of a row is its nodes, if a protection discloses them to feature parties. All of
+it follows from the trained parts, the rows, and secrets that a grid's parties draw from its seed,
+so no recording is needed; `tests/trees/test_attacks.py` compares it with the frames of a session.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ from vfl.trees.shared import SeenSums, SharedLabelEnd
 
 
 class Sides(nn.Module):
-    """A party's half of trees as a bottom: on which side of each split a row lies.
+    """A party's part of the forest as a bottom: on which side of each split a row lies.
 
     Args:
-        ranks: which numbers the party's cells are.
+        ranks: meaning of the numbers that represent the party's cells.
         binning: how the party puts its cells into bins.
-        splits: on its columns, in the order in which they were asked.
+        splits: splits on its columns, in the order of the queries.
     """
 
     def __init__(self, ranks: Ranks, binning: Binning, splits: list[Split]) -> None:
@@ -81,11 +81,14 @@ class Sides(nn.Module):
         self._ranks, self._binning, self.splits = ranks, binning, splits
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """1 where a row goes left, else 0; float32, axes (rows, splits), or one zero a row."""
+        """Return 1 where a row goes left, else 0; axes (rows, splits).
+
+        The type is float32. Without splits there is one zero a row.
+        """
         return self.of_cells(self._ranks.cells(inputs))
 
     def of_cells(self, cells: np.ndarray) -> Tensor:
-        """The same of cells, axes (rows, columns)."""
+        """Return the same for cells, axes (rows, columns)."""
         if not self.splits:
             return torch.zeros(len(cells), 1)
         bins, layout = self._binning.bins(cells), self._binning.layout
@@ -94,11 +97,11 @@ class Sides(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class AskedSplits:
-    """The splits on a feature party's columns, in the order in which it was told of them.
+    """The splits on a feature party's columns, in the order in which it received them.
 
     Attributes:
-        columns: of each split.
-        sides: gives the sides of rows, as `Sides` does, from their inputs.
+        columns: column of each split.
+        sides: returns the sides of rows from their inputs, as `Sides` does.
     """
 
     columns: Sequence[int]
@@ -110,10 +113,10 @@ class SentBins:
     """The bins that a party sent, as the label party has them.
 
     Attributes:
-        layout: how many bins each column has, and whether they have an order.
+        layout: number of bins of each column, and whether they have an order.
         targets, leaked: numbers of bins of these rows, axes (rows, columns); a missing cell has the
             last number of the widest column.
-        epsilon: of the randomised response that they went through; None of none.
+        epsilon: parameter of the randomised response on the bins; None means no response.
         own_of_leaked: the label party's own columns of the leaked rows, if it has any.
     """
 
@@ -125,15 +128,15 @@ class SentBins:
 
 
 def paths(tree: Tree, left: np.ndarray, levels: int) -> list[np.ndarray]:
-    """The node that each row comes to on each level below the root, one of many.
+    """Return the node of each row on each level below the root, one-hot.
 
     Args:
         tree: the tree.
-        left: which rows go left at each of its splits, axes (rows, splits).
-        levels: how many.
+        left: whether rows go left at each of its splits, axes (rows, splits).
+        levels: number of levels.
 
     Returns:
-        bool, axes (rows, 2), (rows, 4), ...; none of a row whose leaf is above that level.
+        bool, axes (rows, 2), (rows, 4), ...; all False for a row whose leaf is above that level.
     """
     children = np.array(tree.children)
     asked = np.cumsum([split is not None for split in tree.splits]) - 1
@@ -156,14 +159,14 @@ def _mode_of(experiment: Experiment) -> Trees:
 
 @dataclass(frozen=True, eq=False)
 class SeenNodes:
-    """The sums that the label party got of each node, of one party's columns.
+    """The sums of each node that the label party received, for one party's columns.
 
     Attributes:
-        layout: of these columns.
-        nodes: all that it asked for, the root of the first tree first.
-        training: how many rows trained.
-        targets, leaked: positions of these rows among them.
-        epsilon: of the randomised response that bins went through before; None of none.
+        layout: layout of these columns.
+        nodes: all nodes that it requested, the root of the first tree first.
+        training: number of training rows.
+        targets, leaked: positions of these rows among the training rows.
+        epsilon: parameter of the randomised response on the bins; None means no response.
         own_of_leaked: the label party's own columns of the leaked rows, if it has any.
     """
 
@@ -243,7 +246,7 @@ class TreesCases(Cases):
             for name, own in self.data.items()
         }
 
-    # A feature party: its own columns, its half of the trees, a few labels.
+    # Feature party: its own columns, its part of the trees, a few labels.
 
     def _of_feature_party(
         self, name: str, k: int, draw: torch.Generator, partners: list[str]
@@ -286,7 +289,7 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[rows_of(setting.targets)])
 
     def _of_told_nodes(self, k: int, draw: torch.Generator) -> Case:
-        """Labels of training rows, for who was told their nodes in every tree."""
+        """Build a case of label inference for a party that knew all training rows' nodes."""
         label, inputs = self.data[self.experiment.label.party], self._encoded(self.party)[1]
         (labels, classes), train = labels_of(label), torch.from_numpy(label.split.train)
         leaks = torch.zeros(len(train), dtype=torch.bool)
@@ -315,11 +318,12 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[targets])
 
     def _nodes_of(self, rows: Tensor) -> Iterator[Tensor]:
-        """The nodes that rows came to in each round, one of many a level; axes (rows, nodes)."""
+        """Yield the nodes of rows in each round, one-hot by level; axes (rows, nodes)."""
         label = self.experiment.label.party
         forest = Forest.of_state(within("share.", self._weights(label)))
         depth = self._mode.boosting((), 0).growth.max_depth
-        levels = min(_LEVELS, depth - 1) if depth else _LEVELS  # no sums of the last one are asked
+        # no sums of the last level are requested
+        levels = min(_LEVELS, depth - 1) if depth else _LEVELS
         answers, asked = self._answers(forest.splits, rows.numpy()), 0
         for trees in forest.rounds:
             found = []
@@ -330,7 +334,7 @@ class TreesCases(Cases):
             yield torch.from_numpy(np.concatenate(found, axis=1)).float()
 
     def _answers(self, splits: Sequence[Split], rows: np.ndarray) -> np.ndarray:
-        """On which sides rows lie at splits on everybody's columns, bool, axes (rows, splits)."""
+        """Return the sides of rows at splits on all parties' columns, bool, axes (rows, splits)."""
         names, label, first = self.experiment.feature_parties, self.experiment.label.party, 0
         answers = np.empty((len(rows), len(splits)), bool)
         for name in [*([label] if label in self.experiment.parties else []), *names]:
@@ -342,7 +346,7 @@ class TreesCases(Cases):
             first = last
         return answers
 
-    # The label party: bins of the training, sides of what it asked for, a few rows of the victim.
+    # Label party: bins of the training, sides from its queries, a few rows of the victim.
 
     def _of_label_party(self, in_training: bool, draw: torch.Generator) -> Case:
         label = self.data[self.experiment.label.party]
@@ -381,7 +385,7 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[targets], truth[targets])
 
     def _sums(self, targets: Tensor, known: Tensor, own: Tensor | None) -> SeenNodes:
-        """What the label party sees of nodes when the session is played again."""
+        """Replay the session, and return what the label party sees of the nodes."""
         if self._nodes is None:
             session, seen = session_of(self.experiment, self.data, "train"), list[SeenSums]()
             assert isinstance(session, WholeNetworkSession), "trees are a whole network"
@@ -411,14 +415,14 @@ class TreesCases(Cases):
         )
 
     def _sent_bins(self, rows: Tensor) -> Tensor:
-        """The bins of some training rows, as `standardised` writes cells."""
+        """Return the bins of some training rows, encoded as `standardised` encodes cells."""
         bins, layout = self._shown(self.party)
         cells = np.where(bins == layout.width - 1, np.nan, bins).astype(np.float32)
         train = self.data[self.party].split.train
         return standardised(cells, categories_of(layout), train)[rows]
 
     def _shown(self, name: str) -> tuple[np.ndarray, Layout]:
-        """The bins of all rows; of those that train or validate as others learn of them."""
+        """Return the bins of all rows; training and validation rows as other parties see them."""
         own, split = self._binning(name), self.data[name].split
         bins = own.bins(self._cells(name))
         if self._mode.epsilon is not None and name != self.experiment.label.party:
@@ -427,7 +431,7 @@ class TreesCases(Cases):
             bins[sent] = randomised(bins[sent], own.layout, self._mode.epsilon, secret)
         return bins, own.layout
 
-    # A party's own.
+    # Parts of the own party.
 
     def _cells(self, name: str) -> np.ndarray:
         inputs = self.data[name].inputs

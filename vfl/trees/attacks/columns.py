@@ -1,4 +1,4 @@
-"""A party's cells as numbers: for attacks that read them, and to judge a reconstruction by."""
+"""A party's cells as numbers, for attacks that read them and for scoring a reconstruction."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _HUGE = 1e30  # squares of larger numbers overflow
 
 
 class Ranks:
-    """Cells as ranks, groups of ranks and categories; back without a loss.
+    """Encodes cells as ranks, groups of ranks and categories, and decodes them without loss.
 
     An ordered column becomes its rank among the party's cells, and one number for each of up to 16
-    groups of as many training rows, as `data.bins = 16` gives a network (Gorishniy, Rubachev and
-    Babenko 2022, equation 1); a category becomes a one of many. A column with missing cells has one
-    more number, 1 where a cell is missing.
+    groups of equally many training rows. This is the encoding of `data.bins = 16` for a network
+    (Gorishniy, Rubachev and Babenko 2022, equation 1). A category becomes one-hot. A column with
+    missing cells has one more number, 1 where a cell is missing.
 
     Args:
-        cells: of all aligned rows, float32, axes (rows, columns); missing ones are NaN.
-        categories: how many each column has; 0 of one whose values have an order.
+        cells: cells of all aligned rows, float32, axes (rows, columns); missing ones are NaN.
+        categories: number of categories of each column; 0 for a column whose values have an order.
         train: the training rows.
 
     >>> ranks = Ranks(np.float32([[5.0], [7.0], [6.0]]), (0,), np.arange(3))
@@ -35,7 +35,7 @@ class Ranks:
         self._categories = categories
         self._missing = np.isnan(cells).any(0)
         self._distinct = [np.unique(column[~np.isnan(column)]) for column in cells.T]
-        # A power of two, which a float32 is divided by without rounding.
+        # A power of two, so that division of a float32 by it does not round.
         self._scale = 2.0 ** int(np.ceil(np.log2(max(2, len(cells)))))
         self._edges = []
         for place, count in enumerate(categories):
@@ -45,7 +45,7 @@ class Ranks:
             self._edges.append(np.array(bin_edges(known, _GROUPS)) if grouped else np.zeros(1))
 
     def numbers(self, cells: np.ndarray) -> Tensor:
-        """Cells of the party as float32, axes (rows, numbers)."""
+        """Encode cells of the party as float32, axes (rows, numbers)."""
         parts: list[np.ndarray] = []
         for place, count in enumerate(self._categories):
             column = cells[:, place]
@@ -63,7 +63,7 @@ class Ranks:
         return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe"))
 
     def cells(self, numbers: Tensor) -> np.ndarray:
-        """The cells that `numbers` was given."""
+        """Decode the cells that `numbers` encoded."""
         found, at = [], 0
         for place, count in enumerate(self._categories):
             width = count or len(self._edges[place])
@@ -80,19 +80,22 @@ class Ranks:
         return np.stack(found, axis=1).astype(np.float32)
 
     def _ranks(self, column: np.ndarray, place: int) -> np.ndarray:
-        """The rank of each cell among the different ones of its column; NaN of a missing one."""
+        """Return each cell's rank among the distinct values of its column.
+
+        NaN for a missing one.
+        """
         ranks = np.searchsorted(self._distinct[place], column).astype(np.float64)
         return np.where(np.isnan(column), np.nan, ranks)
 
 
 def standardised(cells: np.ndarray, categories: tuple[int, ...], train: np.ndarray) -> Tensor:
-    """Cells as a network's inputs: numbers of mean 0 and variance 1 over the training rows.
+    """Encode cells as a network's inputs: numbers of mean 0 and variance 1 over the training rows.
 
-    A missing number is 0, a category a one of many, a missing one zeros.
+    A missing number becomes 0, a category one-hot, a missing category zeros.
 
     Args:
-        cells: of all rows, axes (rows, columns); missing ones are NaN.
-        categories: how many each column has; 0 of one whose values have an order.
+        cells: cells of all rows, axes (rows, columns); missing ones are NaN.
+        categories: number of categories of each column; 0 for a column whose values have an order.
         train: the training rows.
 
     Returns:
@@ -114,7 +117,10 @@ def standardised(cells: np.ndarray, categories: tuple[int, ...], train: np.ndarr
 
 
 def categories_of(layout: Layout) -> tuple[int, ...]:
-    """How many categories each column has, for whoever got its bins; 0 of an ordered one."""
+    """Return the number of categories of each column of received bins; 0 if ordered.
+
+    A receiver of bins needs no more than their layout for that.
+    """
     return tuple(
         count if kind else 0 for count, kind in zip(layout.bins, layout.categorical, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Labels from nodes: rows that trees keep together have like labels."""
+"""Labels from nodes: rows that trees keep together have similar labels."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from vfl.trees.attacks.splits import numbers_of_splits
 
 
 class Nodes(Attack):
-    """Fits a few labels by the nodes that training rows came to, early trees most.
+    """Fits a few known labels by the nodes of training rows; early trees weigh most.
 
-    A feature party of SecureBoost (Cheng et al. 2021) is told which rows are in which node, so it
-    learns what splits on everybody's columns say of them. A row's nodes in the n-th round weigh
-    n^-decay, and what `splits` makes of the own columns stands beside them as one more round.
+    A feature party of SecureBoost (Cheng et al. 2021) knows which rows are in which node, so it
+    learns the outcome of splits on all parties' columns for them. A row's nodes in the n-th round
+    weigh n^-decay. The numbers that `splits` computes from the own columns count as one more round.
 
     Args:
-        decay: how fast later rounds count less; 0 counts all alike.
+        decay: how fast the weight of later rounds falls; 0 weighs all alike.
         strength: weight of the errors against the squared penalty.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
 
     >>> Grant.GRADIENTS in Nodes().needs
     True
@@ -52,6 +52,6 @@ class Nodes(Attack):
 
 
 def _of_one_variance(numbers: Tensor) -> Tensor:
-    """Centred numbers whose variances add up to 1."""
+    """Return centred numbers, scaled so that their variances add up to 1."""
     centred = numbers - numbers.mean(0)
     return centred / centred.square().mean(0).sum().sqrt().clamp_min(1e-9)

@@ -1,4 +1,4 @@
-"""Labels from splits: a feature party learns which of its columns matter, and where they turn."""
+"""Labels from splits: a feature party learns which of its columns matter, and at which values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from vfl.core.registry import require_range
 
 
 class Splits(Attack):
-    """Fits a few labels by what the splits on the own columns say, early ones most.
+    """Fits a few known labels by the splits on the own columns; early splits weigh most.
 
-    A split says that labels differ between its two sides, and not which way. The sides of a row at
-    all splits on a column, the n-th of the forest weighing n^-decay, add up to one number, which
-    changes most where that column matters. A logistic regression on one such number a column has
-    few directions to learn, and the penalty lets it use most the columns that were split first.
-    Where no split is known it reads the columns themselves, which is the attacker without trees.
+    A split shows that labels differ between its two sides, but not in which direction. The sides of
+    a row at all splits on a column are added up to one number, where the n-th split of the forest
+    weighs n^-decay. This number changes most where the column matters. A logistic regression on one
+    such number per column has few coefficients, and the penalty favours the columns that were split
+    first. Without a known split it reads the columns themselves; that is the attacker without
+    trees.
 
     Args:
-        decay: how fast later splits count less; 0 counts all alike.
+        decay: how fast the weight of later splits falls; 0 weighs all alike.
         strength: weight of the errors against the squared penalty.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
 
     >>> Splits(decay=1.0).needs == {Grant.INPUTS, Grant.LEAKED, Grant.PROTOCOL}
     True
@@ -43,7 +44,7 @@ class Splits(Attack):
         known, asked = (
             numbers_of_splits(view, seen, self.decay) for seen in (view.leaked, view.targets)
         )
-        # One scale for all, so that numbers that vary more stay those that cost less.
+        # One scale for all numbers, so that the penalty still favours those that vary more.
         mean, spread = asked.mean(0), asked.std(0).max().clamp_min(1e-9)
         learned = fit_logistic(
             (known - mean) / spread, view.leaked.labels, view.classes, self.strength
@@ -52,12 +53,12 @@ class Splits(Attack):
 
 
 def numbers_of_splits(view: View, seen: GrantedRows, decay: float) -> Tensor:
-    """What splits say of rows, a number a column; the inputs where there are no splits.
+    """Return one number a column from the splits of rows; the inputs where there are no splits.
 
     Args:
         view: grants inputs and the protocol.
-        seen: the rows.
-        decay: of `Splits`.
+        seen: rows of the view.
+        decay: see `Splits`.
     """
     told = view.told
     if not told.columns:

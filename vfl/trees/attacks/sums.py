@@ -1,4 +1,4 @@
-"""Columns from sums: a label party that gets sums of gradients over bins solves for the bins."""
+"""Column values from sums: a label party solves for the bins behind gradient sums over bins."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from vfl.trees.attacks.cases import SentBins
 
 
 class Sums(Attack):
-    """Solves for the bin of each cell from sums over bins, then gives it the value of the bin.
+    """Solves for the bin of each cell from sums over bins, then assigns the bin's value.
 
-    The label party knows the gradients and the rows of each node. A sum over a bin is linear in
-    whether each row is in it, so every node gives two equations for each bin; ridge regression
-    around the bins' shares solves them together, node by node of all trees. Small nodes say most.
-    Where the label party was sent bins, it reads those as `bins` does.
+    The label party knows the gradients and the rows of each node. A sum over a bin is linear in the
+    indicators of its rows, so every node gives two equations for each bin. Ridge regression around
+    the bins' shares solves them together, node by node of all trees. Small nodes disclose most. If
+    the label party received bins, the attack reads those as `bins` does.
 
     Args:
-        nodes: most nodes that are used, the smallest ones.
+        nodes: most nodes used, the smallest ones.
         noise: weight of the squared distance to the shares.
         rows, prior: see `vfl.trees.attacks.bins.Bins`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
 
     >>> Sums(nodes=100).goal
     'inputs'
@@ -54,10 +54,11 @@ class Sums(Attack):
             return read_bins(told, view.leaked.inputs, self.prior, self.rows)
         nodes = sorted(told.nodes, key=lambda one: len(one.rows))[: self.nodes]
         solve = solver([(one.rows, one.gradients) for one in nodes], told.training, self.noise)
-        first = told.nodes[0].sums[..., 1]  # of all rows, whose second derivatives are alike yet
+        # sums of all rows, whose second derivatives are still equal
+        first = told.nodes[0].sums[..., 1]
 
         def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            places = [*range(bins), first.shape[1] - 1]  # a missing cell is the last
+            places = [*range(bins), first.shape[1] - 1]  # a missing cell has the last bin
             often = first[column, places] / first[column].sum()
             found = solve(np.concatenate([one.sums[column, places].T for one in nodes]), often)
             shares, chances = before_response(often, told.epsilon)
@@ -69,13 +70,13 @@ class Sums(Attack):
 def solver(
     nodes: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, noise: float
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """A function from sums over bins and shares of bins to chances of each row's bin.
+    """Return a function from sums over bins and shares of bins to probabilities of each row's bin.
 
-    It takes sums of axes (2 nodes, bins) and shares of axes (bins,), and gives axes (rows, bins).
+    It takes sums of axes (2 nodes, bins) and shares of axes (bins,), and returns axes (rows, bins).
 
     Args:
         nodes: the rows of each node, and their gradients, axes (rows of the node, 2).
-        rows: how many there are.
+        rows: number of rows.
         noise: weight of the squared distance to the shares.
     """
     at = np.concatenate([np.tile(own, 2) for own, _ in nodes])

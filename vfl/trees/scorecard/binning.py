@@ -1,9 +1,9 @@
-"""Fine bins merged into few that tell goods from bads, from counts alone.
+"""Merge of fine bins into few bins that separate goods from bads, only from counts.
 
-The merge that maximises information value is found exactly, by dynamic programming over
-neighbouring bins (Navas-Palencia 2020 states the problem for integer programming). Bins of ordered
-columns may be held to a rate of bads that only rises or only falls. Categories are put in the order
-of their rate first. Missing cells have a bin of their own.
+Dynamic programming over neighbouring bins finds exactly the merge that maximises information value
+(Navas-Palencia 2020 states the problem for integer programming). Bins of ordered columns may be
+required to have a rate of bads that only rises or only falls. Categories are sorted by their rate
+first. Missing cells have a bin of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from vfl.trees.scorecard.statistics import evidence
 
-#: How the rate of bads changes from bin to bin: freely, or by the better of both directions.
+#: Change of the rate of bads from bin to bin: free, or in the better of both directions.
 Monotone = Literal["none", "auto"]
 
 
@@ -28,15 +28,19 @@ def merged(
     monotone: Monotone = "none",
     sign: int = 0,
 ) -> np.ndarray:
-    """The merged bin of each fine bin, int64, axes (fine bins,); missing cells have the last one.
+    """Return the merged bin of each fine bin, int64, axes (fine bins,).
+
+    Missing cells have the last merged bin.
 
     Args:
-        counts: goods and bads of each fine bin, axes (fine bins, 2); the last is of missing cells.
+        counts: goods and bads of each fine bin, axes (fine bins, 2); the last is that of missing
+            cells.
         categorical: whether the fine bins have no order.
-        most: most merged bins, that of missing cells aside.
-        least_rows: fewest rows of each, that of missing cells aside.
-        monotone: "auto" has the rate of bads only rise, or only fall, whichever tells more.
-        sign: 1 or -1 fixes that direction; 0 does not.
+        most: most merged bins, not counting that of missing cells.
+        least_rows: fewest rows of each, not counting that of missing cells.
+        monotone: "auto" makes the rate of bads only rise, or only fall, whichever has the larger
+            information value.
+        sign: 1 or -1 fixes that direction; 0 leaves it free.
 
     >>> merged(np.array([[90, 10], [80, 20], [10, 90], [20, 80], [5, 5]]), most=2)
     array([0, 0, 1, 1, 2])
@@ -59,19 +63,19 @@ def merged(
 
 
 def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.ndarray, int]:
-    """Join fine bins, so that each cell has at least so many rows, or none.
+    """Join fine bins, so that each cell has at least so many rows, or no rows.
 
     Neighbours are joined where bins have an order. Categories below the floor share one cell, or
-    join the largest where they are too few together; so do missing cells.
+    join the largest if they are too few together. Missing cells are treated the same way.
 
     Args:
-        rows: of each fine bin, int64, axes (fine bins,); the last is of missing cells.
+        rows: rows of each fine bin, int64, axes (fine bins,); the last is that of missing cells.
         floor: fewest rows of a cell.
         categorical: whether the fine bins have no order.
 
     Returns:
-        The cell of each fine bin, int64, and how many cells there are. The last cell is that of
-        missing cells that were not joined, and empty where they were.
+        The cell of each fine bin, int64, and the number of cells. The last cell is for missing
+        cells that were not joined; it is empty if they were joined.
 
     >>> with_floor(np.array([30, 4, 9, 25, 5]), 10, categorical=False)
     (array([0, 1, 1, 2, 0]), 4)
@@ -104,11 +108,11 @@ def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.n
 
 
 class _Segments:
-    """Every run of neighbouring fine bins: what it adds to the information value, and its rate.
+    """All runs of neighbouring fine bins: their term of the information value, and their rate.
 
     Args:
         values: goods and bads of the fine bins in their order, axes (fine bins, 2).
-        totals: of all rows, missing cells included.
+        totals: goods and bads of all rows, missing cells included.
         least_rows: fewest rows of a segment.
     """
 
@@ -124,13 +128,16 @@ class _Segments:
         self._rates = inside[:, :, 1] / np.maximum(rows, 1)
 
     def best(self, most: int, sign: int) -> tuple[float, np.ndarray]:
-        """The largest information value, and where the bins end, rising; the last end is all.
+        """Return the largest information value, and the ends of its bins, increasing.
 
-        One bin is the answer where rows are too few for any.
+        The last end is the number of bins.
+
+        If there are too few rows for any merge, the result is one bin.
         """
         count = self._count
         found = (-math.inf, np.array([count]))
-        # Of the best cut whose last segment is (start, end]: its value, and where the last began.
+        # For the best cut whose last segment is (start, end]: its value, and the start of that
+        # segment.
         value, steps = np.full_like(self._gains, -np.inf), list[np.ndarray]()
         value[0] = self._gains[0]
         for _ in range(max(1, most)):
@@ -142,7 +149,7 @@ class _Segments:
         return found
 
     def _longer(self, value: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts of one segment more, and for each the start of the segment before."""
+        """Return cuts with one more segment, and for each the start of the segment before."""
         longer, before = np.full_like(value, -np.inf), np.zeros(value.shape, np.int64)
         for start in range(1, self._count):
             ahead = value[:start, start]
@@ -163,7 +170,7 @@ class _Segments:
         return longer, before
 
     def _ends(self, last: int, steps: list[np.ndarray]) -> np.ndarray:
-        """Where the segments of a cut end, from the start of the last one."""
+        """Return the ends of a cut's segments, from the start of the last one."""
         ends = [self._count]
         for before in reversed(steps):
             ends.append(last)
@@ -172,7 +179,7 @@ class _Segments:
 
 
 def _last_records(values: np.ndarray) -> np.ndarray:
-    """For each place where the largest value so far stands."""
+    """Return for each position the index of the largest value so far."""
     highest = np.maximum.accumulate(values)
     new = np.concatenate([[True], highest[1:] > highest[:-1]])
     found: np.ndarray = np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))

@@ -1,4 +1,4 @@
-"""A column's merged bins with all that is known of them, and the whole card, as tensors."""
+"""Statistics of a column's merged bins, and the whole card, as tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PARTS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class OwnColumn:
-    """The part of a column's line that its owner has.
+    """The owner's part of a column's entry.
 
     Attributes:
-        groups: the merged bin of each fine bin, int64, axes (fine bins,); the last is of missing
-            cells.
-        weights: of evidence of each merged bin, axes (bins,).
-        points: of each merged bin, int64, axes (bins,).
+        groups: the merged bin of each fine bin, int64, axes (fine bins,); the last is that of
+            missing cells.
+        weights: weight of evidence of each merged bin, axes (bins,).
+        points: points of each merged bin, int64, axes (bins,).
     """
 
     groups: np.ndarray
@@ -35,13 +35,14 @@ class OwnColumn:
 
 @dataclass(frozen=True)
 class CardColumn(OwnColumn):
-    """A column as the label party knows it.
+    """The label party's entry of a column.
 
     Attributes:
         counts: goods and bads of the training rows, int64, axes (bins, 2).
-        shift: the population stability index of rows beside the training's; NaN without any.
-        coefficient, error, p_value: of the regression on weights of evidence; NaN where the column
-            is not on the card.
+        shift: population stability index of later rows against the training rows; NaN without later
+            rows.
+        coefficient, error, p_value: from the regression on weights of evidence; NaN where the
+            column is not on the card.
     """
 
     counts: np.ndarray
@@ -67,15 +68,15 @@ class CardColumn(OwnColumn):
 
 @dataclass(frozen=True)
 class Card:
-    """What a training ends with at the label party.
+    """The label party's result of a training.
 
     Attributes:
-        scale: of the scores.
-        columns: of all parties, party by party.
+        scale: scale of the scores.
+        columns: columns of all parties, party by party.
         base: points of a row without any column.
-        intercept, error: of the regression.
-        correlation: of weights of evidence, axes (columns, columns).
-        scores: of the rows of each part, by its name.
+        intercept, error: from the regression.
+        correlation: correlation of weights of evidence, axes (columns, columns).
+        scores: counted scores of each part's rows, by its name.
     """
 
     scale: Scale
@@ -93,10 +94,11 @@ class Card:
         return found
 
     def inflation(self, *, on_card: bool = True) -> np.ndarray:
-        """Variance inflation among some columns, axes (columns,); NaN of others.
+        """Return the variance inflation of some columns, axes (columns,); NaN for others.
 
         Args:
-            on_card: among those on the card; else among all whose weights of evidence differ.
+            on_card: whether to use the columns on the card, or all whose weights of evidence
+                differ.
         """
         on = np.array([one.on_card if on_card else one.weights.any() for one in self.columns])
         found = np.full(len(on), np.nan)
@@ -105,14 +107,14 @@ class Card:
         return found
 
     def with_scores(self, part: str, scores: Scored) -> Card:
-        """The same card with more rows of a part counted."""
+        """Return the card with the scores of another part's rows."""
         before = self.scores.get(part)
         return replace(
             self, scores={**self.scores, part: scores if before is None else before + scores}
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The card as tensors, for `of_state`."""
+        """Return the card as tensors, for `of_state`."""
         numbers = [[one.shift, one.coefficient, one.error, one.p_value] for one in self.columns]
         scale = [self.scale.base_score, self.scale.odds, self.scale.double]
         state = own_state(self.columns) | {
@@ -130,7 +132,7 @@ class Card:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Tensor]) -> Card:
-        """A card that `state_dict` was taken of."""
+        """Restore a card from the result of `state_dict`."""
         own = own_of_state(state)
         ends = np.cumsum([len(one.points) for one in own])[:-1]
         columns = [
@@ -155,7 +157,7 @@ class Card:
 
 
 def own_state(columns: Sequence[OwnColumn]) -> dict[str, Tensor]:
-    """Columns as tensors, for `own_of_state`."""
+    """Return columns as tensors, for `own_of_state`."""
     sizes = [[len(one.groups), len(one.points)] for one in columns]
 
     def joined(name: str) -> Tensor:
@@ -168,7 +170,7 @@ def own_state(columns: Sequence[OwnColumn]) -> dict[str, Tensor]:
 
 
 def own_of_state(state: Mapping[str, Tensor]) -> list[OwnColumn]:
-    """The columns that `own_state` was given."""
+    """Restore the columns from the result of `own_state`."""
     fine, merged = np.cumsum(state["sizes"].numpy(), axis=0)[:-1].T
     return [
         OwnColumn(*parts)

@@ -21,7 +21,7 @@ _Where = Annotated[
     ),
 ]
 _Runs = Annotated[Path, typer.Option(help="Where run folders go (in process).")]
-#: What a card needs where an experiment has another model.
+#: Settings of a card, for an experiment with another model.
 _OF_CARDS = ("model=scorecard", "train.epochs=1", "train.patience=0", "train.keep=last")
 
 
@@ -32,11 +32,11 @@ def bins(
     download: Download = False,
     json: Json = False,
 ) -> None:
-    """Find bins of all columns that tell goods from bads, and what each column tells.
+    """Find bins of all columns that separate goods from bads, and each column's information value.
 
     Prints the information value of each column, and writes scorecard.html into the run's folder.
-    Settings are options of the model, as in -s model=scorecard:monotone=auto. Of a party's own part
-    of a run, the folder parties/NAME, the bins of its columns are printed.
+    Settings are options of the model, as in -s model=scorecard:monotone=auto. If PATH is a party's
+    own part of a run, the folder parties/NAME, the bins of its columns are printed.
     """
     if is_part(path):
         _show_part(path, json)
@@ -63,8 +63,8 @@ def scorecard(
     """Make a scorecard over columns of several parties.
 
     Prints its points, and writes scorecard.html and scorecard.txt into the run's folder; with
-    --reasons also scores.csv. Of a party's own part of a run, the folder parties/NAME, the points
-    of its columns are printed.
+    --reasons also scores.csv. If PATH is a party's own part of a run, the folder parties/NAME, the
+    points of its columns are printed.
     """
     if is_part(path):
         _show_part(path, json)
@@ -78,7 +78,7 @@ def scorecard(
 
 
 def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path:
-    """The run of a card; trained now unless the path is one."""
+    """Return the run of a card; train one unless the path is a run."""
     if (path / "run.json").exists():
         if settings:
             raise typer.BadParameter("a run keeps its settings", param_hint="--set")
@@ -114,7 +114,7 @@ def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path
 
 
 def _of_card(experiment: Experiment, settings: list[str]) -> list[str]:
-    """The same settings, after those that make a card of an experiment with another model."""
+    """Return the settings, after defaults that make a card of an experiment with another model."""
     is_card = experiment.secure.partition(":")[0] == "scorecard"
     return settings if is_card else [*_OF_CARDS, *settings]
 
@@ -125,7 +125,7 @@ def is_part(path: Path) -> bool:
 
 
 def _show_part(path: Path, json: bool) -> None:
-    """The bins of a party's own columns, which it alone can name."""
+    """Print the bins of a party's own columns, which only it can name."""
     from vfl.experiments.tables import Table
     from vfl.trees.scorecard.loaded import part_of
 

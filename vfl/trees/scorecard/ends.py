@@ -1,14 +1,14 @@
 """Both ends of a session that makes a scorecard.
 
     feature party                                label party
-      layout, number of each cell's bin  ---->     counts goods and bads of each bin of each column
-                                                   merges bins; regression on weights of evidence
-      keeps its bins' weights and points <----     groups, weights of evidence and points
-      points of asked rows               ---->     scores of asked rows
+      layout, number of each cell's bin  ---->     counts goods and bads of each bin;
+                                                   merges bins; regression on weights of evidence;
+      keeps its bins' weights and points <----     groups, weights of evidence and points;
+      points of queried rows             ---->     scores of queried rows.
 
-Bins travel as those of trees do (`vfl.trees.cells`), and the label party learns as much of them. Of
-the labels a feature party learns the weight of evidence of each merged bin of its own columns, none
-of fewer rows than the floor; both ends refuse more statistics than the budget.
+Bins are sent as for trees (`vfl.trees.cells`), and the label party learns as much from them. About
+the labels, a feature party learns the weight of evidence of each merged bin of its own columns, but
+of no bin with fewer rows than the floor; both ends refuse more statistics than the budget.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from vfl.trees.scorecard.points import Scale, reasons
 if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
-#: Of the label party's own fine bins among its weights.
+#: Prefix of the label party's own fine bins among its weights.
 OWN = "own."
 POINTS = np.dtype("<i4")
-#: Most reasons for the score of a row, as many as US Regulation B asks for (12 CFR 1002.9).
+#: Most reasons for the score of a row, as many as US Regulation B requires (12 CFR 1002.9).
 MOST_REASONS = 4
-#: Most points that a party gives to a row and to a bin, and the largest weight of evidence.
+#: Most points of a party for a row and for a bin, and the largest weight of evidence.
 MOST_POINTS, _MOST_POINTS_OF_BIN, _MOST_WEIGHT = 1 << 24, 1 << 20, 64.0
 
 
@@ -72,7 +72,7 @@ class FeatureEnd(FeatureCellsEnd):
             self._columns = read_columns(json.loads(raw), self._own.layout, self._mode)
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ProtocolError(
-                "groups that no scorecard has of these columns",
+                "groups that no scorecard can have for these columns",
                 where="the label party's message",
                 want="a group of each fine bin, and a weight and points of each group",
             ) from None
@@ -80,7 +80,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._note("weights of evidence of its bins", self._terms.label_party, TRAIN, told)
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send the points of some rows: of each column where the mode says so, else their sum."""
+        """Send the points of some rows: of each column if the mode says so, else their sum."""
         points = points_in(self._bins(self._asked_for(exchange)), self._columns)
         if self._mode.reasons == "party":
             points = points.sum(axis=1, keepdims=True)
@@ -110,12 +110,12 @@ class LabelEnd(LabelCellsEnd):
         super().__init__(mode, terms, rows, links)
         self._bad = bad_class(mode, rows) if self._trains else 0
         self._card: Card | None = None
-        #: How many columns each party has, in the order of the card, the label party first.
+        #: Number of columns of each party, in the order of the card, the label party first.
         self._counts: dict[str, int] = {}
         self._parts: dict[str, tuple[np.ndarray, Layout]] = {}
         self._signs: list[int] = []
         self._known = np.empty((0, 0), np.int64)
-        #: Points of the rows that were answered last.
+        #: Points of the last answered rows.
         self._answers = self._known
 
     def begin(
@@ -193,7 +193,7 @@ class LabelEnd(LabelCellsEnd):
 
     @property
     def _reason_names(self) -> list[str]:
-        """What reasons are called: parties, or columns, those of others by their numbers."""
+        """Names of reasons: parties, or columns; other parties' columns by their numbers."""
         if self._mode.reasons == "party":
             return list(self._counts)
         return [
@@ -203,7 +203,8 @@ class LabelEnd(LabelCellsEnd):
         ]
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
-        # Scores are sums, so that what a party adds to the mean of training rows is its value.
+        # Scores are sums, so a party's difference from the training rows' mean is its Shapley
+        # value.
         found, first = dict[str, Tensor](), 0
         for name in self._counts:
             usual = self._usual(name)
@@ -235,13 +236,13 @@ class LabelEnd(LabelCellsEnd):
         return self._card.columns[first : first + self._counts[name]]
 
     def _bad_rows(self, part: str) -> np.ndarray:
-        """Whether each row of a part is a bad one."""
+        """Return whether each row of a part is a bad one."""
         assert self._rows.labels is not None, "a training has labels"
         codes = self._rows.labels[torch.from_numpy(self._positions(part))].numpy()
         return np.asarray(codes == self._bad)
 
     def _score_known(self) -> None:
-        """Points of training and validation rows, as every party would answer them."""
+        """Compute points of training and validation rows, as every party would answer them."""
         points = [
             self._added(points_in(bins, self._columns_of(name)))
             for name, (bins, _) in self._parts.items()
@@ -249,20 +250,20 @@ class LabelEnd(LabelCellsEnd):
         self._known = np.concatenate(points, axis=1)
 
     def _added(self, points: np.ndarray) -> np.ndarray:
-        """A party's points as they count for reasons: of each column, or their sum."""
+        """Return a party's points in the form of reasons: of each column, or their sum."""
         return points if self._mode.reasons == "column" else points.sum(axis=1, keepdims=True)
 
     def _usual(self, name: str) -> np.ndarray:
-        """Mean points of the training rows, of each of a party's columns or of all together."""
+        """Return mean points of the training rows, of each of a party's columns or of their sum."""
         usual = np.array([[one.usual for one in self._columns_of(name)]])
         return self._added(usual).ravel()
 
     def _asked_points(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> np.ndarray:
-        """Points of rows that all others were asked for, axes (rows, columns or parties).
+        """Return points of rows that all others answered, axes (rows, columns or parties).
 
-        For a party that is away stand the mean points of training rows.
+        An absent party counts with its mean points of the training rows.
         """
         found = []
         for name, count in self._counts.items():
@@ -289,7 +290,7 @@ class LabelEnd(LabelCellsEnd):
             points = np.frombuffer(raw, POINTS).astype(np.int64).reshape(rows, width)
         if len(points) != rows or np.abs(points).max(initial=0) > MOST_POINTS:
             raise ProtocolError(
-                "points of another number or size",
+                "points of unexpected number or size",
                 where=f"the message of party '{name}'",
                 got=f"{len(raw)} bytes",
                 want=f"{rows * width * POINTS.itemsize} bytes of points",
@@ -303,11 +304,11 @@ class LabelEnd(LabelCellsEnd):
 
 
 def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
-    """Points of rows, int64, axes (rows, columns).
+    """Return points of rows, int64, axes (rows, columns).
 
     Args:
-        bins: fine bins of each cell, the largest number being that of missing cells.
-        columns: of the same party.
+        bins: fine bins of each cell; the largest number is that of missing cells.
+        columns: columns of the same party.
     """
     found = np.empty(bins.shape, np.int64)
     for place, column in enumerate(columns):
@@ -317,12 +318,12 @@ def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
 
 
 def logits_of(scores: np.ndarray, bad: int, scale: Scale) -> Tensor:
-    """Logits of both classes of rows by score, axes (rows, 2); that of goods is 0.
+    """Return logits of both classes by score, axes (rows, 2); the logit of goods is 0.
 
     Args:
-        scores: of each row.
-        bad: the code of the class of bads.
-        scale: of the scores.
+        scores: score of each row.
+        bad: code of the class of bads.
+        scale: scale of the scores.
     """
     logits = np.zeros((len(scores), 2))
     logits[:, bad] = -scale.log_odds(scores)
@@ -332,13 +333,13 @@ def logits_of(scores: np.ndarray, bad: int, scale: Scale) -> Tensor:
 def label_state(
     own: Binning | None, counts: Sequence[int], bad: int, card: Card | None
 ) -> dict[str, Tensor]:
-    """What the label party keeps, as tensors.
+    """Return the label party's saved state, as tensors.
 
     Args:
         own: fine bins of its own columns, if it has any.
-        counts: how many columns each party has, in the order of the card.
-        bad: the code of the class of bads.
-        card: once it is fitted.
+        counts: number of columns of each party, in the order of the card.
+        bad: code of the class of bads.
+        card: the card, once it is fitted.
     """
     bins = {} if own is None else own.state_dict()
     found = {f"{OWN}{name}": value for name, value in bins.items()}
@@ -347,7 +348,7 @@ def label_state(
 
 
 def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> None:
-    """Refuse to send a party more weights of evidence than all agreed on.
+    """Refuse to send a party more weights of evidence than all parties agreed on.
 
     Raises:
         DataError: there are more.
@@ -363,7 +364,7 @@ def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> 
 
 
 def reason_name(party: str, names: Sequence[str], place: int) -> str:
-    """What a column is called where points are missing.
+    """Return the name of a column in reasons.
 
     >>> reason_name("shop", (), 0), reason_name("bank", ("income",), 0)
     ('shop column 1', 'bank income')
@@ -372,7 +373,7 @@ def reason_name(party: str, names: Sequence[str], place: int) -> str:
 
 
 def column_number(place: int) -> str:
-    """What a column is called whose name is not known.
+    """Return the name of a column whose real name is unknown.
 
     >>> column_number(0)
     'column 1'
@@ -381,17 +382,17 @@ def column_number(place: int) -> str:
 
 
 def bad_class(mode: Scorecard, rows: OwnRows) -> int:
-    """The code of the class that counts as bad."""
+    """Return the code of the class that counts as bad."""
     if rows.classes != 2:
         raise BadOptionError(
-            "a scorecard tells goods from bads",
+            "a scorecard separates goods from bads",
             where="label.column",
             got=f"{rows.classes} classes" if rows.classes else "numbers",
             want="labels of two classes",
         )
     if rows.weights is not None:
         raise BadOptionError(
-            "a scorecard counts rows, each of them once",
+            "a scorecard must count every row once",
             got="rows or classes of different weights",
             want="label.class_weight = 'none', and no weights of rows",
         )
@@ -400,7 +401,7 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
         return 1
     if mode.bad not in names:
         raise BadOptionError(
-            "no class has the name of the bad one",
+            "no class has the name that option bad gives",
             where="option bad",
             got="a name that is no label",
             want="one of the two labels",
@@ -409,7 +410,7 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
 
 
 def written(column: OwnColumn) -> dict[str, Any]:
-    """What the owner of a column is told of it, as JSON."""
+    """Return the entry of a column for its owner, as JSON."""
     return {
         "groups": column.groups.tolist(),
         "weights": column.weights.tolist(),
@@ -418,10 +419,10 @@ def written(column: OwnColumn) -> dict[str, Any]:
 
 
 def read_columns(told: Any, layout: Layout, mode: Scorecard) -> list[OwnColumn]:
-    """Columns that `written` wrote.
+    """Parse columns that `written` wrote.
 
     Raises:
-        ValueError, TypeError, KeyError: they do not fit the fine bins, or are more than agreed.
+        ValueError, TypeError, KeyError: the columns do not fit the fine bins, or exceed the budget.
     """
     found = []
     for one, fine in zip(told, layout.bins, strict=True):

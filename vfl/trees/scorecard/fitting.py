@@ -1,7 +1,8 @@
-"""From counts and sums to a card: merge bins, weigh them, regress, give points.
+"""Fit of a card from counts and sums: merged bins, weights of evidence, regression, points.
 
-A `Source` gives the rows of either class in each fine bin, and sums over rows of columns of weights
-of evidence: `Local` where all bins are in one place, `vfl.trees.scorecard.shared` on shares.
+A `Source` returns the number of rows of either class in each fine bin, and sums over rows of
+columns of weights of evidence: `Local` where all bins are in one place,
+`vfl.trees.scorecard.shared` on shares.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Counted:
 
     Attributes:
         counts: goods and bads of the training rows in each fine bin, int64, axes (fine bins, 2);
-            the last is of missing cells.
+            the last is that of missing cells.
         categorical: whether the fine bins have no order.
-        sign: with which the rate of bads changes; 0 for any.
+        sign: sign with which the rate of bads may change; 0 for any.
     """
 
     counts: np.ndarray
@@ -60,28 +61,34 @@ class MergedColumn:
 
 
 class Source(Protocol):
-    """Where counts and sums over training rows come from."""
+    """Source of counts and sums over training rows."""
 
     def counted(self) -> Sequence[Counted]:
-        """Every column, in the order of the card."""
+        """Return every column, in the order of the card."""
 
     def shifts(self, columns: Sequence[MergedColumn]) -> Sequence[float]:
-        """The population stability index of each column's later rows; NaN without any."""
+        """Return the population stability index of each column's later rows.
+
+        It is NaN without later rows.
+        """
 
     def correlation(self, columns: Sequence[MergedColumn]) -> np.ndarray:
-        """Pearson's correlation of weights of evidence; see `correlations`.
+        """Return Pearson's correlation of weights of evidence; see `correlations`.
 
-        It is asked for once, before `regression`.
+        It is called once, before `regression`.
         """
 
     def regression(
         self, columns: Sequence[MergedColumn], chosen: np.ndarray
     ) -> tuple[Outcome, Callable[[np.ndarray], Sums]]:
-        """What a regression of goods on some columns' weights of evidence needs; see `fit`.
+        """Return the statistics and sums for a regression of goods on weights of evidence.
+
+        Both are arguments of `fit`.
 
         Args:
-            columns: all.
-            chosen: which ones, bool, axes (columns,). The intercept comes before them.
+            columns: all columns.
+            chosen: whether each column takes part, bool, axes (columns,). The intercept comes
+                before them.
         """
 
 
@@ -90,7 +97,7 @@ class Local:
 
     Args:
         parts: by party, fine bins of training rows and then of validation rows, with their layout.
-        signs: of each column; see `Counted`.
+        signs: sign of each column; see `Counted`.
         bad: whether each training row is a bad one.
     """
 
@@ -101,7 +108,7 @@ class Local:
         bad: np.ndarray,
     ) -> None:
         self._signs, self._bad = signs, bad
-        #: Fine bin of each cell, how many there are without that of missing cells, and their kind.
+        #: Fine bin of each cell, number of bins without that of missing cells, and their kind.
         self._cells = [
             (np.minimum(bins[:, place], count).astype(np.int64), count, kind)
             for bins, layout in parts.values()
@@ -146,12 +153,12 @@ class Local:
 
 
 def counts_of(fine: np.ndarray, bad: np.ndarray, count: int) -> np.ndarray:
-    """Goods and bads of each of so many bins, int64, axes (bins, 2).
+    """Count goods and bads of each of so many bins, int64, axes (bins, 2).
 
     Args:
         fine: the bin of each row, int64.
         bad: whether the row is a bad one.
-        count: how many bins there are.
+        count: number of bins.
 
     >>> counts_of(np.array([0, 1, 1]), np.array([True, False, True]), 2).tolist()
     [[0, 1], [1, 1]]
@@ -160,10 +167,10 @@ def counts_of(fine: np.ndarray, bad: np.ndarray, count: int) -> np.ndarray:
 
 
 def shift_of(trained: np.ndarray, later: np.ndarray) -> float:
-    """The population stability index of later rows; NaN without any.
+    """Return the population stability index of later rows; NaN without later rows.
 
     Args:
-        trained: how many training rows each merged bin has.
+        trained: number of training rows of each merged bin.
         later: the merged bin of each later row.
     """
     return (
@@ -175,13 +182,13 @@ def fit_card(mode: Scorecard, source: Source, goods: int, bads: int) -> Card:
     """Fit a card.
 
     Args:
-        mode: how.
-        source: of counts and sums.
-        goods: training rows that are good ones.
-        bads: training rows that are bad ones.
+        mode: settings of the card.
+        source: source of counts and sums.
+        goods: number of good training rows.
+        bads: number of bad training rows.
 
     Raises:
-        DataError: rows of one class alone, or labels that columns tell without an error.
+        DataError: there are rows of only one class, or columns separate the labels.
     """
     if not goods or not bads:
         raise DataError(
@@ -241,7 +248,7 @@ def _merged(mode: Scorecard, column: Counted, rows: int) -> MergedColumn:
 def _candidates(
     mode: Scorecard, columns: Sequence[MergedColumn], correlation: np.ndarray
 ) -> np.ndarray:
-    """Columns for the regression: those that tell enough, and that others do not give."""
+    """Choose columns for the regression: informative, and not implied by other columns."""
     values = np.array([column.value for column in columns])
     chosen = (values >= mode.min_iv) & (values > 0)
     while chosen.sum() > 1:
@@ -254,15 +261,15 @@ def _candidates(
 
 
 def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], Sums]) -> Fit:
-    """The logistic regression of goods; columns leave it one by one, the least sensible first.
+    """Run the logistic regression of goods; columns leave it one by one, the least plausible first.
 
-    A coefficient that is not positive turns the evidence round. Then p-values above the mode's
-    leave, the largest first.
+    First leave columns whose coefficient is not positive, which contradicts their evidence. Then
+    p-values above the mode's limit leave, the largest first.
     """
     active = np.ones(len(outcome.products), bool)
     start = None
     while True:
-        # Columns that are out have sums too, which the fit leaves aside.
+        # Sums also cover columns that have left; the fit ignores them.
         found = fit(FAMILY, outcome, sums, penalty=Penalty(l2=mode.l2), active=active, start=start)
         slopes = np.where(active, found.coefficients, np.inf)
         slopes[0] = np.inf
@@ -270,7 +277,7 @@ def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], S
         unlikely[0] = 0.0
         if slopes.min() <= 0:
             leaves = int(slopes.argmin())
-        elif unlikely.max() > mode.max_p:  # never of a penalised fit, whose p-values are not known
+        elif unlikely.max() > mode.max_p:  # never for a penalised fit, whose p-values are unknown
             leaves = int(unlikely.argmax())
         else:
             return found

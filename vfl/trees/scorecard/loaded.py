@@ -1,7 +1,7 @@
-"""The card of a run, with the names, edges and categories that lie in the run's folder.
+"""The card of a run, with the names, edges and categories from the run's folder.
 
-A run of one process has everybody's. On a federation the label party has its own: columns of others
-have numbers, and each party reads its part from its own folder.
+A run of one process has those of all parties. In a federation the label party has only its own:
+other parties' columns have numbers, and each party reads its part from its own folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vfl.trees.scorecard.card import Card, CardColumn, OwnColumn, own_of_state
 from vfl.trees.scorecard.ends import OWN, column_number, reason_name
 from vfl.trees.scorecard.mode import Scorecard
 
-#: Of a whole network's own among the label party's weights.
+#: Prefix of the label party's own weights.
 _LABEL = "share."
 SCORES = "scores.csv"
 
@@ -37,10 +37,10 @@ class Line:
     """A column of the card.
 
     Attributes:
-        party: whose.
-        name: its name, or its number where that is not known.
-        column: what is known of it.
-        bins: its merged bins in words; their numbers where edges are not known.
+        party: name of its party.
+        name: its name, or its number where the name is unknown.
+        column: statistics of the column.
+        bins: its merged bins in words, or their numbers where edges are unknown.
     """
 
     party: str
@@ -50,13 +50,13 @@ class Line:
 
 
 class LoadedCard:
-    """What a run holds of a card.
+    """A run's files about a card.
 
     Args:
-        path: the run's folder.
+        path: folder of the run.
 
     Raises:
-        RunFolderError: no run that has ended, or of another model.
+        RunFolderError: the run has not ended, or has another model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class LoadedCard:
 
     @cached_property
     def parties(self) -> dict[str, int]:
-        """How many columns each party has on the card, in its order."""
+        """Number of columns of each party on the card, in its order."""
         names = list(self.experiment.parties)
         ordered = sorted(names, key=lambda name: (name != self.label_party, names.index(name)))
         counts = self._weights["column_counts"].tolist()
@@ -96,13 +96,13 @@ class LoadedCard:
         return found
 
     def write_scores(self, most: int) -> Path:
-        """Write `scores.csv`, the score of each predicted row with its reasons, from predictions.
+        """Write `scores.csv` from predictions: the score of each predicted row with its reasons.
 
         Args:
-            most: reasons a row.
+            most: most reasons per row.
 
         Raises:
-            RunFolderError: no predictions, or of a run of before scores stood in them.
+            RunFolderError: there are no predictions, or they are of a version without scores.
         """
         source, target = self.folder.path / "predictions.csv", self.folder.path / SCORES
         table = pd.read_csv(source, dtype=str, keep_default_na=False) if source.exists() else None
@@ -139,19 +139,21 @@ class LoadedCard:
 
 
 def numbered(column: OwnColumn) -> list[str]:
-    """Merged bins by their numbers; the last is of missing cells."""
+    """Return merged bins by their numbers; the last is that of missing cells."""
     return [*(f"bin {place + 1}" for place in range(len(column.points) - 1)), "missing"]
 
 
 def named_bins(
     folder: PartyFolder, columns: Sequence[OwnColumn], is_label: bool
 ) -> list[tuple[str, list[str]]] | None:
-    """Names of a party's columns and their merged bins in words; None where its part is not here.
+    """Return names of a party's columns and their merged bins in words.
+
+    None if its part is missing.
 
     Args:
         folder: the party's part of a run.
-        columns: of that party.
-        is_label: whether it is the label party's.
+        columns: columns of that party.
+        is_label: whether the party is the label party.
     """
     if not folder.path.exists() or (encoder := folder.encoder()) is None:
         return None
@@ -159,7 +161,7 @@ def named_bins(
     if is_label:
         weights = within(f"{_LABEL}{OWN}", weights)
     else:
-        columns = own_of_state(weights)  # of fine bins, where the label party may have cells alone
+        columns = own_of_state(weights)  # of fine bins, while the label party may have only cells
     read = getattr(encoder, "columns", ())
     categories = tuple(len(one.categories) if isinstance(one, TextColumn) else 0 for one in read)
     edges = Binning.of_state(weights, categories).edges
@@ -175,10 +177,10 @@ def named_bins(
 
 
 def part_of(path: Path) -> list[tuple[str, list[str], OwnColumn]]:
-    """Name, bins in words and points of each column in a party's own part of a run.
+    """Return name, bins in words and points of each column in a party's own part of a run.
 
     Raises:
-        RunFolderError: a part of a run of another model, or of a party without columns.
+        RunFolderError: the part belongs to a run of another model, or to a party without columns.
     """
     folder = PartyFolder(path)
     terms = folder.terms()
@@ -207,7 +209,7 @@ def _of_categories(column: OwnColumn, categories: Sequence[str]) -> list[str]:
 
 
 def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
-    """Ranges of numbers; a bin begins with its lower edge, and dates are days since 1970."""
+    """Format ranges of numbers; a bin begins with its lower edge, and dates are days since 1970."""
 
     def text(edge: float) -> str:
         return str(np.datetime64(int(np.floor(edge)), "D")) if dates else f"{edge:.6g}"
@@ -220,7 +222,7 @@ def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
 
 
 def _with_missing(texts: list[str], column: OwnColumn) -> list[str]:
-    """Bins in words, with that of missing cells, which may share another one."""
+    """Append the bin of missing cells to bins in words; it may be part of another bin."""
     place = int(column.groups[-1])
     if place < len(texts):
         texts[place] += " or missing"

@@ -32,34 +32,34 @@ _MOST_STEPS = 50
 
 
 class Scorecard(CellsMode):
-    """A scorecard over everybody's columns (Siddiqi 2006).
+    """A scorecard over the columns of all parties (Siddiqi 2006).
 
     Each party puts its columns into fine bins. The label party merges them by their counts of goods
-    and bads, regresses goods on weights of evidence, and turns the result into points.
+    and bads, regresses goods on weights of evidence, and converts the result to points.
 
     Args:
-        protect: "order" has the label party get the bin of each cell; with "shared" it learns sums
-            over rows, and a helper takes part in trainings.
-        helper: name of a party without data, which colludes with nobody; with "shared" alone.
+        protect: with "order" the label party receives the bin of each cell; with "shared" it learns
+            only sums over rows, and a helper takes part in trainings.
+        helper: name of a party without data, which colludes with no other party; only with
+            "shared".
         bad: the class that counts as bad; the second in sorted order if not given.
         fine: most fine bins of an ordered column.
-        bins: most merged bins of a column, that of missing cells aside.
+        bins: most merged bins of a column, not counting that of missing cells.
         min_share: least share of the training rows in a merged bin.
-        floor: fewest rows of which a weight of evidence is computed; with "shared" fewest of a cell
-            that is counted.
-        monotone: "auto" has the rate of bads of each ordered column only rise, or only fall.
+        floor: fewest rows for a weight of evidence; with "shared", fewest rows of a counted cell.
+        monotone: "auto" makes the rate of bads of each ordered column only rise, or only fall.
         rising, falling: names of columns with which the rate of bads may only rise, or only fall.
             All parties read them in the terms.
         min_iv: least information value of a column on the card.
         max_vif: most variance inflation of a column among those on the card.
         max_p: largest p-value of a coefficient.
-        l2: penalty on coefficients, of a log-likelihood a row; above 0 there are neither standard
-            errors nor p-values.
+        l2: penalty on coefficients, for the log-likelihood per row; above 0 there are neither
+            standard errors nor p-values.
         base_score, odds, double: the score at which there are `odds` goods for each bad, and the
             points by which they double.
-        reasons: what a party answers of a row: "party" the sum of its points, "column" the points
+        reasons: a party's answer for a row: "party" is the sum of its points, "column" the points
             of each of its columns.
-        budget: most weights of evidence that one party is told in a training.
+        budget: most weights of evidence that one party may receive in a training.
 
     >>> round(float(Scorecard(double=40).scale.score(0.0)), 4)
     374.2458
@@ -167,7 +167,7 @@ class Scorecard(CellsMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Who learned which sizes; `WholeNetwork.revealed` has the rest."""
+        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the rest."""
         if self._shares(terms):
             for name in self.roles(terms):
                 yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
@@ -206,9 +206,9 @@ class Scorecard(CellsMode):
         return shared.LabelEnd(self, terms.label_party, terms, rows, place)
 
     def _shares(self, terms: Terms) -> bool:
-        """Whether sums are shared: answers are the same however the card was made."""
+        """Whether sums are shared; answers to queries do not depend on that."""
         return self.needs_keys and terms.mode == "train"
 
     def most_sums(self, columns: int) -> int:
-        """How often a card of so many columns asks for sums, at most: they leave one by one."""
+        """Return how often a card of so many columns requests sums, at most."""
         return (1 + columns) * _MOST_STEPS * MOST_HALVINGS

@@ -1,4 +1,7 @@
-"""The page of a card: points, columns, how scores separate, who learned what; and a plain text."""
+"""The page of a card: points, columns, separation by scores, each party's knowledge.
+
+The same content is written as plain text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from vfl.trees.scorecard.loaded import Line, LoadedCard
 from vfl.trees.scorecard.mode import Scorecard
 
 PAGE, TEXT = "scorecard.html", "scorecard.txt"
-#: Names that scoring has for ranges of information value and stability (Siddiqi 2006).
+#: Names that credit scoring uses for ranges of information value and stability (Siddiqi 2006).
 _STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
 _TOO_STRONG = "suspicious"
 _STABLE, _SHIFTED = 0.1, 0.25
@@ -40,13 +43,13 @@ _PART_NAMES = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def write_card(path: Path) -> tuple[Path, Path]:
-    """Write page and plain text of a run's card beside it; where they are.
+    """Write page and plain text of a run's card into its folder; return their paths.
 
     Args:
-        path: the run's folder.
+        path: folder of the run.
 
     Raises:
-        RunFolderError: no run of a scorecard that has ended.
+        RunFolderError: the run is no finished run of a scorecard.
     """
     loaded = LoadedCard(path)
     content = card_page(loaded)
@@ -67,7 +70,7 @@ def write_card(path: Path) -> tuple[Path, Path]:
 
 
 def card_page(loaded: LoadedCard) -> Content:
-    """What the page of a card says."""
+    """Return the content of a card's page."""
     lines = loaded.lines
     on_card = [line for line in lines if line.column.on_card]
     sections = [
@@ -111,7 +114,7 @@ def card_page(loaded: LoadedCard) -> Content:
 
 
 def card_text(loaded: LoadedCard, content: Content) -> str:
-    """The card as plain text, for a file that a supervisor keeps."""
+    """Return the card as plain text, for a file that a supervisor keeps."""
     head = f"Scorecard {loaded.experiment.name}"
     said = [head, "=" * len(head), "", content.sentence, content.glance.sentence, *content.notes]
     parts = []
@@ -128,7 +131,7 @@ def card_text(loaded: LoadedCard, content: Content) -> str:
 
 
 def card_json(loaded: LoadedCard) -> dict[str, Any]:
-    """The card for machines; counts of bins below the floor are left out."""
+    """Return the card for machines; counts of bins below the floor are left out."""
     card, mode = loaded.card, loaded.mode
     inflation, of_all = card.inflation(), card.inflation(on_card=False)
     return {
@@ -164,7 +167,7 @@ def card_json(loaded: LoadedCard) -> dict[str, Any]:
 
 
 def bin_facts(column: CardColumn, number: int, floor: int) -> dict[str, Any]:
-    """What is shown of a bin: nothing but its points where it has fewer rows than the floor."""
+    """Return the displayed facts of a bin: only its points if it has fewer rows than the floor."""
     goods, bads = column.counts[number].tolist()
     points = int(column.points[number])
     if goods + bads < floor:
@@ -178,7 +181,7 @@ def bin_facts(column: CardColumn, number: int, floor: int) -> dict[str, Any]:
 
 
 def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
-    """A line for each bin of some columns; empty bins are left out."""
+    """Return a line for each bin of some columns; empty bins are left out."""
     floor, rows = loaded.mode.floor, int(loaded.card.totals.sum())
     found = []
     for line in lines:
@@ -203,7 +206,7 @@ def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
 
 
 def columns_table(loaded: LoadedCard) -> Table:
-    """A line for each column, most informative first: what it tells, and what others tell of it."""
+    """Return a line for each column, most informative first, with its correlation with others."""
     card, lines, found = loaded.card, loaded.lines, []
     inflation = card.inflation(on_card=False)
     for place, line in enumerate(lines):
@@ -227,7 +230,7 @@ def columns_table(loaded: LoadedCard) -> Table:
 
 
 def regression_table(loaded: LoadedCard) -> Table:
-    """A line for each column on the card."""
+    """Return a line for each column on the card."""
     inflation, found = loaded.card.inflation(), []
     for place, line in enumerate(loaded.lines):
         column = line.column
@@ -244,7 +247,7 @@ def regression_table(loaded: LoadedCard) -> Table:
 
 
 def strength(value: float) -> str:
-    """What scoring calls an information value.
+    """Return the name that credit scoring gives to an information value.
 
     >>> strength(0.2), strength(0.7)
     ('medium', 'suspicious')
@@ -341,12 +344,12 @@ def _doubts(loaded: LoadedCard) -> list[str]:
         if line.column.shift > _SHIFTED:
             found.append(f"look at {line.name} of {line.party}: its bins have shifted")
     if not any(line.column.on_card for line in loaded.lines):
-        found.append("no column is on the card: none tells enough")
+        found.append("no column is on the card: each has too little information value")
     return found
 
 
 def _of_scores(loaded: LoadedCard) -> list[Section]:
-    """How scores separate, and whether they mean what they say, part by part."""
+    """Return separation and calibration of scores, part by part."""
     scores = {part: one for part, one in loaded.card.scores.items() if one.rows}
     head = ["rows", "count", "bad rate", "AUC", "Gini", "KS", "stability"]
     table = []
@@ -374,7 +377,7 @@ def _of_scores(loaded: LoadedCard) -> list[Section]:
     bands = Section(
         title=f"Bands of scores, {_PART_NAMES[part]} rows",
         tables=[_bands(loaded, scores[part])],
-        below="Expected: what the scores of the band's rows stand for, on average.",
+        below="Expected: the mean rate of bads that the scores of the band's rows predict.",
         roomy=True,
     )
     return [apart, bands]
@@ -393,7 +396,7 @@ def _apart(scores: Scored, part: str) -> Drawing:
 
 
 def _expected(loaded: LoadedCard, scores: Scored) -> float:
-    """The rate of bads that scores stand for."""
+    """Return the rate of bads that scores predict."""
     rows = scores.counts.sum(axis=1)
     likely = expit(-loaded.mode.scale.log_odds(scores.values))
     return float((likely * rows).sum() / max(1, rows.sum()))
@@ -427,7 +430,7 @@ def _bands(loaded: LoadedCard, scores: Scored) -> Table:
 
 
 def _of_correlation(loaded: LoadedCard) -> Section:
-    """The most correlated pairs."""
+    """Return the most correlated pairs."""
     lines, found = loaded.lines, []
     for one in range(len(lines)):
         for other in range(one):
@@ -448,7 +451,7 @@ def _of_correlation(loaded: LoadedCard) -> Section:
 
 
 def _of_knowledge(loaded: LoadedCard) -> Section:
-    """Who learned what."""
+    """Return the knowledge of each party."""
     label, mode = loaded.label_party, loaded.mode
     names = ("observer", "what", "of", "phase", "values")
     told = [one for one in loaded.summary.get("revealed", ()) if isinstance(one, dict)]

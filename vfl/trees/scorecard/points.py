@@ -1,4 +1,4 @@
-"""Points of a scale: what log odds are worth, and which party lost how many (Siddiqi 2006)."""
+"""Points of a scale: conversion from log odds, and reasons for lost points (Siddiqi 2006)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Scale:
-    """Which odds a score stands for.
+    """Correspondence of scores and odds.
 
     Attributes:
         base_score: the score at `odds`.
-        odds: goods for each bad there.
+        odds: goods per bad at `base_score`.
         double: points by which the odds double.
 
     >>> scale = Scale(600, 50, 20)
@@ -29,36 +29,36 @@ class Scale:
 
     @property
     def factor(self) -> float:
-        """Points of each unit of log odds."""
+        """Points per unit of log odds."""
         return self.double / math.log(2)
 
     @property
     def offset(self) -> float:
-        """The score of even odds."""
+        """Score of even odds."""
         return self.base_score - self.factor * math.log(self.odds)
 
     def score(self, log_odds: np.ndarray | float) -> np.ndarray | float:
-        """Scores of log odds of being good."""
+        """Convert log odds of being good to scores."""
         return self.offset + self.factor * log_odds
 
     def log_odds(self, scores: np.ndarray) -> np.ndarray:
-        """Log odds of being good."""
+        """Convert scores to log odds of being good."""
         return (scores - self.offset) / self.factor
 
 
 def points_of(
     scale: Scale, intercept: float, effects: Sequence[np.ndarray]
 ) -> tuple[int, list[np.ndarray]]:
-    """Whole points of each bin, and what a row has without any column.
+    """Return whole points of each bin, and the points of a row without any column.
 
-    The intercept and the offset of the scale are dealt out evenly among the columns that count, so
+    The intercept and the offset of the scale are divided evenly among the columns that count, so
     that points add up to the score: offset/n + factor (coefficient WoE + intercept/n).
 
     Args:
-        scale: of the scores.
+        scale: scale of the scores.
         intercept: log odds of a row whose weights of evidence are all 0.
-        effects: coefficient times weight of evidence of each bin, a column each; a column of zeros
-            alone does not count.
+        effects: coefficient times weight of evidence of each bin, one array a column; a column with
+            only zeros does not count.
 
     >>> base, points = points_of(Scale(), 2.0, [np.array([0.5, -0.5]), np.zeros(2)])
     >>> base, points
@@ -77,14 +77,14 @@ def points_of(
 
 
 def reasons(points: np.ndarray, usual: np.ndarray, most: int) -> list[list[int]]:
-    """Where each row has fewest points beside the usual ones, worst first (Siddiqi 2006, ch. 6).
+    """Return where each row loses most points against the mean, worst first (Siddiqi 2006, ch. 6).
 
-    Places where a row has no fewer than usual are no reasons.
+    Columns where a row has at least the mean points are no reasons.
 
     Args:
         points: axes (rows, columns or parties).
         usual: mean points of the training rows, axes (columns or parties,).
-        most: so many at most.
+        most: most reasons per row.
 
     >>> reasons(np.array([[10, 30, 20]]), np.array([25.0, 20.0, 21.0]), 2)
     [[0, 2]]

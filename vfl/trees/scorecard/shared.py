@@ -1,18 +1,19 @@
 """Ends of a session that makes a scorecard on shares, with `protect = "shared"`.
 
-A holder of columns merges fine bins of few rows itself, so that a cell has at least `floor` rows
-or none, and says how many rows each cell has. The rest are sums over rows (`vfl.trees.sums`):
+A holder of columns merges fine bins of few rows itself, so that a cell has at least `floor` rows or
+no rows. It announces the number of rows of each cell. The other results are sums over rows
+(`vfl.trees.sums`):
 
     feature party                  helper                          label party
-      rows of each cell       ----------------------------------->   has labels
-      cells, rows permuted --->      sums shares of bads     ---->   bads of each cell
-      groups of cells, weights of evidence  <---------------------   merges cells
+      rows of each cell       ----------------------------------->   has labels;
+      cells, rows permuted --->      sums shares of bads     ---->   bads of each cell;
+      groups of cells, weights of evidence  <---------------------   merges cells;
       stability of its columns  --------------------------------->
-      weights of evidence of its rows, opened under masks            X^T X: correlation, inflation
-      its part of the margins --->   means, weights of rows  ---->   X^T m, X^T w X of each step
-      points  <---------------------------------------------------   the card
+      weights of evidence of its rows, opened under masks            X^T X: correlation, inflation;
+      its part of the margins --->   means, weights of rows  ---->   X^T m, X^T w X of each step;
+      points  <---------------------------------------------------   the card.
 
-Evaluations, predictions and services have the ends of `vfl.trees.scorecard.ends`, as every card.
+Evaluations, predictions and services use the ends of `vfl.trees.scorecard.ends`, as for every card.
 """
 
 from __future__ import annotations
@@ -83,12 +84,12 @@ _Cells = Annotated[int, Field(ge=2, le=max(256, MAX_CATEGORIES) + 1)]
 
 
 class OwnColumnFacts(Settings):
-    """What the owner of a column says of it.
+    """The owner's description of a column.
 
     Attributes:
-        rows: training rows in each cell; the last cell is of missing ones.
+        rows: training rows in each cell; the last cell is that of missing values.
         categorical: whether cells have no order.
-        sign: with which the rate of bads changes; 0 for any.
+        sign: sign with which the rate of bads may change; 0 for any.
     """
 
     rows: tuple[_Count, ...] = Field(min_length=2, max_length=max(256, MAX_CATEGORIES) + 1)
@@ -97,19 +98,19 @@ class OwnColumnFacts(Settings):
 
 
 class OwnFacts(Settings):
-    """What a holder says to the label party: how many rows it has, and of its columns."""
+    """A holder's announcement to the label party: its numbers of rows, and its columns."""
 
     rows: _Rows
     columns: tuple[OwnColumnFacts, ...] = Field(max_length=_MOST_COLUMNS)
 
 
 class Facts(Settings):
-    """What all must know alike beside the terms.
+    """Facts that all parties need besides the terms.
 
     Attributes:
-        rows: how many train, validate and test.
-        columns: of each holder, by role; the intercept is one of the label party's.
-        cells: most cells of a column, of each other holder.
+        rows: numbers of training, validation and test rows.
+        columns: columns of each holder, by role; the intercept is one of the label party's.
+        cells: for each other holder, the most cells of one of its columns.
     """
 
     rows: _Rows
@@ -134,7 +135,7 @@ class Sizes(NetworkSizes):
 
     @property
     def frame_bytes(self) -> int:
-        """Of the largest message."""
+        """Size of the largest message."""
         rows, columns = self.facts.rows, max(self.facts.columns)
         told = columns * (max(self.facts.cells) * (_GROUP_BYTES + _BIN_BYTES) + _AROUND_BYTES)
         answers = columns * POINTS.itemsize * max(rows)
@@ -186,7 +187,7 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
 
     def _player_of(self, links: Mapping[int, Link]) -> Summing:
         player = Summing(self._role, links, self._facts.rows[0], self._facts.columns)
-        player.spend, player.dithers = self._rows.spend, True  # rows of a bin are alike
+        player.spend, player.dithers = self._rows.spend, True  # rows of a bin are equal
         return player
 
     def _started(
@@ -202,16 +203,16 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         return {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Nothing, at a party that keeps none."""
+        """Load no weights at a party that saves none."""
 
-    # What holders and the helper do alike.
+    # Steps that holders and the helper do alike.
 
     def _follow(self, own: np.ndarray | None, columns: Sequence[int]) -> None:
         """At another party: take part in sums of columns, until the card is fitted.
 
         Args:
             own: standardised columns of a holder, axes (rows, columns).
-            columns: how many each holder has of these.
+            columns: number of these columns at each holder.
         """
         player = self._begun
         player.columns = list(columns)
@@ -234,7 +235,7 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         Asked(player, FAMILY, fine, coarse, own).follow(most, 0)
 
     def _columns_of_holders(self, told: object) -> list[int]:
-        """How many columns each holder goes on with, as the label party says.
+        """Parse the numbers of columns with which each holder continues.
 
         Raises:
             ValueError: no holders have so many.
@@ -247,7 +248,7 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         ):
             raise ValueError
         if not told[-1]:
-            raise ValueError  # without an intercept
+            raise ValueError  # the intercept is missing
         return told
 
 
@@ -255,7 +256,7 @@ class HelperEnd(TrainingEnd):
     """The end of a party without data, which deals masks and adds up shares."""
 
     def announced(self) -> None:
-        """Nothing: it has no rows."""
+        """Announce no rows: the helper has none."""
 
     def train(self, exchange: Exchange) -> None:
         player = self._begun
@@ -266,7 +267,7 @@ class HelperEnd(TrainingEnd):
         except (ValueError, RecursionError):
             raise _unfit(_LABEL_PARTY) from None
         self._follow(None, columns)
-        player.next_number()  # of the points
+        player.next_number()  # the exchange of the points
         self._note(TRAIN)
 
     def outputs(self, exchange: Exchange) -> None:
@@ -281,7 +282,7 @@ class FeatureEnd(TrainingEnd):
     ) -> None:
         super().__init__(mode, party, terms, rows, place)
         self._own: Binning | None = None
-        #: Of each column the cell of each fine bin, and how many cells there are.
+        #: For each column the cell of each fine bin, and the number of cells.
         self._cells: list[np.ndarray] = []
         self._counts: list[int] = []
         self._columns: list[OwnColumn] = []
@@ -401,7 +402,7 @@ class FeatureEnd(TrainingEnd):
         return Sizes(self._facts).frame_bytes
 
     def _in_cells(self, phase: str) -> np.ndarray:
-        """The cell of each row in each column, int64, axes (rows, columns)."""
+        """Return the cell of each row in each column, int64, axes (rows, columns)."""
         fine = fine_bins(self._binning, self._rows, phase)
         return np.stack(
             [cell[bins] for cell, bins in zip(self._cells, fine.T, strict=True)], axis=1
@@ -423,7 +424,7 @@ class LabelEnd(TrainingEnd):
     def announced(self) -> bytes:
         if self._rows.inputs is not None:
             self._own = fit_own(self._mode, self._rows)
-        return b""  # the others learn nothing of its columns but their number
+        return b""  # the others learn only the number of its columns
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
         names = self._roles[: self._label_role]
@@ -485,7 +486,7 @@ class LabelEnd(TrainingEnd):
             self._card = Card.of_state(weights)
 
     def _bad_rows(self, phase: str, rows: np.ndarray) -> np.ndarray:
-        """Whether each of some rows of a phase is a bad one."""
+        """Return whether each of some rows of a phase is a bad one."""
         assert self._rows.labels is not None, "a training has labels"
         assert self._rows.split is not None, "the label party has rows"
         positions = getattr(self._rows.split, phase)[rows]
@@ -493,17 +494,17 @@ class LabelEnd(TrainingEnd):
 
 
 class OnShares:
-    """Counts and sums that the label party learns of others' columns; see `fitting.Source`.
+    """Counts and sums of other parties' columns at the label party; see `fitting.Source`.
 
-    Columns of the card are those of the label party first; roles have the label party last.
+    The card lists the label party's columns first; roles list the label party last.
 
     Args:
         player: the label party.
-        mode: how the card is made.
-        told: what each other holder said of its columns, by party in the order of roles.
-        facts: of the session.
+        mode: settings of the card.
+        told: each other holder's description of its columns, by party in the order of roles.
+        facts: facts of the session.
         rows: the label party's own.
-        own: bins of its columns; None without any.
+        own: bins of its columns; None without columns.
         bad: whether each training row is a bad one.
     """
 
@@ -522,14 +523,15 @@ class OnShares:
         self._mine = np.empty((len(bad), 0), np.int64)
         if own is not None:
             self._mine = fine_bins(own, rows, "train")
-        #: Mean and scale of each column's weights of evidence; a scale of 0 where they are alike.
+        #: Mean and scale of each column's weights of evidence; a scale of 0 where they are all
+        #: equal.
         self._standards: list[tuple[float, float]] = []
         self._fine: Masked | None = None
         self._asked: Asked | None = None
         self._values = np.empty((len(bad), 0))
 
     def by_holder(self, columns: Sequence[Any]) -> dict[int, Sequence[Any]]:
-        """What belongs to the columns of each other holder, by role."""
+        """Split a list over the card's columns by other holder's role."""
         ends = np.cumsum([self._mine.shape[1], *(len(one.columns) for one in self._told.values())])
         return {
             role: columns[start:end] for role, (start, end) in enumerate(pairwise(ends.tolist()))
@@ -624,7 +626,7 @@ class OnShares:
         products = player.label_products(fine, torch.from_numpy(labels))
         assert products is not None, "the label party learns them"
         asked = self._asked = Asked(player, FAMILY, fine, coarse, own)
-        # Columns of weights X are Z T, of standardised ones: so are sums over rows of them.
+        # Columns of weights X are Z T, with standardised Z; so are sums over rows of them.
         order = self._order_of(chosen)
         into = np.diag(
             [1.0, *(one[1] for one, on in zip(self._standards, chosen, strict=True) if on)]
@@ -643,20 +645,20 @@ class OnShares:
         return outcome_of(FAMILY, into.T @ products.numpy()[order], labels), sums
 
     def _in_roles(self, flags: np.ndarray) -> np.ndarray:
-        """Flags of the card's columns, as roles have them, with one of the intercept."""
+        """Reorder flags of the card's columns to roles, with a flag of the intercept."""
         mine = self._mine.shape[1]
         return np.concatenate([flags[mine:], [True], flags[:mine]])
 
     @property
     def _varies(self) -> np.ndarray:
-        """Which of the card's columns have weights of evidence that differ."""
+        """Whether each of the card's columns has weights of evidence that differ."""
         return np.array([scale > 0 for _, scale in self._standards])
 
     def _order_of(self, flags: np.ndarray) -> np.ndarray:
-        """Where the intercept and then some of the card's columns stand among those of all roles.
+        """Return positions of the intercept and some of the card's columns among all roles'.
 
         Args:
-            flags: which of the card's columns these are.
+            flags: whether each of the card's columns is included.
         """
         mine = int(flags[: self._mine.shape[1]].sum())
         others = int(flags.sum()) - mine
@@ -664,7 +666,7 @@ class OnShares:
         return found
 
     def finish(self, columns: Sequence[OwnColumn]) -> None:
-        """Ask for no more sums, and send everybody the points of its columns."""
+        """End the requests for sums, and send every party the points of its columns."""
         if self._asked is not None:
             self._asked.end({})
         number = self._player.next_number()
@@ -676,14 +678,14 @@ class OnShares:
 def opened_again(
     player: Summing, fine: Masked, keep: np.ndarray, own: np.ndarray | None
 ) -> tuple[Masked, Masked]:
-    """Some of the opened columns, and the same opened again with fewer bits."""
+    """Keep some of the opened columns, and open the same again with fewer bits."""
     fine = player.narrowed(fine, keep)
     values = None if own is None else torch.from_numpy(np.ascontiguousarray(own))
     return fine, player.open_columns(values, coarse_bits(player.rows))
 
 
 def fit_own(mode: Scorecard, rows: OwnRows) -> Binning:
-    """Fine bins of a party's columns, from its training rows."""
+    """Learn fine bins of a party's columns, from its training rows."""
     assert rows.split is not None, "a holder has rows"
     cells = cells_of(rows, rows.split.train)
     assert cells is not None, "asked of a party with columns"
@@ -693,12 +695,12 @@ def fit_own(mode: Scorecard, rows: OwnRows) -> Binning:
 def fine_bins(
     own: Binning, rows: OwnRows, phase: str, chosen: np.ndarray | slice = slice(None)
 ) -> np.ndarray:
-    """Fine bins of some rows of a phase, int64, axes (rows, columns); missing cells have the last.
+    """Return fine bins of some rows of a phase, int64, axes (rows, columns).
 
     Args:
         own: bins of the party's columns.
-        rows: the party's.
-        phase: of the session.
+        rows: rows of the party.
+        phase: phase of the session.
         chosen: positions among the rows of the phase.
     """
     assert rows.split is not None, "a holder has rows"
@@ -710,19 +712,19 @@ def fine_bins(
 
 
 def rows_of(rows: OwnRows) -> _Rows:
-    """How many rows of a party train, validate and test."""
+    """Return the numbers of a party's training, validation and test rows."""
     assert rows.split is not None, "a holder has rows"
     return len(rows.split.train), len(rows.split.validation), len(rows.split.test)
 
 
 def _grouped(cells: np.ndarray, columns: Sequence[Any]) -> np.ndarray:
-    """Merged bins of cells, axes (rows, columns)."""
+    """Return merged bins of cells, axes (rows, columns)."""
     return np.stack([one.groups[cell] for one, cell in zip(columns, cells.T, strict=True)], axis=1)
 
 
 def _unfit(sender: str) -> ProtocolError:
     return ProtocolError(
-        "groups that no scorecard has of these columns",
+        "groups that no scorecard can have for these columns",
         where=f"the message of {sender}",
         want="a group of each cell, and a weight and points of each group",
     )

@@ -1,6 +1,6 @@
-"""Statistics of binned columns, all from counts and sums.
+"""Statistics of binned columns, computed from counts and sums.
 
-Goods and bads are rows of either class. Where a bin has rows of one class alone, half a row is
+Goods and bads are rows of the two classes. Where a bin has rows of only one class, half a row is
 added to both, so that its evidence is finite (Siddiqi 2006).
 """
 
@@ -15,14 +15,15 @@ from vfl.session.drift import population_stability_index
 def evidence(
     counts: np.ndarray, totals: np.ndarray, floor: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weight of evidence of each bin, and what it adds to the information value; axes (bins,) both.
+    """Return each bin's weight of evidence and term of the information value; axes (bins,) both.
 
-    ln(share of goods / share of bads), and that times the difference of the shares (Siddiqi 2006).
+    ln(share of goods / share of bads), and its product with the difference of the shares (Siddiqi
+    2006).
 
     Args:
         counts: goods and bads of each bin, axes (bins, 2).
-        totals: of all bins, axes (2,).
-        floor: bins of fewer rows get a weight and a value of 0, so that nobody learns of them.
+        totals: goods and bads of all bins, axes (2,).
+        floor: bins of fewer rows get a weight and a value of 0, so that no party learns of them.
 
     >>> weights, values = evidence(np.array([[80, 20], [20, 80]]), np.array([100, 100]))
     >>> weights.round(4), values.sum().round(4)
@@ -37,16 +38,16 @@ def evidence(
 
 
 def stability(expected: np.ndarray, counted: np.ndarray) -> float:
-    """The population stability index of rows by bin; see `population_stability_index`."""
+    """Return the population stability index of rows by bin; see `population_stability_index`."""
     return float(population_stability_index(torch.from_numpy(expected), torch.from_numpy(counted)))
 
 
 def standard(weights: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation of a column's weights of evidence over rows; 0 if all are alike.
+    """Return mean and standard deviation of weights of evidence over rows; 0 if all are equal.
 
     Args:
-        weights: of each bin.
-        rows: in each bin.
+        weights: weight of each bin.
+        rows: number of rows in each bin.
 
     >>> standard(np.array([-1.0, 1.0]), np.array([50, 50]))
     (0.0, 1.0)
@@ -58,7 +59,7 @@ def standard(weights: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
 
 
 def correlations(columns: np.ndarray) -> np.ndarray:
-    """Pearson's correlation of all pairs, axes (columns, columns); 0 beside a constant column.
+    """Return Pearson's correlation of all pairs, axes (columns, columns); 0 for a constant column.
 
     Args:
         columns: axes (rows, columns).
@@ -72,9 +73,10 @@ def correlations(columns: np.ndarray) -> np.ndarray:
 
 
 def variance_inflation(correlation: np.ndarray) -> np.ndarray:
-    """1 / (1 - R^2) of each column given the others, axes (columns,); infinite where they give it.
+    """Return 1 / (1 - R^2) of each column given the others; axes (columns,).
 
-    It is the diagonal of the inverse correlation (Marquardt 1970).
+    It is the diagonal of the inverse correlation (Marquardt 1970), and infinite where the others
+    determine a column.
 
     >>> variance_inflation(np.array([[1.0, 0.6], [0.6, 1.0]])).round(4)
     array([1.5625, 1.5625])
