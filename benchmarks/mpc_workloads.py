@@ -70,7 +70,7 @@ WORKLOADS = {
             for name in ("relu", "gelu")
             for label, count in (("1k", 1000), ("100k", 100_000))
         ),
-        *(Workload(f"rsqrt-{count}", count, function="rsqrt") for count in (1, 16, 128)),
+        *(Workload(f"rsqrt-{count}", count, function="rsqrt") for count in (1, 16, 32, 64, 128)),
         *(Workload(f"cnn-b{rows}-inference", rows, function="cnn") for rows in (1, 16)),
     )
 }

@@ -1,0 +1,455 @@
+"""Every number that the five seed papers print, beside the stored result of ours.
+
+    python -m benchmarks.published            # writes docs/results/published.md
+    python -m benchmarks.published --check    # fails where the page is stale
+
+`published.csv` has a row a printed number, with a link to ours; `published_ours.csv` has results
+that no other file of `docs/results` holds. A link names a file, what its row must have, and a
+column: ``pea.csv?table=noise&task=mnist#accuracy*100``. A row may be a mean over several (seeds);
+`codec:SPEC@WIDTH` is a codec's ratio in percent; `ours:KEY` is a line of `published_ours.csv`;
+links and numbers may be subtracted and divided, with spaces around the sign.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal
+
+from benchmarks import harness
+from vfl.compression import make
+from vfl.core.errors import DataError, VFLError, nearest
+
+State = Literal["equal", "better", "worse", "other data", "not run"]
+STATES: tuple[State, ...] = ("equal", "better", "worse", "other data", "not run")
+FOLDER = Path("docs/results")
+#: Clocks of a shared machine differ by so much from run to run; bytes by headers of packets.
+TIMES_WITHIN, BYTES_WITHIN = 0.05, 0.01
+_TIMES, _BYTES = ("s", "ms"), ("MiB",)
+_MODELLED, _MIB_BITS = "80mbps,40ms", 8 * 2.0**20
+_SPEED = re.compile(r", (\d+) ([MG])bit/s, (\d+) ms$")
+_TERM = re.compile(r"(?P<file>[\w.]+)\?(?P<where>.*)#(?P<column>\w+)(?P<factors>(?:[*/][\d.]+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A stored result.
+
+    Attributes:
+        value: in the unit of the printed number.
+        noise: half the width of a 95 % interval over seeds; 0 where one seed was run.
+    """
+
+    value: float
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A number that a paper prints.
+
+    Attributes:
+        paper: short name of the paper.
+        source: table, figure or section.
+        what, setting: of what the number is, and under which conditions ours was measured.
+        unit: of the number.
+        better: whether "higher" or "lower" is better; "near" has no direction.
+        printed: as printed.
+        spread: deviation that is printed beside it; "" where none is.
+        within: what may lie between two numbers that are equal; "" leaves it to the unit.
+        ours: link to the result that the state is about; "" where none is stored.
+        also: link to a second result of ours: another form, or another model.
+        data: on what ours was measured where that is not the source's; "" for the same.
+        why: why nothing was run, or a misprint.
+    """
+
+    paper: str
+    source: str
+    what: str
+    setting: str
+    unit: str
+    better: str
+    printed: str
+    spread: str
+    within: str
+    ours: str
+    also: str
+    data: str
+    why: str
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        return float(self.printed)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRow:
+    """A printed number beside ours.
+
+    Attributes:
+        printed: what the paper has.
+        ours, also: results of ours; None where none is stored.
+        state: how ours compares.
+    """
+
+    printed: Printed
+    ours: Figure | None
+    also: Figure | None
+    state: State
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours to the printed number; None where there is none or the printed one is 0."""
+        if self.ours is None or not self.printed.value:
+            return None
+        return self.ours.value / self.printed.value
+
+
+def state_of(printed: Printed, ours: Figure | None) -> State:
+    """How ours compares with a printed number.
+
+    Two numbers are equal where they differ by no more than half of the last printed digit and the
+    noise of both: intervals over seeds, what `within` allows, 5 % of a time, 1 % of bytes.
+
+    >>> one = Printed("a", "b", "c", "d", "%", "higher", "90.0", "", "", "", "", "", "")
+    >>> state_of(one, Figure(91.0, noise=1.2)), state_of(one, Figure(89.0))
+    ('equal', 'worse')
+
+    Args:
+        printed: of the paper.
+        ours: the stored result.
+    """
+    if ours is None:
+        return "not run"
+    if printed.data:
+        return "other data"
+    gap = ours.value - printed.value
+    if abs(gap) <= _tolerance(printed, ours) + 1e-9:
+        return "equal"
+    if printed.better == "near":
+        return "worse"
+    return "better" if (gap > 0) == (printed.better == "higher") else "worse"
+
+
+def _tolerance(printed: Printed, ours: Figure) -> float:
+    _, _, decimals = printed.printed.partition(".")
+    digit = 0.5 * 10.0 ** -len(decimals)
+    relative = {**dict.fromkeys(_TIMES, TIMES_WITHIN), **dict.fromkeys(_BYTES, BYTES_WITHIN)}
+    allowed = float(printed.within or relative.get(printed.unit, 0.0) * abs(printed.value))
+    # The papers repeat a run five times or more.
+    theirs = 2 * float(printed.spread or 0) / math.sqrt(5)
+    return digit + allowed + math.hypot(ours.noise, theirs)
+
+
+@cache
+def _records(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV or JSONL file as text."""
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [{key: "" if it is None else str(it) for key, it in line.items()} for line in lines]
+
+
+def read_figure(link: str, folder: Path) -> Figure:
+    """The stored result that a link names.
+
+    >>> read_figure("codec:topk:k=3@128", Path())
+    Figure(value=2.8564453125, noise=0.0)
+
+    Args:
+        link: see the module.
+        folder: of the files.
+
+    Raises:
+        DataError: no file, row or column like that.
+    """
+    parts = re.split(r" ([-/]) ", link)
+    found = _term(parts[0], folder)
+    for sign, term in zip(parts[1::2], parts[2::2], strict=True):
+        found = _joined(found, sign, _term(term, folder))
+    return found
+
+
+def _joined(one: Figure, sign: str, other: Figure) -> Figure:
+    if sign == "-":
+        return Figure(one.value - other.value, math.hypot(one.noise, other.noise))
+    value = one.value / other.value
+    return Figure(value, abs(value) * math.hypot(one.noise / one.value, other.noise / other.value))
+
+
+def _term(term: str, folder: Path) -> Figure:
+    if re.fullmatch(r"[\d.]+", term):
+        return Figure(float(term))
+    kind, _, rest = term.partition(":")
+    if kind == "codec":
+        spec, _, width = rest.rpartition("@")
+        return Figure(100 * make(spec).formula_ratio(int(width)))
+    if kind == "ours":
+        term = f"published_ours.csv?key={rest}#value"
+    found = _TERM.fullmatch(term)
+    if found is None or not (folder / found["file"]).exists():
+        raise DataError("no stored result like that", where="a link", got=f"'{term}'")
+    factor = 1.0
+    for sign, number in re.findall(r"([*/])([\d.]+)", found["factors"]):
+        factor *= float(number) if sign == "*" else 1 / float(number)
+    rows = _matching(_records(folder / found["file"]), found["where"], term)
+    return _figure(rows, found["column"], factor)
+
+
+def _matching(
+    records: Sequence[Mapping[str, str]], where: str, term: str
+) -> Sequence[Mapping[str, str]]:
+    wanted = dict(part.split("=", 1) for part in where.split("&"))
+    found = [row for row in records if all(row.get(key) == it for key, it in wanted.items())]
+    if not found:
+        known = [row["key"] for row in records if "key" in row]
+        raise DataError(
+            "no stored row like that",
+            where="a link",
+            got=f"'{term}'",
+            fix=nearest(wanted.get("key", ""), known) if known else "",
+        )
+    return found
+
+
+def _figure(rows: Sequence[Mapping[str, str]], column: str, factor: float) -> Figure:
+    values = [factor * float(row[column]) for row in rows]
+    if len(values) > 1:
+        return Figure(fmean(values), 2 * stdev(values) / math.sqrt(len(values)))
+    (row,) = rows
+    if row.get("half_width"):
+        return Figure(values[0], factor * float(row["half_width"]))
+    if row.get("deviation"):
+        error = factor * float(row["deviation"]) / math.sqrt(int(row["seeds"]))
+        return Figure(values[0], 2 * error)
+    return Figure(values[0])
+
+
+def joined(folder: Path = FOLDER) -> list[PublishedRow]:
+    """All printed numbers beside ours.
+
+    Args:
+        folder: of `published.csv` and the stored results.
+
+    Raises:
+        DataError: a link leads nowhere, or a row has neither a link nor a reason.
+    """
+    rows = []
+    for record in _records(folder / "published.csv"):
+        printed = Printed(**record)
+        if not printed.ours and not printed.why.startswith("not run: "):
+            raise DataError(
+                "a printed number has neither a result nor a reason",
+                where=f"published.csv, {printed.source}",
+                got=f"{printed.what}, {printed.setting}",
+                want="a link in 'ours', or a 'why' that begins with 'not run: '",
+            )
+        ours, also = (
+            read_figure(link, folder) if link else None for link in (printed.ours, printed.also)
+        )
+        rows.append(PublishedRow(printed, ours, also, state_of(printed, ours)))
+    return rows
+
+
+def _number(figure: Figure | None, like: str) -> str:
+    """A value with about as many digits as the printed one; intervals where seeds were run."""
+    if figure is None:
+        return ""
+    decimals = max(len(like.partition(".")[2]), 0 if abs(figure.value) >= 20 else 1)
+    if 0 < abs(figure.value) < 1:
+        decimals = max(decimals, 1 - math.floor(math.log10(abs(figure.value))))
+    noise = f" ± {figure.noise:.{decimals}f}" if figure.noise else ""
+    return f"{figure.value:,.{decimals}f}{noise}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join([_line(heads), _line(["---"] * len(heads)), *map(_line, rows)])
+
+
+def _cells(row: PublishedRow) -> list[str]:
+    it = row.printed
+    state = row.state if row.state != "not run" else it.why
+    state += f": {it.data}" if it.data else ""
+    state += f" ({it.why})" if it.why and row.ours else ""
+    return [
+        it.source,
+        it.what,
+        it.setting,
+        f"{it.printed}{f' ± {it.spread}' if it.spread else ''}",
+        _number(row.ours, it.printed),
+        _number(row.also, it.printed),
+        it.unit,
+        "" if row.ratio is None else f"{row.ratio:.3g}",
+        state,
+    ]
+
+
+def _summary(rows: Sequence[PublishedRow]) -> str:
+    papers = dict.fromkeys(row.printed.paper for row in rows)
+    counted = {
+        name: Counter(row.state for row in rows if row.printed.paper == name) for name in papers
+    }
+    lines = [
+        [f"[{name}](#{name.lower()})", str(of.total()), *(str(of[state]) for state in STATES)]
+        for name, of in counted.items()
+    ]
+    of = Counter(row.state for row in rows)
+    lines.append(["all", str(of.total()), *(str(of[state]) for state in STATES)])
+    return _table(["paper", "printed numbers", *STATES], lines)
+
+
+@dataclass(frozen=True, slots=True)
+class LineRow:
+    """A time of chapters 5 and 6 beside what its line allows, in seconds.
+
+    Attributes:
+        what: workload and line.
+        printed: of the thesis.
+        sent: its printed bytes over one line of the printed bandwidth, without any delay.
+        latency: messages one after the other, half a round trip each.
+        computed: our form as printed: one message after the other, no processor.
+        measured: the same, measured.
+    """
+
+    what: str
+    printed: float
+    sent: float
+    latency: float
+    computed: float
+    measured: float
+
+
+def line_rows(rows: Sequence[PublishedRow], folder: Path = FOLDER) -> list[LineRow]:
+    """Times of the source's own methods in Tables 5.2 to 6.2, and what their lines allow.
+
+    Args:
+        rows: of `joined`.
+        folder: of the stored results.
+    """
+    sent = {
+        (it.source, _SPEED.sub("", it.setting)): it.value * _MIB_BITS
+        for it in (row.printed for row in rows)
+        if it.what == "bytes" and it.unit == "MiB"
+    }
+    found = []
+    for row in rows:
+        it = row.printed
+        line = _SPEED.search(it.setting)
+        if it.what != "time" or line is None or row.ours is None:
+            continue
+        bits_a_second = float(line[1]) * {"M": 1e6, "G": 1e9}[line[2]]
+        one_way_s = float(line[3]) / 2000
+        stored = it.ours.partition("#")[0]
+        if "workload=" in stored:
+            stored = stored.replace(f"line={_MODELLED}&", "line=model&")
+            hops = read_figure(f"{stored}#hops", folder).value
+            computed = read_figure(f"{stored}#milliseconds/1000", folder).value
+        else:
+            hops = read_figure(f"{stored}#messages", folder).value
+            own = read_figure(f"{stored}#online_mib", folder).value * _MIB_BITS
+            computed = own / bits_a_second + hops * one_way_s
+        alone = sent[it.source, _SPEED.sub("", it.setting)] / bits_a_second
+        latency = hops * one_way_s
+        found.append(LineRow(it.setting, it.value, alone, latency, computed, row.ours.value))
+    return found
+
+
+def _line_table(found: Sequence[LineRow]) -> str:
+    heads = [
+        "what",
+        "printed",
+        "printed bytes over the line",
+        "messages, half a round trip each",
+        "ours, computed",
+        "ours, measured",
+    ]
+    figures = [(it.printed, it.sent, it.latency, it.computed, it.measured) for it in found]
+    return _table(
+        heads,
+        ([it.what, *(f"{each:.3f}" for each in of)] for it, of in zip(found, figures, strict=True)),
+    )
+
+
+def _line_words(found: Sequence[LineRow]) -> str:
+    alone = sum(it.printed < it.sent for it in found)
+    both = sum(it.printed < it.sent + it.latency for it in found)
+    return (
+        f"Of {len(found)} printed times {alone} are shorter than the printed bytes take on a line "
+        f"of the printed bandwidth, and {both} shorter than bytes and messages together."
+    )
+
+
+def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> str:
+    """The page: what begins it, the summary, a table a paper.
+
+    Args:
+        rows: of `joined`.
+        prose: a template with `{summary}`, and `{NAME}` for each paper's table.
+        folder: of the stored results.
+    """
+    found = line_rows(rows, folder)
+    heads = ["source", "what", "setting", "printed", "ours", "also", "unit", "ratio", "state"]
+    of = Counter(row.state for row in rows)
+    total = of.total()
+    fields = {
+        "summary": _summary(rows),
+        "line": _line_table(found),
+        "line-words": _line_words(found),
+        "total": str(total),
+        "run": f"{100 * (1 - of['not run'] / total):.0f}",
+        "held": f"{100 * (of['equal'] + of['better']) / total:.0f}",
+    }
+    for name in dict.fromkeys(row.printed.paper for row in rows):
+        fields[name] = _table(heads, [_cells(row) for row in rows if row.printed.paper == name])
+    return re.sub(r"\{([\w-]+)\}", lambda found: fields[found[1]], prose)
+
+
+def bench_published(check: bool = False, folder: Path = FOLDER) -> list[PublishedRow]:
+    """Printed numbers of the seed papers beside ours; writes the page.
+
+    Args:
+        check: write nothing; fail where the page is not what the stored results give.
+        folder: of the stored results and the page.
+
+    Raises:
+        VFLError: the page is stale.
+    """
+    rows = joined(folder)
+    page = folder / "published.md"
+    prose = Path(__file__).with_name("published.template.md").read_text("utf-8")
+    text = page_of(rows, prose, folder)
+    if not check:
+        page.write_text(text, encoding="utf-8")
+    elif page.read_text("utf-8") != text:
+        raise VFLError(
+            "the page is not what the stored results give",
+            where=str(page),
+            fix="run `python -m benchmarks.published`",
+        )
+    return rows
+
+
+def shown(rows: Sequence[PublishedRow]) -> str:
+    """How many rows have which state."""
+    return _summary(rows)
+
+
+main = harness.command(bench_published, shown)
+
+
+if __name__ == "__main__":
+    main()
