@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vfl.experiments.study import Results
     from vfl.session import trace
     from vfl.training.cutting import split
+    from vfl.training.fitting import fit
     from vfl.training.recorder import record
     from vfl.training.split import SplitModule
 
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "attack",
     "compare",
+    "fit",
     "grid",
     "record",
     "split",
@@ -46,6 +48,7 @@ _HOMES = {
     "train": "vfl.experiments.notebook",
     "value": "vfl.experiments.notebook",
     "SplitModule": "vfl.training.split",
+    "fit": "vfl.training.fitting",
     "record": "vfl.training.recorder",
     "split": "vfl.training.cutting",
     "VFLClassifier": "vfl.estimators",

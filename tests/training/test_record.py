@@ -38,7 +38,7 @@ def loader():
 def recorded(model, epochs=2, limit_bytes=2**31):
     torch.manual_seed(1)
     with vfl.record(model, limit_bytes) as trace:
-        fit(model, loader(), epochs, 0.01)
+        fit(model, loader(), epochs=epochs, learning_rate=0.01)
     return trace
 
 

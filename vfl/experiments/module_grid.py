@@ -52,12 +52,14 @@ from vfl.session.label.quality import classification_quality, regression_quality
 from vfl.session.label.summary import guess_of, traffic_figures
 from vfl.training.cutting import tensors_of
 from vfl.training.fitting import (
+    RECIPE,
     answered,
     device_of,
     fit,
     labelled,
     loss_of,
     moved,
+    recipe_of,
     row_digests,
 )
 from vfl.training.recorder import ModuleTrace
@@ -85,8 +87,8 @@ class Recipe:
         loader: gives batches of the training rows, anew each time that it is iterated; or a
             function of the seed that makes it.
         test: of the test rows, likewise; None holds a fifth of the loader's batches out.
-        fit: trains; None is `vfl.training.fitting.fit` with the following settings.
-        epochs, learning_rate: of that.
+        fit: trains; None is `vfl.fit` with the following settings.
+        train, loss: of that.
         names: what other processes import, by role.
     """
 
@@ -94,8 +96,8 @@ class Recipe:
     loader: Any
     test: Any = None
     fit: Fit | None = None
-    epochs: int = 10
-    learning_rate: float = 1e-3
+    train: Mapping[str, Any] = field(default_factory=dict)
+    loss: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,7 +132,7 @@ class Recipe:
                 want="functions of a module that Python can import",
                 fix="call vfl.grid or vfl.compare again in that notebook, with jobs=1",
             )
-        own = {name: record[name] for name in ("epochs", "learning_rate")}
+        own = {name: record[name] for name in ("train", "loss")}
         return cls.of(*(record["names"].get(role) for role in _ROLES), **own)
 
     @property
@@ -143,7 +145,7 @@ class Recipe:
     @property
     def record(self) -> dict[str, Any]:
         """For the grid's folder."""
-        own = {"epochs": self.epochs, "learning_rate": self.learning_rate}
+        own = {"train": dict(self.train), "loss": self.loss}
         return {"names": dict(self.names), "here": self.here, **own}
 
     def require_names(self) -> None:
@@ -168,7 +170,8 @@ class Recipe:
         functions = [getattr(self, role) for role in _ROLES]
         known = [one for one in functions if isinstance(one, FunctionType | type)]
         code = code_of(*known)
-        settings = "" if self.fit else f"{self.epochs} {self.learning_rate}"
+        how = sorted(recipe_of(self.train).model_dump(include={*RECIPE}).items())
+        settings = "" if self.fit else f"{how} {self.loss}"
         return f"{code} {settings}".strip()
 
     def module(self, codec: str, defense: str, seed: int) -> Crossings:
@@ -217,7 +220,7 @@ class Recipe:
         made = self.module(codec, defense, 0).experiment
         train: dict[str, Any] = {"batch_size": self.rows(0).batch_size}
         if self.fit is None:
-            train |= {"epochs": self.epochs, "learning_rate": self.learning_rate}
+            train |= recipe_of(self.train).model_dump(include={*RECIPE})
         update = {
             "name": name,
             "purpose": "functions of the caller make models and rows: see grid.json",
@@ -240,7 +243,7 @@ class Recipe:
         """The module once it is trained; what `fit` returns takes its place."""
         with scoped(derive(model.experiment.seed, "fit")):
             if self.fit is None:
-                fit(model, rows.loader, self.epochs, self.learning_rate, on_epoch)
+                fit(model, rows.loader, loss=self.loss, on_epoch=on_epoch, **self.train)
                 return model
             found = self.fit(model, rows.loader)
         if found is not None and not isinstance(found, Crossings):
@@ -425,7 +428,7 @@ def _trained_module(
     kept.save(0, found.state_dict())
     summary = {
         **{f"test_{name}": value for name, value in figures.items()},
-        "epochs": recipe.epochs if recipe.fit is None else None,
+        "epochs": recipe_of(recipe.train).epochs if recipe.fit is None else None,
         "guess": guess,
         "steps": model.step,
         "steps_per_second": round(model.step / seconds, 1),

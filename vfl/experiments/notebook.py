@@ -36,6 +36,7 @@ from vfl.experiments.study import (
 )
 from vfl.experiments.value import alone_scores
 from vfl.training import run as trainer
+from vfl.training.fitting import recipe_of
 from vfl.training.recorder import ModuleTrace
 from vfl.training.specs import check_specs, read_checked
 from vfl.training.split import Crossings
@@ -297,18 +298,19 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
 
         vfl.grid(build, loader, test, defenses=["cut_noise:std=1"], attacks=["light"], seeds=[0, 1])
 
-    `fit=function(model, loader)` is your own training loop; without it, Adam trains for `epochs=10`
-    with `learning_rate=1e-3`. A loader is anything that gives batches anew each time, or a function
-    of the seed that makes one; without `test`, every fifth batch is held out. Where all functions
-    have names that Python can import, `jobs` and `ray` train in other processes. The same call goes
-    on in the folder `out` where an earlier one stopped.
+    `fit=function(model, loader)` is your own training loop; without it `vfl.fit` trains by `train`,
+    such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and `loss`. A loader is
+    anything that gives batches anew each time, or a function of the seed that makes one; without
+    `test`, every fifth batch is held out. Where all functions have names that Python can import,
+    `jobs` and `ray` train in other processes. The same call goes on in the folder `out` where an
+    earlier one stopped.
 
     Args:
         experiment: as of `compare`.
         settings: overrides; or of a module, a loader of the training rows, and one of test rows.
         options: `defenses`, `attacks`, `leaks`, `draws`, `seeds` and other settings of `[grid]`;
             besides them `out`, `jobs`, `ray`, `device` and `progress`; of a module `codec`,
-            `test`, `fit`, `epochs`, `learning_rate` and `name`.
+            `test`, `fit`, `train`, `loss`, `epochs`, `learning_rate` and `name`.
 
     Raises:
         ConfigError: `build` leaves out a setting that it was asked for, or a function has no name
@@ -346,8 +348,10 @@ def _module_study(
     test: Any = None,
     *,
     fit: Fit | str | None = None,
-    epochs: int = 10,
-    learning_rate: float = 1e-3,
+    train: Mapping[str, Any] | None = None,
+    loss: str | None = None,
+    epochs: int | None = None,
+    learning_rate: float | None = None,
     codec: str = "none",
     defense: str = "none",
     name: str = "module",
@@ -360,8 +364,10 @@ def _module_study(
 ) -> Results:
     if loader is None:
         raise UserError("a module is trained on rows", want=f"vfl.{kind}(build, loader, test)")
-    own = {"epochs": epochs, "learning_rate": learning_rate}
-    recipe = Recipe.of(build, loader, test, fit, **own)
+    given = {"epochs": epochs, "learning_rate": learning_rate}
+    how = {**(train or {}), **{key: one for key, one in given.items() if one is not None}}
+    recipe_of(how)
+    recipe = Recipe.of(build, loader, test, fit, train=how, loss=loss)
     study = plan_modules(kind, recipe, name, codec, defense, options)
     said = ", ".join(recipe.names.get(role, role) for role in ("build", "loader"))
     command = f"vfl.{kind}({said}, ...) in Python, with the same arguments"

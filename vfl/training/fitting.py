@@ -9,6 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from vfl.core.errors import DataError
-from vfl.core.registry import require_range
+from vfl.config import TrainSettings
+from vfl.config.toml import check
+from vfl.core.errors import ConfigError, DataError, nearest
+from vfl.models.losses import make_loss
+from vfl.models.optimizers import Optimization
+from vfl.session import EarlyStopping, Exchange
+from vfl.session.label.quality import classification_quality, regression_quality
 from vfl.training.cutting import CutModel
-from vfl.training.split import Crossings, arguments_of
+from vfl.training.split import Crossings, SplitModule, arguments_of
 
 
 def labelled(batch: Any) -> tuple[Any, Tensor]:
@@ -153,54 +159,200 @@ def loss_of(outputs: Any, labels: Tensor, task: str) -> Tensor:
     return cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
+#: Settings of [train] that a module's training has; the others are of parties and sessions.
+RECIPE = (
+    "epochs", "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
+    "weight_decay", "precision", "patience", "keep", "measure",
+)  # fmt: skip
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+def recipe_of(settings: Mapping[str, Any]) -> TrainSettings:
+    """Settings of a module's training.
+
+    Raises:
+        ConfigError: a setting that it does not have, or a value that it does not take.
+    """
+    for name in settings:
+        if name not in RECIPE:
+            raise ConfigError(
+                "the training of a module has no such setting",
+                where=name,
+                want=", ".join(RECIPE),
+                fix=nearest(name, RECIPE),
+            )
+    found = check(settings, TrainSettings, where="the training of a module")
+    _ = Optimization(found).copies  # which tries it
+    return found
+
+
 def fit(
     model: Crossings,
     loader: Iterable[Any],
-    epochs: int = 10,
-    learning_rate: float = 1e-3,
+    validation: Iterable[Any] | None = None,
+    *,
+    loss: str | Loss | None = None,
     on_epoch: Callable[[dict[str, float]], None] = lambda record: None,
-) -> None:
-    """Train a module with Adam on the loss that fits its task; what it adds to the loss included.
+    **settings: Any,
+) -> list[dict[str, float]]:
+    """Train a module by a recipe in words; what codec and defense add to the loss included.
 
     Args:
         model: the module.
         loader: gives batches, anew for each epoch.
-        epochs: passes over the loader.
-        learning_rate: of Adam (Kingma and Ba 2015).
-        on_epoch: gets `epoch`, `seconds`, `train_loss` and bytes of both directions so far.
+        validation: batches of rows that each epoch ends with.
+        loss: a spec such as "cross_entropy:smoothing=0.1", or a function of outputs and labels;
+            None is the model's own loss, cross-entropy, or the mean squared error.
+        on_epoch: gets the record of each epoch.
+        settings: those of [train] in an experiment file: epochs, optimizer, schedule, warmup_steps,
+            clip_norm (of each party's own weights), learning_rate, momentum, weight_decay,
+            precision, and with `validation` patience, keep and measure.
+
+    Returns:
+        A record an epoch: `epoch`, `seconds`, `train_loss`, figures of the validation rows, and
+        bytes of both directions so far.
 
     Raises:
+        ConfigError: a setting that a module's training does not have, or that needs `validation`.
         DataError: a batch has no labels, or the loader gives none.
 
     >>> from torch import nn
     >>> from vfl.training.cutting import split
     >>> rows = torch.eye(4)
     >>> model = split(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "0", rows)
-    >>> fit(model, [(rows, torch.tensor([0, 1, 0, 1]))], epochs=2)
-    >>> model.step
-    2
+    >>> batches = [(rows, torch.tensor([0, 1, 0, 1]))]
+    >>> history = fit(model, batches, epochs=2, optimizer="adamw", warmup_steps=2)
+    >>> model.step, len(history)
+    (2, 2)
     """
-    require_range("epochs", epochs, 1, 1_000_000)
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    device = device_of(model)
-    for epoch in range(1, epochs + 1):
+    train = recipe_of(settings)
+    judged = train.patience > 0 or train.keep == "best"
+    if judged and validation is None:
+        raise ConfigError(
+            "patience and keep = 'best' judge by validation rows",
+            fix="give fit a loader of them: fit(model, loader, validation, ...)",
+        )
+    task_loss, steps, trained = _loss_in_words(loss, model.task), Optimization(train), 0
+    optimizer, parts = steps.build(model.parameters()), _weights_of_parties(model)
+    stopping = EarlyStopping(train, lambda: _weights(model), lambda best: _put(model, best))
+    history: list[dict[str, float]] = []
+    for epoch in range(1, train.epochs + 1):
         began, losses, rows = time.perf_counter(), 0.0, 0
         model.train()
-        for batch in loader:
-            inputs, labels = moved(labelled(batch), device)
-            loss = loss_of(answered(model, inputs, labels), labels, model.task)
+        for inputs, labels in _moved(loader, model):
+            steps.begin(epoch, trained)
+            with _autocast(model, train.precision):
+                outputs = answered(model, inputs, labels)
+            value = task_loss(outputs, labels)
             optimizer.zero_grad()
-            whole = loss + model.extra_loss()
+            whole = value + model.extra_loss()
             whole.backward()  # type: ignore[no-untyped-call]
+            for own in parts if train.clip_norm else ():
+                torch.nn.utils.clip_grad_norm_(own, train.clip_norm)
             optimizer.step()
-            losses, rows = losses + float(loss.detach()) * len(labels), rows + len(labels)
+            losses, rows = losses + float(value.detach()) * len(labels), rows + len(labels)
+            trained += 1
         if not rows:
             raise DataError("the loader gives no batch", where="the loader", got=f"epoch {epoch}")
-        record = {"epoch": epoch, "seconds": round(time.perf_counter() - began, 3)}
+        record: dict[str, float] = {"epoch": epoch}
         if math.isfinite(mean := losses / rows):
             record["train_loss"] = mean
-        sent = {way: model.ledger.total_bytes(way.removeprefix("bytes_")) for way in _WAYS}
-        on_epoch(record | sent)
+        if validation is not None:
+            record |= validated(model, validation, task_loss, train.precision)
+        if judged:
+            asked = Exchange(trained, "validation", epoch, np.empty(0, np.int64), last=True)
+            stopping.judge(record, asked)
+            record["best_epoch"] = stopping.best_epoch
+        record["seconds"] = round(time.perf_counter() - began, 3)
+        record |= {way: model.ledger.total_bytes(way.removeprefix("bytes_")) for way in _WAYS}
+        history.append(record)
+        on_epoch(record)
+        if stopping.stopped:
+            break
+    return history
+
+
+@torch.no_grad()
+def validated(
+    model: Crossings, rows: Iterable[Any], loss: Loss, precision: str = "float32"
+) -> dict[str, float]:
+    """The loss and the figures of some rows, `validation_accuracy` for example."""
+    model.eval()
+    losses, answers, truths = 0.0, [], []
+    for inputs, labels in _moved(rows, model):
+        with _autocast(model, precision):
+            outputs = answered(model, inputs)
+        losses += float(loss(outputs, labels)) * len(labels)
+        logits: Tensor = getattr(outputs, "logits", outputs)
+        answers.append(_by_label(logits, labels, model.task).float().cpu())
+        truths.append(labels.flatten().cpu())
+    if not truths:
+        raise DataError("the loader gives no batch", where="the validation rows")
+    count = sum(map(len, truths))
+    quality = regression_quality if model.task == "regression" else classification_quality
+    found = {"loss": losses / count} | quality(torch.cat(answers), torch.cat(truths))
+    return {f"validation_{name}": value for name, value in found.items()}
+
+
+def _by_label(logits: Tensor, labels: Tensor, task: str) -> Tensor:
+    """Outputs of axes (labels, outputs): of each row, or of each token."""
+    return logits.reshape(labels.numel(), 1 if task == "regression" else logits.shape[-1])
+
+
+def _loss_in_words(loss: str | Loss | None, task: str) -> Loss:
+    if loss is None:
+        return lambda outputs, labels: loss_of(outputs, labels, task)
+    if not isinstance(loss, str):
+        return loss
+    made = make_loss(loss, task)
+
+    def of(outputs: Any, labels: Tensor) -> Tensor:
+        logits = _by_label(getattr(outputs, "logits", outputs), labels, task).float()
+        if task == "regression":
+            return made(logits[:, 0], labels.flatten().float())
+        return made(logits, labels.flatten())
+
+    return of
+
+
+def _moved(loader: Iterable[Any], model: Crossings) -> Iterator[tuple[Any, Tensor]]:
+    device = device_of(model)
+    for batch in loader:
+        inputs, labels = moved(labelled(batch), device)
+        yield inputs, labels
+
+
+def _autocast(model: Crossings, precision: str) -> AbstractContextManager[Any]:
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device_of(model).type, torch.bfloat16)
+
+
+def _weights_of_parties(model: Crossings) -> list[list[torch.nn.Parameter]]:
+    """The weights of each party, whose norm it knows; the rest is of who has the labels."""
+    if isinstance(model, CutModel):
+        owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
+        parties = [*model.parts]
+    else:
+        assert isinstance(model, SplitModule), "modules with crossings are of these two kinds"
+        parties, owners = [*model.bottoms, ""], {}
+    found: dict[str, list[torch.nn.Parameter]] = {party: [] for party in parties}
+    for name, weight in model.named_parameters():
+        part, _, rest = name.partition(".")
+        owner = rest.partition(".")[0] if part in ("bottoms", "encoders") else owners.get(name)
+        found[owner if owner in found else parties[-1]].append(weight)
+    return list(found.values())
+
+
+def _weights(model: Crossings) -> dict[str, Tensor]:
+    """Weights and buffers; neither the step nor draws, which never go back."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@torch.no_grad()
+def _put(model: Crossings, best: Mapping[str, Tensor]) -> None:
+    for name, value in _weights(model).items():
+        value.copy_(best[name])
 
 
 _WAYS = ("bytes_up", "bytes_down")
