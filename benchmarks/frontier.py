@@ -367,7 +367,7 @@ def place_rows(found: Frontier) -> list[PlaceRow]:
 
 
 #: Defenses of a task on the page, beside the undefended model and the reference.
-LINES = 3
+LINES = 2
 
 
 def for_readers(found: Frontier) -> list[Place]:

@@ -295,25 +295,17 @@ def task_section(found: Task, page: Path) -> Iterator[str]:
 METHOD = """
 ## What was measured
 
-- 100 rounds of depth 4 at a learning rate of .1, `protect=order`, 255 bins by default. The label
-  party has columns of its own, a feature party has the others.
-- *Labels*: of test rows, by the feature party. It has its columns, its splits in their order, the
-  answers it gives, and ten leaked labels of each class. *Beside no model* is the worst attack less
-  the best of the same attacks on its columns, their components, and training from scratch, seed by
-  seed. Options of `splits` were chosen on Adult, but for `decay=1`, which joined after seed 0 of
-  credit had been seen.
-- *Known nodes*: the same trees with `protect=shared,nodes=known`, as SecureBoost discloses, and the
-  attack `nodes` on labels of training rows.
+- 100 rounds of depth 4 at a learning rate of .1, `protect=order`, 255 bins by default.
+- *Labels*: of test rows, by the feature party, with its columns, its splits, its answers, and ten
+  leaked labels of each class. *Beside no model* is the worst attack less the best of the same
+  attacks on its columns and from scratch. `decay=1` joined after seed 0 of credit had been seen.
+- *Known nodes*: the same trees with `protect=shared,nodes=known`, as SecureBoost discloses.
 - *Columns from bins*: of training rows, by the label party, in percent of their variance, with 200
-  whole rows of the feature party. *Columns from answers*: of test rows, by the label party that
-  asked for them. Randomised bins do not cover answers.
-- *Members*: AUC of the attack on the loss, for an attacker that holds whole rows and asks.
-- An epsilon is of a cell: a row spends it for each of the feature party's columns.
-- Credit was measured again with the bins of today ([edges](trees.md#accuracy-of-real-tables)). Bank
-  and both tasks with known nodes were measured with the earlier bins: on credit the change moved
-  test AUC by at most .0024.
-- The networks' worst attack reads gradients too, and their baseline includes all label-free bottoms
-  of the frontier, so the two leaks compare in kind, not to the point.
+  whole rows. *From answers*: of test rows. Randomised bins do not cover answers.
+- *Members*: AUC of the attack on the loss. An epsilon is of a cell; a row spends one a column.
+- Bank and both tasks with known nodes were measured with earlier bins
+  ([edges](trees.md#accuracy-of-real-tables)): on credit the change moved test AUC by at most .0024.
+- The networks' worst attack reads gradients too, so the two leaks compare in kind alone.
 - Not tried: several feature parties that collude; `adaptive` and the heavy pack.
 """
 

@@ -64,15 +64,9 @@ def assert_shows(cell: str, values: Iterable[float]) -> None:
 # --- labels of cuts -------------------------------------------------------------------------------
 
 THESIS = ("kmeans±", "fine_tuning±1", "fine_tuning±5", "fine_tuning±10", "fine_tuning±40")
-LOGISTIC = ("logistic", "logistic:scaler=whiten")
 SPREAD = ("1", "5", "10", "40")
 LABELS = {
     "## Attacks of the thesis": ("labels_mnist.csv", "training", ("", *THESIS)),
-    "## Stronger attacks": (
-        "labels_mnist.csv",
-        "training",
-        (*LOGISTIC, "nearest_mean:scaler=cosine", "fine_tuning:at=before"),
-    ),
 }  # fmt: skip
 
 
@@ -279,7 +273,7 @@ def test_the_frontier():
         assert line[5:7] == [f"{len(ahead)} of {len(learned)}", str(ahead.count("leaks"))]
         chosen = table_of(f"## {task}", "defense")
         kinds = [family[name.strip("`")] for name, *_ in chosen]
-        assert len(set(kinds)) == len(kinds) == 5
+        assert len(set(kinds)) == len(kinds) == 4
         assert {"undefended", FREE} < set(kinds)
         shown = [table[name.strip("`")]["utility"] for name, *_ in chosen]
         assert shown == sorted(shown, reverse=True)
@@ -462,7 +456,6 @@ def test_private_tables():
     [
         ("## Twenty classes at matched bytes", "fm20.csv", "test_accuracy", True),
         ("## Film reviews, fold by fold", "review_polarity.csv", "test_accuracy", True),
-        ("## Clicks", "yoochoose_filtered.csv", "test_hit_rate", False),
     ],
 )
 def test_codecs_at_levels(heading, name, measure, intervals):
