@@ -19,8 +19,8 @@ Rows of every task lie in one CSV file. Page, places and pictures are made of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from math import nan
 from pathlib import Path
 from typing import Any, Literal
@@ -58,7 +58,19 @@ from vfl.experiments.leaderboard import (
     utility_of,
 )
 from vfl.experiments.results import LoadedGrid
-from vfl.experiments.statistics import Estimate, by_victim
+from vfl.experiments.statistics import (
+    ONE_SIDED,
+    Estimate,
+    Values,
+    advantage,
+    by_victim,
+    chance_above,
+    chance_below,
+    claims,
+    leaking,
+    protected,
+    rivals_of,
+)
 from vfl.experiments.tables import MEASURES, Table
 from vfl.training.specs import read_checked
 
@@ -173,6 +185,8 @@ class Place:
         gain: of that beside the best label-free bottom's, seed by seed.
         attack, access, reaches: the worst attack, what its attacker holds, and its mean.
         leak: of that beside the best that reads nothing with a label in it, seed by seed.
+        verdict: whether it stands where no label-free bottom does; a claim of `Claims`.
+        is_ahead: whether it is shown to be more accurate than the best label-free bottom.
     """
 
     family: str
@@ -183,17 +197,8 @@ class Place:
     access: str
     reaches: Estimate
     leak: Estimate
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether it stands where no label-free bottom does."""
-        if self.family == LABEL_FREE:
-            return "reference"
-        if self.gain.low > 0 and self.leak.high <= MARGIN:
-            return "beats it"
-        if self.leak.low > MARGIN:
-            return "leaks"
-        return "no better" if self.gain.high <= 0 else "undecided"
+    verdict: Verdict
+    is_ahead: bool
 
     @property
     def above(self) -> float:
@@ -234,6 +239,63 @@ class Frontier:
         return [one for one in self.places if one.verdict == verdict]
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """p-values of what may be claimed of a defense.
+
+    Attributes:
+        leaks: some attack is above the reference by more than the margin, however many were run.
+        ahead: it is more accurate than the best label-free bottom.
+        behind: it is not, whichever of those that may be the best is.
+        beats: it is ahead, and no attack is above the reference by more than the margin.
+    """
+
+    leaks: float
+    ahead: float
+    behind: float
+    beats: float
+
+    @classmethod
+    def of(
+        cls, attacks: Sequence[Values], reference: Values, rivals: int, gain: Estimate, free: int
+    ) -> Claims:
+        """Those of one defense.
+
+        Args:
+            attacks: what each reached, by seed.
+            reference: the best attack that reads nothing with a label in it.
+            rivals: how many of those may be the best.
+            gain: utility beside the best label-free bottom's.
+            free: how many label-free bottoms may be the best.
+        """
+        above = [advantage(one, reference) for one in attacks]
+        ahead = chance_above(gain, 0.0)
+        return cls(
+            leaking(attacks, reference, MARGIN), ahead, min(1.0, free * chance_below(gain, 0.0)),
+            max(ahead, protected(above, rivals, MARGIN)),
+        )  # fmt: skip
+
+
+def corrected(found: Mapping[str, Claims]) -> dict[str, Claims]:
+    """The same, adjusted for all claims of a task, by defense; see `statistics.claims`."""
+    pairs = {(one, field.name): getattr(of, field.name) for one, of in found.items()
+             for field in fields(Claims)}  # fmt: skip
+    adjusted = claims(pairs)
+    return {one: Claims(*(adjusted[one, field.name] for field in fields(Claims))) for one in found}
+
+
+def _verdict(chances: Claims) -> Verdict:
+    if chances.beats <= ONE_SIDED:
+        return "beats it"
+    if chances.leaks <= ONE_SIDED:
+        return "leaks"
+    return "no better" if chances.behind <= ONE_SIDED else "undecided"
+
+
+def _values(found: pd.Series[float]) -> dict[tuple[str, int], float]:
+    return {(str(seed), 0): float(value) for seed, value in found.items()}
+
+
 def frontier_of(rows: pd.DataFrame) -> Frontier:
     """Where the defenses of one task stand.
 
@@ -248,19 +310,34 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
     free = {(key[1],): utility[key[1],] for key in blind if key[0] == LABEL_FREE}
     reference, best = highest(blind), highest(free)
     access = dict(zip(rows.attack, rows.access, strict=True))
+    rivals = rivals_of(_values(blind[reference]), map(_values, blind.values()))
+    rival_bottoms = rivals_of(_values(free[best]), map(_values, free.values()))
+    defenses = [key for key in dict.fromkeys(key[:2] for key in reached) if key[0] != NO_MODEL]
+    reaches = {
+        defense: {key[2]: one for key, one in reached.items() if key[:2] == (family, defense)}
+        for family, defense in defenses
+    }
+    gains = {defense: over(utility[defense,] - utility[best]) for _, defense in defenses}
+    chances = corrected({
+        defense: Claims.of(
+            [_values(one) for one in reaches[defense].values()], _values(blind[reference]), rivals,
+            gains[defense], rival_bottoms,
+        )
+        for family, defense in defenses if family != LABEL_FREE
+    })  # fmt: skip
     places = []
-    for family, defense in dict.fromkeys((key[0], key[1]) for key in reached):
-        if family != NO_MODEL:
-            good = utility[defense,]
-            own = {key[2]: one for key, one in reached.items() if key[:2] == (family, defense)}
-            worst = highest(own)
-            gain, leak = good - utility[best], own[worst] - blind[reference]
-            places.append(
-                Place(
-                    family, defense, over(good), over(gain), worst, access[worst],
-                    over(own[worst]), over(leak),
-                )
-            )  # fmt: skip
+    for family, defense in defenses:
+        own = reaches[defense]
+        worst = highest(own)
+        is_free = family == LABEL_FREE
+        places.append(
+            Place(
+                family, defense, over(utility[defense,]), gains[defense], worst, access[worst],
+                over(own[worst]), over(own[worst] - blind[reference]),
+                "reference" if is_free else _verdict(chances[defense]),
+                not is_free and chances[defense].ahead <= ONE_SIDED,
+            )
+        )  # fmt: skip
     places.sort(key=lambda one: -one.utility.mean)
     chosen = next(one for one in places if (one.defense,) == best)
     of, on, by = reference
@@ -288,7 +365,7 @@ def summary_of(found: Sequence[Frontier]) -> str:
     for each in found:
         plain = next(one for one in each.places if one.family == UNDEFENDED)
         learned = [one for one in each.places if one.family not in (UNDEFENDED, LABEL_FREE)]
-        ahead = [one for one in learned if one.gain.low > 0]
+        ahead = [one for one in learned if one.is_ahead]
         leaking = [one for one in ahead if one.verdict == "leaks"]
         few = [one for one in learned if one.family.startswith("few rounds")]
         still = [one for one in few if one.verdict != "leaks"]
@@ -308,7 +385,8 @@ def summary_of(found: Sequence[Frontier]) -> str:
     return (
         "The most accurate bottom model that never saw a label is the reference of each task. "
         f"**{shown}** Gains and leaks are in points, with 95 % intervals over victims. A defense "
-        "counts as more accurate, or as leaking, only by its whole interval. Each task shows "
+        "counts as more accurate, or as leaking, only where a test shows it that is corrected for "
+        "the number of claims. Each task shows "
         "the most accurate defenses of different families, first those not shown to leak.\n\n"
         + Table(head, lines).markdown()
     )
@@ -434,7 +512,8 @@ METHOD = f"""
   The latter are training from scratch and attacks on inputs, components and label-free bottoms.
 - Attacks on cuts infer labels of test rows; attacks on gradients infer labels of training rows.
 - *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
-  leak above that; "no better" is a gain of at most 0, each by its whole interval.
+  leak above that; "no better" is a gain of at most 0. Claims are one-sided at 2.5 %, corrected for
+  attacks and baselines that may be the best, and for all claims of a task (false discovery rate).
 - `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
   exposed as undefended ones, which a mean over all rows hides.
 - `gradient_averaging:rows=0` sends the sum of a batch's gradients at the cut, as a *secure top*

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from vfl.attacks import Evidence, Grant, Holdings, SentCuts, ThreatModel, View
+from vfl.attacks import (
+    Evidence,
+    Grant,
+    Holdings,
+    RecordedExchange,
+    SentCuts,
+    ThreatModel,
+    View,
+)
 from vfl.attacks.view import IN_TRAINING
 from vfl.core.errors import NotGrantedError, UserError
 
@@ -145,3 +153,35 @@ def test_a_threat_that_contradicts_itself_is_refused():
         ThreatModel("feature party", "training", frozenset(), trained_by="owner")
     with pytest.raises(UserError, match="no such who"):
         ThreatModel("bank", "training", frozenset())
+
+
+def test_labels_that_are_withheld_are_of_further_targets():
+    """Each row keeps its columns, its messages and its exchanges, at its new place."""
+    rows, leaked, hidden = 4, 3, torch.tensor([True, False, True])
+    order = [0, 1, 2, 3, 4, 6, 5]  # where targets, hidden and kept leaked rows stand afterwards
+
+    def group(start, stop, labels=None):
+        names = torch.arange(start, stop)
+        sent = [SentCuts(1, 1, torch.arange(stop - start), names[:, None].float())]
+        return Evidence(
+            names[:, None].float(), names[:, None].float(), labels,
+            before=lambda: names[:, None].float(), sent=lambda: sent,
+        )  # fmt: skip
+
+    everyone = torch.arange(rows + leaked)
+    exchange = RecordedExchange(1, 1, everyone, lambda: None, everyone[:, None].float())
+    holdings = Holdings(
+        group(0, rows), group(rows, rows + leaked, torch.tensor([0, 1, 1])), exchanges=[exchange]
+    )
+    grants = frozenset({Grant.INPUTS, Grant.BOTTOM, Grant.CUTS, Grant.LEAKED})
+    grants |= {Grant.GRADIENTS, Grant.EPOCHS}
+    view = View(ThreatModel("feature party", "training", grants), 2, holdings).withholding(hidden)
+    for read in (
+        lambda seen: seen.inputs, lambda seen: seen.cuts, lambda seen: seen.before,
+        lambda seen: seen.transcript.mean(lambda one: one.cuts),
+    ):  # fmt: skip
+        found = torch.cat([read(view.targets), read(view.leaked)])[:, 0]
+        assert found.tolist() == order
+    assert view.leaked.labels.tolist() == [1]
+    assert view.targets._evidence.labels is None
+    assert view.transcript.mean(lambda one: one.gradients)[:, 0].tolist() == order

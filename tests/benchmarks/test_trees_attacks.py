@@ -29,7 +29,7 @@ def rows(model, utility):
 def found() -> Task:
     half = Estimate(0.5, 0.0, 3)
     places = [
-        frontier.Place(family, name, half, half, "kmeans", "cut", half, half)
+        frontier.Place(family, name, half, half, "kmeans", "cut", half, half, "leaks", False)
         for family, name in ((frontier.UNDEFENDED, "none"), (frontier.LABEL_FREE, "label_free"))
     ]
     networks = frontier.Frontier("bank", 3, "raw", half, places[1], places)

@@ -195,3 +195,20 @@ def test_attacks_after_an_adversary_are_attackers_of_their_own():
     assert place.worst.attack == "logistic after eager"
     assert place.worst.value.mean == pytest.approx(0.9)
     assert place.utility.mean == pytest.approx(0.95)
+
+
+def test_claims_about_many_defenses_are_corrected_for_their_number():
+    """Of one defense a gain of 10 ± 9 points is a leak; among twenty, of which none leaks, not."""
+    base = {"scratch": 0.5}
+    lucky = [
+        replace(one, value=0.6 + by)
+        for one, by in zip(rows({5: 0.6}, "lucky", **base), (-0.03, 0.0, 0.035), strict=True)
+    ]
+    others = [
+        replace(one, value=0.5 + by)
+        for name in range(20)
+        for one, by in zip(rows({5: 0.5}, f"other{name}", **base), (-0.03, 0.0, 0.03), strict=True)
+    ]
+    plain = rows({5: 0.9}, **base)
+    assert verdicts(plain + lucky)["lucky"] == ["leaks"]
+    assert verdicts(plain + lucky + others)["lucky"] == ["undecided"]

@@ -12,6 +12,7 @@ from vfl.experiments.statistics import (
     ONE_SIDED,
     advantage,
     chance_below,
+    claims,
     holm,
     judge,
     leaking,
@@ -243,3 +244,20 @@ def test_one_or_two_victims_forecast_nothing(found):
     assert (judged.verdict, judged.more) == ("undecided", None)
     assert "would decide" not in judged.sentence
     assert judge([*found, 0.004, 0.002][:3]).more is not None
+
+
+def test_claims_are_adjusted_as_scipy_does():
+    chances = dict(enumerate([0.2, 0.001, 0.04, 0.03, 0.03, 1.0]))
+    adjusted = claims(chances)
+    assert [*adjusted] == [*chances]
+    assert [*adjusted.values()] == pytest.approx(stats.false_discovery_control([*chances.values()]))
+    assert claims({}) == {}
+
+
+@pytest.mark.parametrize(("margin", "leaks"), [(0.0, True), (0.05, False)])
+def test_a_leak_counts_from_a_margin(margin, leaks):
+    baseline = {(seed, 0): 0.5 + 0.001 * seed for seed in range(5)}
+    attack = {(seed, 0): 0.54 + 0.002 * (seed % 2) for seed in range(5)}
+    assert (leaking([attack], baseline, margin) < 0.025) == leaks
+    above = [advantage(attack, baseline)]
+    assert (protected(above, margin=margin) < 0.025) == (not leaks)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vfl.attacks.transcript import at_scale
 from vfl.attacks.view import Grant, GrantedRows, View
 from vfl.core.errors import UserError
 from vfl.core.registry import require_choice, require_range
@@ -217,7 +218,9 @@ def _maps(layer: nn.Module) -> bool:
     return weight is not None and weight.dim() > 1
 
 
-Layer = Literal["cut", "bottom", "learned", "before", "inputs", "outputs", "gradients"]
+Layer = Literal[
+    "cut", "bottom", "learned", "before", "inputs", "outputs", "gradients", "accumulated"
+]
 #: Grants that an attack needs to read each layer.
 LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "cut": frozenset({Grant.CUTS}),
@@ -227,6 +230,7 @@ LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "inputs": frozenset({Grant.INPUTS}),
     "outputs": frozenset({Grant.OUTPUTS}),
     "gradients": frozenset({Grant.GRADIENTS}),
+    "accumulated": frozenset({Grant.GRADIENTS}),
 }
 _ROWS = 4096  # of one forward pass
 
@@ -267,7 +271,8 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
             the components that anybody computes from inputs, and of another one the same as
             "bottom"; "before": what the bottom's last layer with weights is given (thesis
             4.4.3); "inputs": the columns; "outputs": what the network answered; "gradients": the
-            mean gradient of every epoch, side by side, of rows that were trained on.
+            mean gradient of every epoch, side by side, of rows that were trained on; "accumulated":
+            their mean over all epochs, each over the root mean square of its batch.
     """
     if layer == "cut":
         return seen.cuts.flatten(1)
@@ -275,8 +280,8 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
         return seen.inputs.flatten(1)
     if layer == "outputs":
         return seen.outputs
-    if layer == "gradients":
-        return _gradients(view, seen)
+    if layer in ("gradients", "accumulated"):
+        return _gradients(view, seen, layer)
     if layer == "bottom":
         return through(view.bottom(), seen.inputs).flatten(1)
     if layer == "learned":
@@ -285,10 +290,13 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
     return before_last(view.bottom(), seen.inputs) if kept is None else kept
 
 
-def _gradients(view: View, seen: GrantedRows) -> Tensor:
-    """Each row's mean gradient in every epoch, axes (rows, epochs x width); 0 where it had none."""
+def _gradients(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
+    """What came down for each row, in every epoch or in all; 0 where it had none."""
     first = view.targets.rows if seen.leaked else 0
-    means = view.transcript.by_epoch(lambda one: one.gradients).flatten(1)
+    if layer == "accumulated":
+        means = view.transcript.mean(at_scale)
+    else:
+        means = view.transcript.by_epoch(lambda one: one.gradients).flatten(1)
     return means[first : first + seen.rows]
 
 

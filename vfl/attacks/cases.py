@@ -618,7 +618,7 @@ TRAINING = frozenset(
     | {Grant.EPOCHS, Grant.UNLABELLED}
 )
 _COLUMNS_OF_PARTNER = ThreatModel(
-    "feature party", "training", frozenset({Grant.INPUTS, Grant.LEAKED})
+    "feature party", "training", frozenset({Grant.INPUTS, Grant.LEAKED, Grant.UNLABELLED})
 )
 #: Grants of a label party once the network is in use; and of one that recorded the training.
 RECEIVING = COLUMNS | {Grant.OUTPUTS, Grant.QUERIES}
@@ -670,10 +670,9 @@ def training_case(
         prior=_prior_of(label),
         new_top=new_top or top_recipe(experiment, classes),
         partners=[
-            View(
-                _COLUMNS_OF_PARTNER, classes, Holdings(Evidence(of[targets]), Evidence(of[leaked]))
-            )
+            View(_COLUMNS_OF_PARTNER, classes, Holdings(asked, Evidence(of[leaked]), asked))
             for of in (_inputs_of(data[name]) for name in partners)
+            for asked in [Evidence(of[targets])]
         ],
     )
     grants = _with_leaks(TRAINING, k, classes)

@@ -131,3 +131,9 @@ class Transcript(Generic[Message]):
     def by_epoch(self, value: Callable[[Message], Tensor]) -> Tensor:
         """The mean of a value of each row in every epoch, axes (rows, epochs, width)."""
         return torch.stack([one.mean(value) for one in self.each_epoch()], 1)
+
+
+def at_scale(one: RecordedExchange) -> Tensor:
+    """The gradients of an exchange over their root mean square; zeros stay zeros."""
+    size = one.gradients.square().mean().sqrt()
+    return one.gradients / size.clamp_min(torch.finfo(size.dtype).tiny)

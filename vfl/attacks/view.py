@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, get_args
 
+import torch
 from torch import Tensor, nn
 
 from vfl.attacks.transcript import RecordedExchange, SentCuts, Transcript
@@ -183,6 +184,64 @@ class Evidence:
         """How many rows the group has."""
         known = (self.inputs, self.cuts, self.labels, self.outputs)
         return next((len(values) for values in known if values is not None), 0)
+
+    def of(self, chosen: Tensor) -> Evidence:
+        """The evidence of some rows.
+
+        Args:
+            chosen: which, bool, axes (rows,).
+        """
+        before, sent, place = self.before, self.sent, chosen.cumsum(0) - 1
+
+        def messages() -> list[SentCuts]:
+            assert sent is not None
+            kept = [(one, chosen[one.rows]) for one in sent()]
+            return [
+                SentCuts(one.step, one.epoch, place[one.rows[own]], one.cuts[own])
+                for one, own in kept
+            ]
+
+        columns = {
+            name: None if one is None else one[chosen] for name, one in self._columns.items()
+        }
+        return Evidence(
+            **columns,
+            before=None if before is None else lambda: before()[chosen],
+            sent=None if sent is None else messages,
+        )
+
+    def beside(self, other: Evidence) -> Evidence:
+        """The evidence of these rows and of others after them, as far as both have it."""
+        pairs = {name: (one, other._columns[name]) for name, one in self._columns.items()}
+        before, after = (self.before, other.before), (self.sent, other.sent)
+
+        def messages() -> list[SentCuts]:
+            assert after[0] is not None
+            assert after[1] is not None
+            moved = [replace(one, rows=one.rows + self.rows) for one in after[1]()]
+            return [*after[0](), *moved]
+
+        columns = {
+            name: None if a is None or b is None else torch.cat([a, b])
+            for name, (a, b) in pairs.items()
+        }
+        return Evidence(
+            **columns,
+            before=_both(before),
+            sent=None if None in after else messages,
+        )
+
+    @property
+    def _columns(self) -> dict[str, Tensor | None]:
+        names = ("inputs", "cuts", "labels", "outputs")
+        return {name: getattr(self, name) for name in names}
+
+
+def _both(before: tuple[Callable[[], Tensor] | None, ...]) -> Callable[[], Tensor] | None:
+    first, second = before
+    if first is None or second is None:
+        return None
+    return lambda: torch.cat([first(), second()])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -372,6 +431,27 @@ class View:
     def unlabelled(self) -> GrantedRows:
         """Further rows, which may be the targets themselves."""
         return GrantedRows(self, self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"]))
+
+    def withholding(self, hidden: Tensor) -> View:
+        """The same attacker that forgets the labels of some leaked rows: further targets, the last.
+
+        An attacker that compares attacks on rows whose labels it knows asks them about these.
+
+        Args:
+            hidden: which of the leaked rows, bool, axes (leaked,).
+        """
+        targets, leaked = self._holdings.targets, self.leaked._evidence
+        rows, order = targets.rows, torch.cat([hidden.nonzero()[:, 0], (~hidden).nonzero()[:, 0]])
+        place = torch.arange(rows + leaked.rows)
+        place[rows + order] = torch.arange(rows, rows + leaked.rows)
+        exchanges = self._holdings.exchanges
+        if exchanges is not None:
+            exchanges = [replace(one, rows=place[one.rows]) for one in exchanges]
+        return self.instead(
+            targets=targets.beside(replace(leaked.of(hidden), labels=None)),
+            leaked=leaked.of(~hidden),
+            exchanges=exchanges,
+        )
 
     def asking(self) -> View:
         """The same attacker with its unlabelled rows as the targets."""

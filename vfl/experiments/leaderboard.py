@@ -18,6 +18,7 @@ from vfl.experiments.statistics import (
     advantage,
     chance_above,
     chance_below,
+    claims,
     gains,
     holm,
     judge,
@@ -56,8 +57,9 @@ class Standing:
         advantage: value less baseline_value, victim by victim.
         over_scratch: value less training from scratch on the leaked rows; of an attack that uses
             none, less the same attack on the inputs (thesis eq 4-2). None without either.
-        chance: p-value of perfect protection from every attack, adjusted over k, and over the
-            baselines of which any may be the best.
+        chance: p-value of perfect protection from every attack, adjusted over k, over the
+            baselines of which any may be the best, and over the defenses beside it (`claims`).
+        leak_chance: p-value of a leak, adjusted over attacks and over defenses and k.
         verdict: what follows.
         judged: the same advantage tested for a margin of one point, see `judge`; it says how many
             more victims would decide.
@@ -72,6 +74,7 @@ class Standing:
     advantage: Estimate
     over_scratch: Estimate | None
     chance: float
+    leak_chance: float
     verdict: Verdict
     judged: Judgement
 
@@ -174,6 +177,7 @@ def leaderboard(
     plain = [one for one in labels if one.training == UNDEFENDED]
     found, judge = [], _judge_of(records, measure)
     undefended = utility_of(records, judge, UNDEFENDED)
+    chances = _chances(labels, leaks)
     for defense in dict.fromkeys(one.training for one in labels):
         own = [one for one in labels if one.training == defense]
         good = utility_of(records, judge, defense)
@@ -187,7 +191,7 @@ def leaderboard(
                 judge,
                 difference,
                 None if difference is None else _affordable(difference, margin / 100),
-                _standings(own, plain, leaks),
+                _standings(own, plain, leaks, chances[defense]),
             )
         )
     return sorted(
@@ -243,12 +247,40 @@ def mean_of(values: Values) -> float:
     return estimate.mean
 
 
+@dataclass(frozen=True, slots=True)
+class _Chances:
+    """p-values of a defense at one k, that it protects and that it leaks."""
+
+    protects: float
+    leaks: float
+
+
+def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[int, _Chances]]:
+    """p-values by defense and k; the claims about all defenses but none are one family."""
+    found: dict[str, dict[int, _Chances]] = {}
+    for defense in dict.fromkeys(one.training for one in labels):
+        rows = [one for one in labels if one.training == defense]
+        of_each = {k: leaked(rows, k) for k in leaks if leaked(rows, k)}
+        protects = holm({k: _chance(own) for k, own in of_each.items()})
+        found[defense] = {k: _Chances(protects[k], _leak_chance(own)) for k, own in of_each.items()}
+    pairs = {(d, k): one for d, own in found.items() for k, one in own.items() if d != UNDEFENDED}
+    leaks_all = claims({pair: one.leaks for pair, one in pairs.items()})
+    for k in leaks:  # over k the protection is adjusted already
+        here = {d: one.protects for (d, other), one in pairs.items() if other == k}
+        for defense, chance in claims(here).items():
+            found[defense][k] = _Chances(chance, leaks_all[defense, k])
+    return found
+
+
 def _standings(
-    own: Sequence[Record], plain: Sequence[Record], leaks: Sequence[int]
+    own: Sequence[Record],
+    plain: Sequence[Record],
+    leaks: Sequence[int],
+    chances: Mapping[int, _Chances],
 ) -> list[Standing]:
-    chances = {k: _chance(leaked(own, k)) for k in leaks if leaked(own, k)}
-    adjusted = holm(chances)
-    return [_standing(k, leaked(own, k), leaked(plain, k), adjusted[k]) for k in chances]
+    return [
+        _standing(k, leaked(own, k), leaked(plain, k), chances[k]) for k in leaks if k in chances
+    ]
 
 
 def _affordable(difference: Estimate, margin: float) -> Literal["yes", "no", "undecided"]:
@@ -257,7 +289,9 @@ def _affordable(difference: Estimate, margin: float) -> Literal["yes", "no", "un
     return "no" if chance_below(difference, -margin) <= _ONE_IN_TWENTY else "undecided"
 
 
-def _standing(k: int, own: Sequence[Record], plain: Sequence[Record], chance: float) -> Standing:
+def _standing(
+    k: int, own: Sequence[Record], plain: Sequence[Record], chances: _Chances
+) -> Standing:
     attacks, baselines = by_attack(own), by_baseline(own)
     attack, baseline = highest(attacks), highest(baselines)
     value, beside = over_victims(attacks[attack]), over_victims(baselines[baseline])
@@ -270,30 +304,30 @@ def _standing(k: int, own: Sequence[Record], plain: Sequence[Record], chance: fl
     over_scratch = None if scratch is None else advantage(attacks[attack], scratch)
     guess = over_victims(baselines[GUESS])
     assert guess is not None
-    verdict = _verdict(above, chance, _leaks(own), _leaks(plain))
+    conclusive = bool(plain) and _leak_chance(plain) <= ONE_SIDED
+    verdict = _verdict(above, chances, conclusive)
     judged = judge(gains(attacks[attack], baselines[baseline]))
     return Standing(
-        k, attack, value, guess, baseline, beside, above, over_scratch, chance, verdict, judged
-    )
+        k, attack, value, guess, baseline, beside, above, over_scratch, chances.protects,
+        chances.leaks, verdict, judged,
+    )  # fmt: skip
 
 
-def _verdict(above: Estimate, chance: float, leaks: bool, conclusive: bool) -> Verdict:
-    if leaks:
+def _verdict(above: Estimate, chances: _Chances, conclusive: bool) -> Verdict:
+    if chances.leaks <= ONE_SIDED:
         return "leaks"
     if above.half_width is None:
         return "undecided"
     if not conclusive:
         return "inconclusive"
-    return "protected" if chance <= ONE_SIDED else "undecided"
+    return "protected" if chances.protects <= ONE_SIDED else "undecided"
 
 
-def _leaks(rows: Sequence[Record]) -> bool:
-    """Whether some attack succeeds."""
-    if not rows:
-        return False
+def _leak_chance(rows: Sequence[Record]) -> float:
+    """p-value of some attack's success."""
     baselines = by_baseline(rows)
     attacks = list(by_attack(rows).values())
-    return leaking(attacks, baselines[highest(baselines)]) <= ONE_SIDED
+    return leaking(attacks, baselines[highest(baselines)])
 
 
 def _chance(rows: Sequence[Record]) -> float:

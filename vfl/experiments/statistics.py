@@ -171,8 +171,33 @@ def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
     return {key: adjusted[key] for key in chances}
 
 
-def protected(advantages: Sequence[Estimate | None], rivals: int = 1) -> float:
-    """p-value of perfect protection: every attack is at or below the best baseline.
+#: Share of a page's claims that may be false, on average.
+FALSE_CLAIMS = 0.05
+
+
+def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
+    """p-values of a page's claims, adjusted so that a share of those made is false on average.
+
+    The false discovery rate of Benjamini and Hochberg 1995: the i-th smallest of m is multiplied by
+    m / i, then made not larger than those after it. Claims at or below `FALSE_CLAIMS`, or a lower
+    level, are made. Claims about several defenses share their baselines, and so are positively
+    dependent, for which the rate holds too (Benjamini and Yekutieli 2001, theorem 1.2).
+
+    >>> found = claims({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5})
+    >>> {key: round(chance, 4) for key, chance in found.items()}
+    {'a': 0.04, 'b': 0.0533, 'c': 0.0533, 'd': 0.5}
+    """
+    adjusted: dict[Key, float] = {}
+    least, count = 1.0, len(chances)
+    order = sorted(chances, key=lambda one: chances[one])
+    for place, key in reversed(list(enumerate(order, start=1))):
+        least = min(least, chances[key] * count / place)
+        adjusted[key] = least
+    return {key: adjusted[key] for key in chances}
+
+
+def protected(advantages: Sequence[Estimate | None], rivals: int = 1, margin: float = 0.0) -> float:
+    """p-value of protection: every attack is at most a margin above the best baseline.
 
     The largest over the attacks: each has to be below by itself, so nothing is adjusted for their
     number (intersection-union test, Berger 1982). But the highest of several baselines that are
@@ -183,8 +208,9 @@ def protected(advantages: Sequence[Estimate | None], rivals: int = 1) -> float:
     Args:
         advantages: of each attack over the baseline with the highest mean.
         rivals: how many baselines may be the best one; see `rivals_of`.
+        margin: what counts as no leak.
     """
-    return min(1.0, rivals * max((chance_below(one, 0.0) for one in advantages), default=1.0))
+    return min(1.0, rivals * max((chance_below(one, margin) for one in advantages), default=1.0))
 
 
 def rivals_of(best: Values, among: Iterable[Values]) -> int:
@@ -192,8 +218,8 @@ def rivals_of(best: Values, among: Iterable[Values]) -> int:
     return sum(chance_below(advantage(one, best), 0.0) > ONE_SIDED for one in among)
 
 
-def leaking(attacks: Sequence[Values], baseline: Values) -> float:
-    """p-value of a leak: some attack is above the best baseline, however many were run.
+def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) -> float:
+    """p-value of a leak: some attack is above the best baseline by more than a margin.
 
     The smallest over the attacks that may be the best (`rivals_of`), times their number
     (Bonferroni): the highest of many attacks that are worth nothing is above what they are worth.
@@ -201,10 +227,11 @@ def leaking(attacks: Sequence[Values], baseline: Values) -> float:
     Args:
         attacks: values of each.
         baseline: of the one with the highest mean.
+        margin: what counts as no leak.
     """
     best = max(attacks, key=lambda one: statistics.fmean(by_victim(one).values()))
-    above = [_mirrored(advantage(one, baseline)) for one in attacks]
-    return min(1.0, rivals_of(best, attacks) * min(chance_below(one, 0.0) for one in above))
+    above = [advantage(one, baseline) for one in attacks]
+    return min(1.0, rivals_of(best, attacks) * min(chance_above(one, margin) for one in above))
 
 
 def _mirrored(found: Estimate | None) -> Estimate | None:

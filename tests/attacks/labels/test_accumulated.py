@@ -61,7 +61,9 @@ def training(epochs=8, noise=0.0, law="normal", group=1, columns=1.0):
         exchanges=exchanges,
         prior=torch.tensor([1 - SHARE, SHARE]),
     )
+    holdings = replace(holdings, unlabelled=holdings.targets)
     grants = frozenset({Grant.GRADIENTS, Grant.LEAKED, Grant.INPUTS, Grant.PRIOR})
+    grants |= {Grant.UNLABELLED}
     view = View(ThreatModel("feature party", "training", grants), 2, holdings)
     return Case(view, labels[rest], positive=labels[rest] == 1)
 
@@ -118,6 +120,22 @@ def test_columns_of_a_colluding_party_are_equations_too():
     together = replace(case, view=joint)
     alone, both = (area(together, spec) for spec in ("batch_sums", "pooled:of=batch_sums"))
     assert both > alone + 0.05
+
+
+@pytest.mark.parametrize(
+    ("defended", "chosen"),
+    [({"noise": 1.0}, "gradient_mixture"), ({"group": 20}, "batch_sums")],
+)
+def test_an_adaptive_attacker_finds_what_a_defense_left_open(defended, chosen):
+    attack = make("adaptive:at=accumulated+inputs,candidates=12")
+    case = training(**defended)
+    scores = attempt_all(case, attack, generator(0))
+    found = next(one.value for one in scores if one.measure == "auc")
+    report = attack.last_report()
+    assert any(spec.startswith(chosen) for spec in report["chosen"])
+    assert all(one["folds"] for one in report["compositions"])
+    assert found > area(case, "label_propagation:at=inputs") + 0.1
+    assert found > area(case, chosen) - 0.05
 
 
 def test_groups_are_rows_of_one_gradient():

@@ -23,7 +23,7 @@ VALUES = {"none": (0.8, 0.9), "layer_norm": (0.9, 0.95), "potential": (0.3, 0.4)
 
 
 def row(defense, k, seed, value):
-    baselines = {"scratch": 0.5, "raw": 0.55 + 0.0001 * seed}
+    baselines = {"scratch": 0.5, "raw": 0.5455 + 0.009 * seed}  # varies as the attack does
     return attacked(defense, "fine_tuning", k, seed, value + 0.01 * seed, baselines=baselines)
 
 

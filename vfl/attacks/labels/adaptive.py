@@ -1,4 +1,4 @@
-"""An attacker that tries compositions on labels it holds back from itself, and votes with the best.
+"""An attacker that tries attacks on labels it holds back from itself, and votes with the best.
 
 Successive halving (Jamieson and Talwalkar 2016): every candidate is tried on one fold of the leaked
 rows and a sample of the unlabelled ones, the better third on the next fold, and so on, until nine
@@ -32,6 +32,8 @@ _MARGIN = 1.3  # of an expected cost
 _NEW = 4  # how much more a learner may take that was not tried yet
 _SPENT = 0.85  # of the budget; costs are only expected
 _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
+#: Candidates that always read all rows.
+_OF_ALL_ROWS = ("gradient_mixture", "batch_sums")
 _LEARNERS = (
     "label_propagation", "label_propagation:neighbours=5", "label_propagation:neighbours=20",
     "label_propagation:spread=0.9", "logistic", "logistic:strength=0.1", "nearest_mean", "knn",
@@ -83,6 +85,10 @@ class Report:
 class Adaptive(Attack):
     """Searches the compositions of some layers, and lets the nine best vote.
 
+    Where it reads the layer "accumulated" of a recorded training, the attacks on gradients of all
+    epochs and on sums of gradients are among the candidates (`accumulating`). Rows that it is
+    scored on never choose: their labels are not in its view.
+
     It holds labels back from the candidates to compare them. One label a class leaves none to hold
     back: then those win whose guesses about unlabelled rows most others share. With `at=inputs` it
     is the same attacker without the model.
@@ -109,6 +115,8 @@ class Adaptive(Attack):
         self.needs = frozenset({Grant.LEAKED, Grant.UNLABELLED}).union(
             *(LAYER_NEEDS[one] for one in self.layers)
         )
+        if "accumulated" in self.layers:
+            self.needs |= {Grant.PRIOR}
         self.budget_s, self.candidates = budget_s, candidates
         self.report: Report | None = None
 
@@ -209,7 +217,11 @@ class _Search:
 
     def _answered(self, trial: Trial) -> Tensor:
         """Shares of the classes, of all targets."""
-        scores = self._made(trial.spec).answer(self._seen, self._view, self._fresh())
+        made = self._made(trial.spec)
+        if isinstance(made, Composed):
+            scores = made.answer(self._seen, self._view, self._fresh())
+        else:
+            scores = self._whole(made, self._view)
         return calibrated(scores, trial.validation if trial.right else _UNKNOWN)
 
     def _try(self, trial: Trial, fold: int) -> None:
@@ -217,20 +229,33 @@ class _Search:
         hidden = torch.zeros(len(self._seen.labels), dtype=torch.bool)
         if self._folds:
             hidden = self._folds[fold]
-        seen = self._seen.hiding(hidden, self._sample)
-        scores = self._made(trial.spec).answer(seen, self._view, self._fresh())
-        guesses, held = scores.argmax(1), int(hidden.sum())
+        made, held = self._made(trial.spec), int(hidden.sum())
+        if isinstance(made, Composed):
+            seen = self._seen.hiding(hidden, self._sample)
+            scores = made.answer(seen, self._view, self._fresh())
+        else:
+            scores = self._whole(made, self._view.withholding(hidden))
+            scores = torch.cat([scores[len(scores) - held :], scores[self._sample]])
+        guesses = scores.argmax(1)
         trial.right += (guesses[:held] == self._seen.labels[hidden]).tolist()
         trial.guesses = guesses[held:]
         trial.seconds += time.process_time() - started
         trial.folds += 1
 
-    def _made(self, spec: str) -> Composed:
+    def _whole(self, made: Attack, view: View) -> Tensor:
+        """Scores by an attack that reads a whole training, on the footing of the others.
+
+        Leaked rows are as many of each class, so the shares of the classes are taken off again.
+        """
+        scores = made.run(view.only(made.needs), self._fresh())
+        if Grant.PRIOR in made.needs:
+            scores = scores - view.prior.clamp_min(1e-6).log()
+        return scores
+
+    def _made(self, spec: str) -> Attack:
         from vfl.attacks import make  # which lists this attack
 
-        made = make(spec)
-        assert isinstance(made, Composed)
-        return made
+        return make(spec)
 
     def _fresh(self) -> torch.Generator:
         return torch.Generator().manual_seed(self._key % 2**63)
@@ -238,6 +263,8 @@ class _Search:
     def _cost(self, trial: Trial) -> float:
         """An upper bound of the seconds for all rows, from the seconds for a sample."""
         grown = max(1.0, self._rows / max(1, len(self._sample)))
+        if trial.spec.startswith(_OF_ALL_ROWS):
+            grown = 1.0
         growth = 2 if "propagation" in trial.spec else 1
         return _MARGIN * trial.seconds / trial.folds * grown**growth
 
@@ -256,10 +283,28 @@ def _learner(spec: str) -> tuple[str, bool]:
 def compositions(layers: Sequence[str], draw: torch.Generator) -> Iterator[str]:
     """Compositions of some layers, each once: those that won before first, then drawn at random."""
     given: set[str] = set()
-    for spec in [*_first(layers), *(_drawn(layers, draw) for _ in range(5000))]:
+    for spec in [
+        *accumulating(layers),
+        *_first(layers),
+        *(_drawn(layers, draw) for _ in range(5000)),
+    ]:
         if spec not in given:
             given.add(spec)
             yield spec
+
+
+def accumulating(layers: Sequence[str]) -> list[str]:
+    """Attacks on the gradients of all epochs, and on their sums, of who reads these layers.
+
+    >>> accumulating(["cut", "inputs"])
+    []
+    """
+    if "accumulated" not in layers:
+        return []
+    alone = ["gradient_mixture:steps=0", "gradient_mixture:steps=0,epochs=2"]
+    if "inputs" not in layers:
+        return alone
+    return ["gradient_mixture", "batch_sums", "batch_sums:penalty=10", *alone]
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from vfl.attacks.base import scale_by
-from vfl.attacks.labels.gradient_mixture import at_scale, nearness
+from vfl.attacks.labels.gradient_mixture import nearness
 from vfl.attacks.labels.gradients import GradientAttack, components_of
-from vfl.attacks.transcript import RecordedExchange, Transcript
+from vfl.attacks.transcript import RecordedExchange, Transcript, at_scale
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 

@@ -3,7 +3,8 @@
 A member of this family is a learner with defaults of its own; every other part is an option of all
 of them, so that `label_propagation:at=cut+inputs,scaler=whiten` needs no class of its own.
 
-    layers      at, or of      cut, bottom, learned, before, inputs, outputs, gradients; joined by +
+    layers      at, or of      cut, bottom, learned, before, inputs, outputs, gradients,
+                               accumulated; joined by +
     scaling     scaler         none, standard, whiten, shrink, zca, cosine, batch, rank
     learner     the name       logistic, nearest_mean, knn, label_propagation, svm, ridge,
                                discriminant, mlp, trees, fine_tuning

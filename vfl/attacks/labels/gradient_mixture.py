@@ -10,7 +10,7 @@ from torch.nn.functional import normalize, one_hot
 
 from vfl.attacks.base import through
 from vfl.attacks.labels.gradients import GradientAttack, components_of, directions, student
-from vfl.attacks.transcript import RecordedExchange, Transcript
+from vfl.attacks.transcript import RecordedExchange, Transcript, at_scale
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 from vfl.defenses.components import principal
@@ -105,12 +105,6 @@ def _points(seen: Transcript[RecordedExchange], classes: int) -> tuple[Tensor, T
     axes = axes[:, : classes - 1].float()
     points = seen.by_epoch(lambda one: value(one) @ axes)
     return points.double(), seen.by_epoch(had)[:, :, 0] > 0
-
-
-def at_scale(one: RecordedExchange) -> Tensor:
-    """The gradients of an exchange over their root mean square; zeros stay zeros."""
-    size = one.gradients.square().mean().sqrt()
-    return one.gradients / size.clamp_min(torch.finfo(size.dtype).tiny)
 
 
 def _first_guess(points: Tensor, seen: Tensor, known: Tensor, prior: Tensor) -> Tensor:
