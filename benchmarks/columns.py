@@ -606,8 +606,8 @@ for a label party that knows 400 customers of the attacked party; each query is 
 | noise of `sigma=2` | little but own columns | | 12 points |
 
 - Training sends each row again with fresh noise in every epoch. An attacker that averages them was
-  since reported to read 56 % of what own columns leave at `sigma=0.5` and 28 % at `sigma=2`, where
-  these tables have 29 and 5 %.
+  since reported to read 56 % of what own columns leave at `sigma=0.5` (here 29 %), and 28 % at
+  `sigma=2` (here 5 %).
 - Pictures in parts are the same: what leaves hardly more than the label party's own part costs 4 to
   7 points of accuracy.
 - Rows of the two tables are by an `adaptive` of three votes. Of pictures four protections have

@@ -517,9 +517,8 @@ METHOD = f"""
 - `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
   exposed as undefended ones, which a mean over all rows hides.
 - `gradient_averaging:rows=0` sends the sum of a batch's gradients at the cut, as a *secure top*
-  under multi-party computation would; the cost of such a protocol is not measured here.
-- Strengths were fixed before the grid ran. Not tried: `adaptive`, the heavy pack, and parties that
-  tamper.
+  would; the cost of such a protocol is not measured here.
+- Not tried: `adaptive`, the heavy pack, and parties that tamper.
 """
 
 

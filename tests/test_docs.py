@@ -110,6 +110,22 @@ def test_every_promise_has_files_and_tests_that_exist():
     assert set(named) <= {promise["promise"].replace("`", "") for promise in promises}
 
 
+MOST_WORDS = 25_000
+#: A list with a row for every number that the seed papers print, made from a CSV file.
+LISTS = {"published.md"}
+
+
+def test_results_are_short_and_begin_with_the_answer():
+    """At most five sentences stand before the first table of a page."""
+    pages = [page for page in sorted(RESULTS.glob("*.md")) if page.name not in LISTS]
+    assert sum(len(text_of(page).split()) for page in pages) <= MOST_WORDS
+    for page in pages:
+        head = text_of(page).split("\n|", 1)[0]
+        paragraphs = [one for one in head.split("\n\n") if not one.startswith(("#", "20"))]
+        sentences = re.split(r"[.?!:][*)\"]*\s+(?=[A-Z*`\[])", " ".join(paragraphs).strip())
+        assert len(sentences) <= 6, (page.name, sentences)
+
+
 def test_pages_are_linked():
     linked = {link for page in PAGES for link in LINK.findall(text_of(page))}
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
