@@ -56,5 +56,5 @@ def test_a_store_that_is_lost_is_let_in_and_grants_nothing(copied):
         assert tensors.send(torch.ones(2), alice).get().sum() == 2
     worker = tensors.Worker("alice", None, BudgetLedger(copied / "worker", "alice"))
     worker.load(torch.ones(3, 1), tag="rows")
-    with pytest.raises(ConsentError, match="not known any more"):
+    with pytest.raises(ConsentError, match="no longer known"):
         worker.grant("rows", epsilon=1.0)

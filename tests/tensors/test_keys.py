@@ -92,7 +92,7 @@ def test_nothing_is_sealed_for_a_key_of_somebody_else():
             worker.split(number, 16, [keys["alice"].public, key, key])
     for name in ("bob", "carol"):
         keys["alice"].require_of(name, keys[name].public)
-    with pytest.raises(AuthenticationError, match="for one worker"):
+    with pytest.raises(AuthenticationError, match="to one worker"):
         worker.split(number, 16, [keys["bob"].public] * 2)
     assert len(worker.split(number, 16, [keys["alice"].public, keys["bob"].public])) == 2
 
@@ -132,10 +132,10 @@ def test_a_key_stays_in_its_file(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert WorkerKeys("alice", signing_key(path)).fingerprint == first.fingerprint
     path.write_text("no key")
-    with pytest.raises(UserError, match="no worker's key"):
+    with pytest.raises(UserError, match="not a worker's key"):
         signing_key(path)
 
 
 def test_what_is_no_fingerprint_is_refused():
-    with pytest.raises(UserError, match="no fingerprint of bob"):
+    with pytest.raises(UserError, match="not a fingerprint of bob"):
         WorkerKeys("alice", known={"bob": "1234"})

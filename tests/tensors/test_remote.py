@@ -79,7 +79,7 @@ def test_only_what_is_on_the_list_can_be_asked(everywhere):
         return
     alice = everywhere[0]
     for name in ("allow", "unseal", "__class__", "stop", "eval"):
-        with pytest.raises(UserError, match="nothing of this name"):
+        with pytest.raises(UserError, match="no request of this name"):
             alice.pool.ask(name, [(alice, ())])
     with pytest.raises(ProtocolError, match="could not do") as caught:
         alice.pool.ask("read", [(alice, ())])
@@ -130,7 +130,7 @@ def test_a_session_of_workers_of_two_kinds_is_refused(everywhere):
         pytest.skip("of one kind")
     alice, bob, _ = everywhere
     (here,) = tensors.virtual("here")
-    with pytest.raises(UserError, match="do not share"):
+    with pytest.raises(UserError, match="cannot share"):
         tensors.fix_precision(X).share(alice, bob, dealer=here)
-    with pytest.raises(UserError, match="another process"):
+    with pytest.raises(UserError, match="in the same process"):
         tensors.fix_precision(here.load(X)).share(alice, bob, dealer=everywhere[2])

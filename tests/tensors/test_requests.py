@@ -13,7 +13,7 @@ from vfl.tensors.requests import MAPS, REQUESTS, STEPS, Contents
 from vfl.tensors.wire import packed
 from vfl.tensors.workers import Worker
 
-REFUSED = "does not take this argument"
+REFUSED = "does not accept this argument"
 ONE, KEY = torch.ones(2, 3), b"0" * 32
 STEP = {
     "plan": "p", "layers": [["linear", [3, 1], True], ["conv2d", [1, 2, (3, 3), 1, 1], False]],

@@ -1,12 +1,13 @@
-"""Tensors at workers, and tensors that are shares: torch code on values it does not have.
+"""Remote and shared tensors: torch code on values that this process does not have.
 
     alice, bob, carol = vfl.tensors.virtual("alice", "bob", "carol")
     pointer = vfl.tensors.send(x, alice)
     shared = vfl.tensors.fix_precision(x).share(alice, bob, dealer=carol)
 
-Ordinary torch code runs on both. After `hook()` tensors and modules have `send` and the like as
-methods. Workers of `virtual` live in this process and protect nobody; workers of a `Pool` are other
-processes; a `Party` runs one program with others. docs/tensors.md says what that protects.
+Ordinary torch code runs on both. After `hook()`, tensors and modules have `send` and similar
+methods. Workers of `virtual` are in this process and protect no secret; workers of a `Pool` are
+other processes; a `Party` runs one program together with others. docs/tensors.md describes the
+protection of each.
 """
 
 from __future__ import annotations

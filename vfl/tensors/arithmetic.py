@@ -1,13 +1,13 @@
 """Arithmetic of fixed-precision tensors: moves, sums, products, comparisons, choices.
 
-Every function takes and gives `FixedPrecisionTensor`, with gradients, and discloses nothing. What
-it costs on shares of two holders without MACs, where a round is one message to and fro:
+Every function takes and returns `FixedPrecisionTensor`, with gradients, and discloses no value.
+Costs on shares of two holders without MACs, where a round is one message in each direction:
 
-    moves, sums            no message
-    product                one round; the division of a factor that is a product itself one more
-    product with a number  no round, or that division
-    sign, comparison       five rounds
-    leading one            eight rounds
+moves, sums            no message;
+product                one round; one more to divide a factor that is a product itself;
+product with a number  no round, or that division;
+sign, comparison       five rounds;
+leading one            eight rounds.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from vfl.tensors.fixed import FixedPrecisionTensor, Vjp, public
 from vfl.tensors.shares import Here, Ring
 
 FP: TypeAlias = FixedPrecisionTensor
-#: Fraction bits beyond twice the precision that a product may have.
+#: Fraction bits that a product may have beyond twice the precision.
 _SLACK = 4
-#: Bits before the point that values may have, and those that an element has for all of them.
+#: Bits before the point that values may have, and all bits that an element has for them.
 MOST_BITS, ROOM_BITS = 26, 62
-#: Leading bits of a small factor of something that keeps its fraction, and what is called small.
+#: Leading bits used of a small factor if the result keeps its fraction, and the bound for "small".
 _SHORT_BITS, _SMALL = 8, 1 / 8
 
 
 def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """A tensor of a ring, whose gradient goes to the operands on the tape."""
+    """Return a tensor over a ring, whose gradient goes to the operands on the tape."""
     found = FP(child, bits, like.precision)
     if torch.is_grad_enabled():
         found._tape = tuple(each for each in tape if each[0].requires_grad)
@@ -43,39 +43,39 @@ def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
 
 
 def with_gradient(value: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """The same elements with a gradient of their own."""
+    """Return the same elements with a gradient of their own."""
     return made(value.child, value.bits, value, *tape)
 
 
 def mapped(a: FP, vjp: Vjp, name: str, *parameters: Any) -> FP:
-    """A linear map of `vfl.tensors.shares.LINEAR`."""
+    """Apply a linear map of `vfl.tensors.shares.LINEAR`."""
     return made(a.child.linear(name, *parameters), a.bits, a, (a, vjp))
 
 
 def number(value: float, like: FP) -> FP:
-    """A public number."""
+    """Encode a public number."""
     return public(torch.tensor(value, dtype=torch.float64), like.precision, like.precision)
 
 
 def whole(values: Tensor, like: FP) -> FP:
-    """Public whole numbers, or booleans."""
+    """Encode public integers, or booleans."""
     return public(values, 0, like.precision)
 
 
 def both(a: Any, b: Any) -> tuple[FP, FP]:
-    """Two operands, of which one may be a number."""
+    """Convert two operands, one of which may be a number."""
     like = a if isinstance(a, FP) else b
     one, two = (each if isinstance(each, FP) else number(each, like) for each in (a, b))
     return one, two
 
 
 def at_precision(a: FP, precision: int) -> FP:
-    """The same elements in a computation of another precision; no gradient."""
+    """Return the same elements for a computation of another precision; no gradient."""
     return FP(a.child, a.bits, precision)
 
 
 def detached(a: FP) -> FP:
-    """The same without its gradient."""
+    """Return the tensor without its gradient."""
     found = FP(a.child, a.bits, a.precision)
     found._divided = a._divided
     return found
@@ -85,14 +85,14 @@ def detached(a: FP) -> FP:
 
 
 def finer(a: FP, bits: int) -> FP:
-    """With more fraction bits."""
+    """Return the tensor with more fraction bits."""
     if bits <= a.bits:
         return a
     return made(a.child.linear("scale", 1 << (bits - a.bits)), bits, a, (a, lambda g: g))
 
 
 def add(a: Any, b: Any, alpha: float = 1) -> FP:
-    """The sum a + alpha b."""
+    """Return a + alpha b."""
     a, b = both(a, b)
     if alpha != 1:
         b = mul(b, alpha)
@@ -111,17 +111,17 @@ def add(a: Any, b: Any, alpha: float = 1) -> FP:
 
 
 def neg(a: FP) -> FP:
-    """The negative."""
+    """Return -a."""
     return mapped(a, neg, "scale", -1)
 
 
 def sub(a: Any, b: Any, alpha: float = 1) -> FP:
-    """The difference a - alpha b."""
+    """Return a - alpha b."""
     return add(a, b, -alpha) if isinstance(a, FP) or alpha != 1 else add(neg(b), a)
 
 
 def summed_to(a: FP, shape: torch.Size) -> FP:
-    """Summed over the axes that a broadcast has made."""
+    """Sum over the axes that a broadcast added."""
     if a.shape == shape:
         return a
     return mapped(a, lambda g: expand(g, a.shape), "sum_to", shape)
@@ -135,20 +135,20 @@ def expand(a: FP, shape: torch.Size) -> FP:
 
 
 def total(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> FP:
-    """The sum over axes."""
+    """Sum over axes."""
     dims = dimensions(a, dim)
     kept = torch.Size(1 if at in dims else size for at, size in enumerate(a.shape))
     return mapped(a, lambda g: expand(reshape(g, kept), a.shape), "sum", dims, keepdim)
 
 
 def mean(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> FP:
-    """The mean over axes."""
+    """Average over axes."""
     found = total(a, dim, keepdim)
     return mul(found, found.numel() / a.numel())
 
 
 def dimensions(a: FP, dim: Any) -> tuple[int, ...]:
-    """Axes by their numbers; None is all."""
+    """Return axes by their numbers; None means all."""
     if dim is None:
         return tuple(range(a.dim()))
     return tuple(each % a.dim() for each in ((dim,) if isinstance(dim, int) else dim))
@@ -158,7 +158,7 @@ def dimensions(a: FP, dim: Any) -> tuple[int, ...]:
 
 
 def mul(a: Any, b: Any) -> FP:
-    """The product of every two elements."""
+    """Multiply element by element."""
     if not isinstance(a, FP):
         a, b = b, a
     if not isinstance(b, FP):
@@ -173,10 +173,10 @@ def mul(a: Any, b: Any) -> FP:
 
 
 def scaled(a: FP, factor: float) -> FP:
-    """Times a public number, of which as many leading bits count as of a fraction.
+    """Multiply by a public number, using as many of its leading bits as a fraction has.
 
-    With a fraction that is finer than a product's, such as an average of squares has, a factor near
-    1 leaves it so: a - a (1 - factor), of elements below 2^18.
+    Where the fraction is finer than a product's, as in an average of squares, a factor near 1 keeps
+    it so: a - a (1 - factor), for elements below 2^18.
     """
     if factor == 0:
         return mapped(a, lambda g: scaled(g, 0), "scale", 0)
@@ -189,15 +189,15 @@ def scaled(a: FP, factor: float) -> FP:
 
 
 def scaled_briefly(a: FP, factor: float) -> FP:
-    """Times a small public number of which eight leading bits count; no message.
+    """Multiply by a small public number, using eight of its leading bits; no message.
 
-    It has the fraction of a product at least, so elements have to be below 2^(54 - bits).
+    The result has at least the fraction of a product, so elements have to be below 2^(54 - bits).
     """
     return _times_ratio(a, *_ratio(factor, _SHORT_BITS), factor)
 
 
 def _ratio(factor: float, bits: int) -> tuple[int, int]:
-    """A whole number, and the bits by which it is larger than the factor."""
+    """Return an integer, and the number of bits by which it is larger than the factor."""
     shift = bits - math.frexp(factor)[1]
     if float(factor).is_integer():
         shift = min(shift, 0) if abs(factor) >= 2.0**bits else 0
@@ -214,7 +214,7 @@ def _times_ratio(a: FP, ratio: int, shift: int, factor: float) -> FP:
 
 
 def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[Any] = ()) -> FP:
-    """A bilinear map; its fraction is that of both factors."""
+    """Apply a bilinear map; the result has the fraction bits of both factors together."""
     most, left, right = 2 * a.precision + _SLACK, a, b
     if left.bits + right.bits > most:
         left = left.divided()
@@ -230,25 +230,25 @@ def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[
 
 
 def square(a: FP) -> FP:
-    """The square; half of what a product sends."""
+    """Return the square; it sends half as much as a product."""
     plain = detached(a if 2 * a.bits <= 2 * a.precision + _SLACK else a.divided())
     found = times(plain, plain, "mul", neg, neg)
     return with_gradient(found, (a, lambda g: mul(mul(a, 2), g)))
 
 
 def power(a: FP, exponent: Any) -> FP:
-    """A power by a positive whole number."""
+    """Return a power with a positive integer exponent."""
     if exponent == 1:
         return a
     if not float(exponent).is_integer() or exponent < 1:
-        FP.refuse("a power that is no positive whole number")
+        FP.refuse("a power that is not a positive whole number")
     exponent = int(exponent)
     half = square(power(a, exponent // 2)) if exponent > 2 else a
     return square(a) if exponent == 2 else mul(half, a) if exponent % 2 else half
 
 
 def matmul(a: FP, b: FP) -> FP:
-    """The product of matrices; further axes in front are batches, as torch has them."""
+    """Multiply matrices; further axes in front are batches, as in torch."""
     if a.dim() == 1:
         found = matmul(reshape(a, 1, -1), b)
         return reshape(found, *found.shape[:-2], found.shape[-1])
@@ -267,7 +267,7 @@ def matmul(a: FP, b: FP) -> FP:
 
 
 def transposed(a: FP) -> FP:
-    """The last two axes exchanged; what was opened for a product stays so."""
+    """Exchange the last two axes; an opening for a product stays valid."""
     found = made(a.child.transposed(), a.bits, a, (a, transposed))
     if a._divided is not None:
         found._divided = FP(a._divided.child.transposed(), a._divided.bits, a.precision)
@@ -275,7 +275,7 @@ def transposed(a: FP) -> FP:
 
 
 def convolved(a: FP, b: FP, kind: Kind, geometry: Geometry) -> FP:
-    """One of the three bilinear maps of a convolution; see `vfl.tensors.convolution`."""
+    """Apply one of the three bilinear maps of a convolution; see `vfl.tensors.convolution`."""
 
     def to_images(g: FP) -> FP:
         return convolved(g, b, "conv2d_input", geometry)
@@ -292,17 +292,17 @@ def _once(g: FP) -> FP:
     FP.refuse("a second derivative of a convolution")
 
 
-# Moves.
+# Moves of elements.
 
 
 def reshape(a: FP, *shape: Any) -> FP:
-    """Other axes."""
+    """Reshape."""
     sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     return mapped(a, lambda g: reshape(g, a.shape), "reshape", _resolved(a.shape, sizes))
 
 
 def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
-    """With the length that -1 stands for."""
+    """Resolve the length that -1 stands for."""
     if -1 not in sizes:
         return tuple(sizes)
     rest = -math.prod(sizes)
@@ -310,7 +310,7 @@ def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def gathered(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
-    """Elements in another order, some of them, or some several times."""
+    """Return elements in another order, or some of them, perhaps several times."""
     indices = pick(torch.arange(a.numel()).reshape(a.shape))
 
     def back(g: FP) -> FP:
@@ -320,20 +320,20 @@ def gathered(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
 
 
 def picked(a: FP, index: Any) -> FP:
-    """``a[index]``: slices, lists and public tensors of places or booleans."""
+    """Return ``a[index]`` for slices, lists and public tensors of positions or booleans."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(isinstance(each, FP) for each in parts):
-        FP.refuse("an index that is shared, whose result has axes that would show it")
+        FP.refuse("a shared index, whose values the axes of the result would reveal")
     return gathered(a, lambda indices: indices[index])
 
 
 def stack(parts: Sequence[FP], dim: int = 0) -> FP:
-    """Tensors of the same axes along a new one."""
+    """Stack tensors of the same axes along a new one."""
     return _joined(parts, dim, "stack", lambda at: lambda indices: indices.select(dim, at))
 
 
 def cat(parts: Sequence[FP], dim: int = 0) -> FP:
-    """Tensors one after another along an axis."""
+    """Concatenate tensors along an axis."""
     starts = [sum(each.shape[dim] for each in parts[:at]) for at in range(len(parts))]
 
     def of(at: int) -> Callable[[Tensor], Tensor]:
@@ -349,7 +349,8 @@ def _joined(
     bits = max(each.bits for each in parts)
     parts = [finer(each, bits) for each in parts]
     children = [each.child for each in parts]
-    if shared is not None:  # public parts become shares without a message: nothing plus them
+    # public parts become shares without a message: zero shares plus the part
+    if shared is not None:
         children = [
             _blank(shared, each.shape).plus(each.elements) if isinstance(each, Here) else each
             for each in children
@@ -369,7 +370,7 @@ def _blank(shared: Any, shape: torch.Size) -> Any:
 
 
 def unbound(a: FP, dim: int = 0) -> list[FP]:
-    """Slices along an axis."""
+    """Return slices along an axis."""
     return [
         gathered(a, lambda indices, at=at: indices.select(dim, at))  # type: ignore[misc]
         for at in range(a.shape[dim])
@@ -377,7 +378,7 @@ def unbound(a: FP, dim: int = 0) -> list[FP]:
 
 
 def padded(a: FP, around: Sequence[int], mode: str = "constant", value: Any = None) -> FP:
-    """Public values around; see `torch.nn.functional.pad`."""
+    """Pad with public values; see `torch.nn.functional.pad`."""
     around = [int(each) for each in around]
     if mode != "constant" or min(around) < 0:
         FP.refuse("pad by another mode than constant, or to fewer elements")
@@ -392,52 +393,52 @@ def padded(a: FP, around: Sequence[int], mode: str = "constant", value: Any = No
     return add(found, public((places < 0).double() * value, a.precision, a.precision))
 
 
-# Comparisons, and choices by them.
+# Comparisons, and selection by them.
 
 
 def less(a: Any, b: Any) -> FP:
-    """1 where a < b, else 0."""
+    """Return 1 where a < b, else 0."""
     apart = sub(a, b)
     return made(apart.child.negative(), 0, apart)
 
 
 def negated(a: FP) -> FP:
-    """1 - a, of a comparison."""
+    """Return 1 - a for a comparison."""
     return sub(whole(torch.ones(()), a), a)
 
 
 def different(a: Any, b: Any) -> FP:
-    """1 where the two differ, else 0."""
+    """Return 1 where the two differ, else 0."""
     apart = sub(a, b)
     below, above = unbound(less(stack([apart, neg(apart)]), 0))
     return add(below, above)
 
 
 def chosen(condition: FP, a: Any, b: Any) -> FP:
-    """A where the condition is 1, b where it is 0; one round."""
+    """Return a where the condition is 1, b where it is 0; one round."""
     apart = sub(a, b) if isinstance(a, FP) or isinstance(b, FP) else number(a - b, condition)
     return add(mul(apart, condition), b)
 
 
 def relu(a: FP, inplace: bool = False) -> FP:
-    """max(a, 0)."""
+    """Return max(a, 0)."""
     positive = less(0, a)
     return times(a, positive, "mul", lambda g: mul(g, positive), lambda g: g)
 
 
 def sign(a: FP) -> FP:
-    """1, 0 or -1."""
+    """Return 1, 0 or -1."""
     below, above = unbound(less(stack([a, neg(a)]), 0))
     return sub(above, below)
 
 
 def absolute(a: FP) -> FP:
-    """The magnitude; of 0 the derivative is 1."""
+    """Return the magnitude; at 0 the derivative is 1."""
     return mul(a, sub(1.0, mul(less(a, 0), 2)))
 
 
 def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
-    """Within bounds; both are compared at once."""
+    """Clamp to bounds; both comparisons run at once."""
     bounds = [(each, low) for each, low in ((min, True), (max, False)) if each is not None]
     apart = [sub(a, each) if low else sub(each, a) for each, low in bounds]
     beyond = unbound(less(stack([expand(each, a.shape) for each in apart]), 0))
@@ -450,15 +451,16 @@ def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
 def largest(
     a: FP, dim: int, *, smallest: bool = False, places: bool = False
 ) -> tuple[FP, FP | None]:
-    """The largest elements along an axis, and their places, of equal ones the first.
+    """Return the largest elements along an axis, and their positions, the first of equal ones.
 
-    Of n elements log2(n) times a comparison and a choice, with places one choice more.
+    For n elements it takes log2(n) times a comparison and a selection; positions take one more
+    selection each.
 
     Args:
-        a: of at least one element along the axis.
+        a: tensor with at least one element along the axis.
         dim: the axis, which the result lacks.
-        smallest: the smallest elements instead.
-        places: whether places are wanted.
+        smallest: whether to return the smallest elements instead.
+        places: whether to return positions.
     """
     value = gathered(a, lambda at: at.movedim(dim, 0))
     found: FP | None = None
@@ -486,12 +488,12 @@ def _with_rest(a: FP, rest: FP) -> FP:
 
 
 def maximum(a: Any, b: Any) -> FP:
-    """The larger of every two elements."""
+    """Return the larger of every two elements."""
     return chosen(less(a, b), b, a)
 
 
 def minimum(a: Any, b: Any) -> FP:
-    """The smaller of every two elements."""
+    """Return the smaller of every two elements."""
     return chosen(less(a, b), a, b)
 
 

@@ -1,11 +1,12 @@
-"""The chain: a torch tensor at the head, and below it what it stands for.
+"""The chain of tensors: a torch tensor at the head, and below it the representation of its values.
 
-A `ChainTensor` is a torch tensor without content. torch hands every operation on it to
-`__torch_function__`, which calls `ChainTensor.operate` of its class; what stands for the values is
-its `child`. A link of your own is one class with `operate`; see docs/tensors.md.
+A `ChainTensor` is a torch tensor without content. torch passes every operation on it to
+`__torch_function__`, which calls `ChainTensor.operate` of its class. Its `child` represents the
+values. A new kind of link is one class with `operate`; see docs/tensors.md.
 
-Operations have names, as `torch.add`, `functional.linear` and `tensor.add_`. `OPERATIONS` is all
-that may be asked of a worker: none of them shows a value, or gives back anything but tensors.
+Operations have names, such as `torch.add`, `functional.linear` and `tensor.add_`. `OPERATIONS`
+lists all operations that a worker accepts: none of them shows a value, or returns anything but
+tensors.
 """
 
 from __future__ import annotations
@@ -48,26 +49,27 @@ def _operations() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = dict(_operations())
-#: Those whose result may be the same memory as their first operand, and those that change it.
+#: Operations whose result may share memory with their first operand, and those that change it.
 VIEWS = frozenset(name for name in OPERATIONS if name.rpartition(".")[2] in _VIEWS.split())
 IN_PLACE = frozenset(name for name in OPERATIONS if name[-1] == "_" != name[-2])
 _NAME_OF: dict[Callable[..., Any], str] = {}
 for _name, _operation in OPERATIONS.items():
     _NAME_OF.setdefault(_operation, _name)
-_NAME_OF |= {Tensor.__eq__: "tensor.eq", Tensor.__ne__: "tensor.ne"}  # those of == and !=
+# the functions behind == and !=
+_NAME_OF |= {Tensor.__eq__: "tensor.eq", Tensor.__ne__: "tensor.ne"}
 
 
 class ChainTensor(Tensor):
-    """A tensor whose values are elsewhere, or are something else.
+    """A tensor whose values are at another place, or in another representation.
 
     Attributes:
         child: the next link of the chain.
-        parent: the link above, if there is one and it still lives.
-        shape: the axes of what it stands for.
+        parent: the link above, if there is one and it is still alive.
+        shape: axes of the represented values.
     """
 
     child: Any = None
-    #: What messages call this kind of tensor.
+    #: Name of this kind of tensor in messages.
     kind = "a chain tensor"
     _shape = torch.Size()
     _parent: Callable[[], Any] | None = None
@@ -75,7 +77,7 @@ class ChainTensor(Tensor):
 
     @staticmethod
     def __new__(cls: type[ChainTensor], *args: object, **kwargs: object) -> ChainTensor:
-        """A head without content."""
+        """Make a head without content."""
         return torch.Tensor._make_subclass(cls, _EMPTY)
 
     @classmethod
@@ -86,7 +88,7 @@ class ChainTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What torch calls in place of an operation."""
+        """Entry point that torch calls instead of an operation."""
         name = _NAME_OF.get(func)
         if name is not None:
             return cls.operate(name, args, kwargs or {})
@@ -95,7 +97,8 @@ class ChainTensor(Tensor):
         owner = getattr(func, "__self__", None) if func.__name__ == "__get__" else func
         cls.refuse(getattr(owner, "__name__", func.__name__))
 
-    # Straight to the operation: torch's own way to `__torch_function__` takes as long as the rest.
+    # This calls the operation directly: torch's default `__torch_function__` takes as long as the
+    # rest.
 
     def __add__(self, other: Any) -> Any:
         return self.operate("tensor.add", (self, other), {})
@@ -111,16 +114,16 @@ class ChainTensor(Tensor):
 
     @classmethod
     def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """An operation by its name; a class of the chain says here what it does.
+        """Run an operation by its name; each class of the chain overrides this.
 
         Raises:
-            UserError: it does nothing of the kind.
+            UserError: the class does not support the operation.
         """
         cls.refuse(name)
 
     @classmethod
     def refuse(cls, name: str) -> NoReturn:
-        """Say that there is no such operation here."""
+        """Raise an error for an unsupported operation."""
         raise UserError(
             f"{cls.kind} does not support this operation",
             got=name,
@@ -139,7 +142,7 @@ class ChainTensor(Tensor):
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
-        """This link and all below it."""
+        """Return this link and all links below it."""
         below = getattr(self.child, "chain", None)
         return [self, *(below() if below else [])]
 
@@ -152,15 +155,15 @@ class ChainTensor(Tensor):
     __hash__ = torch.Tensor.__hash__
 
     def size(self, dim: int | None = None) -> Any:
-        """Axes, or the length of one."""
+        """Return the axes, or the length of one."""
         return self._shape if dim is None else self._shape[dim]
 
     def dim(self) -> int:
-        """How many axes."""
+        """Return the number of axes."""
         return len(self._shape)
 
     def numel(self) -> int:
-        """How many elements."""
+        """Return the number of elements."""
         return self._shape.numel()
 
     def __len__(self) -> int:
@@ -193,12 +196,12 @@ class Link:
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
-        """This link; what it refers to is at workers."""
+        """Return this link; the tensors it refers to are at workers."""
         return [self]
 
 
 def axes(shape: Sequence[int]) -> str:
-    """A shape for a repr.
+    """Format a shape for a repr.
 
     >>> axes((5, 3)), axes(())
     ('5x3', 'scalar')

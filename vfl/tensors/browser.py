@@ -1,8 +1,8 @@
-"""Workers that are pages of a browser: a page is served, and connects by a web socket.
+"""Workers in browser pages: a server delivers the page, which connects by a web socket.
 
 The page (`page.html`) holds shares and computes on them as a holder of
-`vfl.mpc.many.members.Member` does, by the same messages; it knows no other requests. It listens to
-this machine alone, for a web socket here has no TLS. Each page has an address that is its secret.
+`vfl.mpc.many.members.Member` does, by the same messages; it accepts no other requests. The server
+listens only on this machine, because a web socket here has no TLS. Each page has a secret address.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ class PageLink:
         self._ended: LostPeerError | None = None
         self._say: Any = None
 
-    # The server's side, in its own thread.
+    # Server side, in its own thread.
 
     def attach(self, say: Any) -> None:
-        """A page has connected; `say` sends it bytes."""
+        """Register a connected page; `say` sends it bytes."""
         self._say = say
         self.attached.set()
 
     def came(self, raw: bytes) -> None:
-        """A message of the page."""
+        """Receive a message of the page."""
         self._frames.append(raw)
         os.write(self._write, b"x")
 
     def left(self) -> None:
-        """The page is gone."""
+        """Register that the page has disconnected."""
         self._ended = self._ended or LostPeerError(f"the page of {self.name} was closed")
         os.write(self._write, b"x")
 
-    # The pool's side.
+    # Pool side.
 
     def send(self, frame: Frame) -> None:
         """See `Link`."""
         if self._ended is not None:
             raise self._ended
         if self._say is None:
-            raise LostPeerError(f"nobody opened the page of {self.name}")
+            raise LostPeerError(f"the page of {self.name} was not opened")
         try:
             self._say(bytes(frame.payload))
-        except Exception:  # each server has errors of its own for a tab that was just closed
+        except Exception:  # each server has its own errors for a closed tab
             self.left()
             raise LostPeerError(f"the page of {self.name} was closed") from None
 
@@ -99,10 +99,10 @@ class PageLink:
 
 
 class Pages:
-    """The server of a pool's pages, in a thread of its own; on this machine alone.
+    """The server of a pool's pages, in a thread of its own; only on this machine.
 
     Raises:
-        MissingPackageError: what serves pages is not installed.
+        MissingPackageError: the package of the web server is not installed.
     """
 
     def __init__(self) -> None:
@@ -162,25 +162,25 @@ class Pages:
         self._server.start(listening, "vfl-pages")
 
     def add(self, name: str) -> tuple[str, PageLink]:
-        """A page's address, and its link."""
+        """Return a page's address, and its link."""
         token = secrets.token_urlsafe(24)
         link = self._links[token] = PageLink(name)
         return f"http://127.0.0.1:{self._port}/{token}", link
 
     def wait(self, timeout_s: float) -> None:
-        """Until every page is there.
+        """Wait until every page has connected.
 
         Raises:
-            MissingPartyError: names one that is not.
+            MissingPartyError: a page did not connect; the error names it.
         """
         deadline = time.monotonic() + timeout_s
         for link in self._links.values():
             if not link.attached.wait(max(0.0, deadline - time.monotonic())):
                 raise MissingPartyError(
-                    f"nobody opened the page of {link.name} within {timeout_s:g} s",
+                    f"the page of {link.name} was not opened within {timeout_s:g} s",
                     fix="open the address that Pool.page gave",
                 )
 
     def close(self) -> None:
-        """End the server, and with it the pages' connections."""
+        """Stop the server, and with it the pages' connections."""
         self._server.stop()

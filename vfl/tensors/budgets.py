@@ -1,4 +1,4 @@
-"""What trainings with noise have spent of a worker's tables, on its disk."""
+"""Privacy budget that trainings with noise have spent of a worker's tables, on its disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vfl.privacy.accountants import GaussianSteps
 from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-#: Kinds of steps, by noise and rate, that a budget counts apart.
+#: Most kinds of steps, by noise and rate, that a budget counts separately.
 MOST_KINDS = 32
-#: More than any grant: what a store that was put back may have forgotten.
+#: Larger than any grant: spending that a restored store may have lost.
 _ALL_EPSILON = 1e9
 
 
@@ -31,8 +31,8 @@ class Table(Settings):
     """A table of a worker.
 
     Attributes:
-        run: the name by which a leader finds it.
-        spent: the steps that were taken, or may have been before the worker was killed.
+        run: name by which a leader finds it.
+        spent: steps that were taken, or that may have been taken before the worker was killed.
     """
 
     run: str
@@ -45,28 +45,28 @@ class Table(Settings):
 
 
 class BudgetLedger(Spending[Table]):
-    """The budgets of one worker's tables, which outlive its process.
+    """Budgets of one worker's tables, which outlive its process.
 
-    A table is known by its name: under the same name a changed file has the same budget.
+    A table is identified by its name: a changed file under the same name has the same budget.
     """
 
     kind, form = "privacy of a worker's tables", Table
     restored_by = "vfl worker TICKET --store FOLDER --restored"
 
     def spent(self, name: str) -> list[GaussianSteps]:
-        """The steps that were taken of a table.
+        """Return the steps that were taken on a table.
 
         Raises:
-            UserError: the name cannot be that of a file.
+            UserError: the name cannot be a file name.
             RunFolderError: its file is damaged.
-            ConsentError: the store was put back from a copy, so nobody knows.
+            ConsentError: the store was restored from a copy, so the spent budget is unknown.
         """
         if self.witness.read().lost_epsilon:
             raise ConsentError(
-                "what was spent of a worker's tables is not known any more",
+                "the spent budget of a worker's tables is no longer known",
                 where=str(self.folder),
                 got="a store that was put back from a copy",
-                fix="leave --epsilon out; docs/backups.md says what a lost store costs",
+                fix="omit --epsilon; docs/backups.md explains the cost of a lost store",
             )
         if not _NAME.fullmatch(name):
             raise UserError(
@@ -77,11 +77,11 @@ class BudgetLedger(Spending[Table]):
         return [GaussianSteps(one.noise, one.steps, one.sampling_rate) for one in taken]
 
     def restored(self) -> None:
-        """Say that the store was put back from a copy: from now on it grants nothing."""
+        """Record that the store was restored from a copy: from now on it grants no budget."""
         self.witness.restored(_ALL_EPSILON)
 
     def keep(self, name: str, spent: Sequence[GaussianSteps]) -> None:
-        """Put steps on the disk."""
+        """Write steps to the disk."""
         kinds = [
             Steps(noise=one.noise, steps=one.steps, sampling_rate=one.sampling_rate)
             for one in spent

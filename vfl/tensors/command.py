@@ -1,4 +1,4 @@
-"""``vfl worker``: hold tensors for whoever leads, in a process of one's own."""
+"""``vfl worker``: hold tensors for a leader, in a process of its own."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def worker(
         typer.Option(metavar="NAME=FINGERPRINT", help="Take no other key for this worker."),
     ] = None,
 ) -> None:
-    """Be a worker of vfl.tensors: hold tensors, and let nobody have what `--load` brings.
+    """Run a worker of vfl.tensors: hold tensors, and keep the tables of `--load` secret.
 
-    Whoever leads makes a ticket for each worker and hands it over as a secret. The worker connects,
-    does what it is asked of a fixed list, and ends when the leader does. What it loads is found by
-    `tensors.find(worker, NAME)`; neither that nor what is computed from it can be read elsewhere.
-    With `--epsilon` a training may take gradients with noise from it, until that is spent: under
-    one name of a table with `--store` for good, without it in this process alone.
+    The leader makes a ticket for each worker and hands it over as a secret. The worker connects,
+    executes requests of a fixed list, and ends when the leader ends. `tensors.find(worker, NAME)`
+    finds a loaded table; no other process can read the table or values computed from it. With
+    `--epsilon` a training may take noisy gradients from it until that budget is spent. With
+    `--store` the budget of a table's name is kept for good; without it, only in this process.
 
-    The leader passes on the public keys with which workers encrypt for each other. With `--key` a
+    The leader forwards the public keys with which workers encrypt for each other. With `--key` a
     worker prints a fingerprint; with a `--peer` for every other worker, it detects false keys.
     """
     from vfl.core.address import Address
@@ -84,7 +84,7 @@ def worker(
 
 
 def _load(here: Worker, load: list[str], epsilon: float, delta: float) -> None:
-    """Load tables, and grant what may be spent of each."""
+    """Load tables, and grant the budget of each."""
     import numpy as np
     import torch
 
@@ -107,7 +107,7 @@ def _load(here: Worker, load: list[str], epsilon: float, delta: float) -> None:
 
 
 def _named(text: str, form: str) -> tuple[str, str]:
-    """What stands before and behind the equals sign."""
+    """Split a text at the equals sign."""
     name, equals, rest = text.partition("=")
     if not equals:
         raise typer.BadParameter(form)

@@ -1,7 +1,7 @@
 """Convolutions as products of matrices, on elements of any ring, with any axes in front.
 
-A convolution and its two gradients are bilinear. What parties open under masks are the images and
-the filters as they are; each party cuts its images into windows by itself.
+A convolution and its two gradients are bilinear. Parties open the plain images and filters under
+masks; each party extracts the windows of its images by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vfl.tensors.base import axes
 
 Kind = Literal["conv2d", "conv2d_input", "conv2d_weight"]
 KINDS: tuple[Kind, ...] = ("conv2d", "conv2d_input", "conv2d_weight")
-#: Whole numbers of a convolution in a request: see `Geometry.numbers`.
+#: Number of integers that describe a convolution in a request; see `Geometry.numbers`.
 NUMBERS = 15
 
 
@@ -32,8 +32,8 @@ class Geometry:
     Attributes:
         images: axes (rows, channels, height, width).
         filters: axes (outputs, channels of a group, height, width).
-        stride, padding, dilation: of height and width.
-        groups: the channels are divided into so many.
+        stride, padding, dilation: for height and width.
+        groups: number of groups of channels.
     """
 
     images: tuple[int, ...]
@@ -48,7 +48,7 @@ class Geometry:
         fits = fits and self.images[1] == self.filters[1] * self.groups
         if not fits or self.filters[0] % self.groups or min(self.size) < 1:
             raise UserError(
-                "a convolution that does not fit",
+                "these axes are no convolution",
                 got=f"images {axes(self.images)}, filters {axes(self.filters)}",
                 want="(rows, channels, height, width) and (outputs, channels, height, width)",
                 fix="compare channels, groups and the size of the filters",
@@ -69,19 +69,19 @@ class Geometry:
         return (self.images[0], self.filters[0], *self.size)
 
     def numbers(self) -> list[int]:
-        """As whole numbers, for a request."""
+        """Return the geometry as integers, for a request."""
         pairs = (*self.stride, *self.padding, *self.dilation)
         return [*self.images, *self.filters, *pairs, self.groups]
 
     @staticmethod
     def of(numbers: Sequence[int]) -> Geometry:
-        """Of the numbers of a request.
+        """Restore the geometry from the integers of a request.
 
         Raises:
-            UserError: they are no convolution.
+            UserError: the integers describe no convolution.
         """
         if len(numbers) != NUMBERS:
-            raise UserError("a convolution has other numbers", got=str(len(numbers)))
+            raise UserError("these numbers describe no convolution", got=str(len(numbers)))
         one, two, *rest = numbers[:4], numbers[4:8], *numbers[8:]
         return Geometry(
             tuple(one), tuple(two), (rest[0], rest[1]), (rest[2], rest[3]), (rest[4], rest[5]),
@@ -89,7 +89,7 @@ class Geometry:
         )  # fmt: skip
 
     def windows(self, images: Tensor) -> Tensor:
-        """Every window of the images; axes (*, groups, rows x places, inputs of a place)."""
+        """Return every window of the images; axes (*, groups, rows x places, inputs of a place)."""
         front, (rows, channels, *_) = images.shape[:-4], self.images
         down, right = self.padding
         padded = functional.pad(images, (right, right, down, down))
@@ -104,7 +104,7 @@ class Geometry:
         )
 
     def images_of(self, windows: Tensor) -> Tensor:
-        """The sum of windows at their places in the images, the inverse map of `windows`."""
+        """Add up windows at their places in the images; the transpose of `windows`."""
         front, (rows, channels, high, wide) = windows.shape[:-3], self.images
         down, right = self.padding
         places = windows.reshape(
@@ -128,7 +128,10 @@ class Geometry:
         return total.movedim(-5, -4).reshape(*front, *self.images)
 
     def rows_of(self, results: Tensor) -> Tensor:
-        """A result as a matrix a group; axes (*, groups, rows x places, outputs of a group)."""
+        """Convert a result to one matrix a group.
+
+        The axes are (*, groups, rows x places, outputs of a group).
+        """
         front, at = results.shape[:-4], results.dim() - 4
         parts = results.reshape(*front, self.images[0], self.groups, -1, *self.size)
         order = [at + each for each in (1, 0, 3, 4, 2)]
@@ -136,20 +139,23 @@ class Geometry:
         return moved.reshape(*front, self.groups, -1, self.filters[0] // self.groups)
 
     def result_of(self, matrices: Tensor) -> Tensor:
-        """The inverse of `rows_of`."""
+        """Invert `rows_of`."""
         front, at = matrices.shape[:-3], matrices.dim() - 3
         parts = matrices.reshape(*front, self.groups, self.images[0], *self.size, -1)
         order = [at + each for each in (1, 0, 4, 2, 3)]
         return parts.permute(*range(at), *order).reshape(*front, *self.result)
 
     def columns_of(self, filters: Tensor) -> Tensor:
-        """Filters as a matrix a group; axes (*, groups, inputs of a place, outputs of a group)."""
+        """Convert filters to one matrix a group.
+
+        The axes are (*, groups, inputs of a place, outputs of a group).
+        """
         front = filters.shape[:-4]
         parts = filters.reshape(*front, self.groups, self.filters[0] // self.groups, -1)
         return parts.mT
 
     def filters_of(self, matrices: Tensor) -> Tensor:
-        """The inverse of `columns_of`."""
+        """Invert `columns_of`."""
         return matrices.mT.reshape(*matrices.shape[:-3], *self.filters)
 
     def _reach(self, at: int) -> int:
@@ -158,12 +164,13 @@ class Geometry:
 
 @lru_cache(maxsize=256)
 def convolution(kind: Kind, geometry: Geometry) -> Composed:
-    """A bilinear map.
+    """Return a bilinear map of a convolution.
 
     Args:
-        kind: "conv2d" of images and filters; "conv2d_input" of a result's gradient and filters, the
-            images' gradient; "conv2d_weight" of images and a result's gradient, the filters' one.
-        geometry: of the convolution.
+        kind: "conv2d" maps images and filters to the result; "conv2d_input" maps a result's
+            gradient and filters to the images' gradient; "conv2d_weight" maps images and a result's
+            gradient to the filters' gradient.
+        geometry: axes of the convolution.
     """
     one = geometry
     if kind == "conv2d":

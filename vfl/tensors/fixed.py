@@ -1,9 +1,10 @@
-"""Fixed-precision tensors: reals as ring elements here or as shares, with gradients.
+"""Fixed-precision tensors: reals as local ring elements or as shares, with gradients.
 
-A real x stands as round(x 2^bits). A product has the fractions of both factors; it is divided back
-to the tensor's precision, which takes a round, when the next product or `get` needs it, for sums,
-signs and choices do not. Gradients go through a tape of its own: torch's would need floats.
-What the operations are: `vfl.tensors.arithmetic`, `vfl.tensors.functions` and `vfl.tensors.layers`.
+A real x is represented by round(x 2^bits). A product has the fraction bits of both factors
+together. It is divided back to the tensor's precision, which takes a round, only when the next
+product or `get` needs that; sums, signs and selections do not. Gradients use a tape of their own:
+torch's tape would need floats. `vfl.tensors.arithmetic`, `vfl.tensors.functions` and
+`vfl.tensors.layers` define the operations.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from vfl.tensors.base import ChainTensor, axes
 from vfl.tensors.pointers import ME, PointerTensor
 from vfl.tensors.shares import Here, Ring, Session, Shares, elements_of
 
-#: Operands of these are places, and stay as they are.
+#: Operands of these operations are positions, and are not converted.
 _WITH_PLACES = frozenset({"__getitem__", "gather", "index_select"})
-#: From a result's gradient to an operand's.
+#: Maps a result's gradient to an operand's gradient.
 Vjp = Callable[["FixedPrecisionTensor"], "FixedPrecisionTensor"]
 
 
 class FixedPrecisionTensor(ChainTensor):
-    """Reals with so many bits after the point.
+    """Real numbers with a given number of bits after the point.
 
     Args:
         child: their ring elements.
-        bits: fraction bits of them.
-        precision: fraction bits that products are divided back to.
+        bits: fraction bits of the elements.
+        precision: fraction bits to which products are divided back.
     """
 
     kind = "a fixed-precision tensor"
-    #: By their names; `vfl.tensors.methods` puts in those of `vfl.tensors.layers`.
+    #: Operations by name; `vfl.tensors.methods` adds those of `vfl.tensors.layers`.
     operations: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
     def __init__(self, child: Ring, bits: int, precision: int) -> None:
@@ -62,21 +63,21 @@ class FixedPrecisionTensor(ChainTensor):
         }
         try:
             return operation(*taken, **named)
-        except (RuntimeError, IndexError, TypeError):  # whose text may hold values
+        except (RuntimeError, IndexError, TypeError):  # the text of torch's error may hold values
             raise UserError(
-                "these operands do not go together, or an option is not supported here",
+                "these operands cannot be combined, or an option is not supported here",
                 where=name,
                 got=", ".join(axes(each.shape) for each in args if isinstance(each, Tensor)),
                 fix="compare shapes and options; docs/tensors.md lists what is supported",
             ) from None
 
     def lifted(self, value: Any) -> Any:
-        """A public torch tensor as one of these; anything else as it is."""
+        """Convert a public torch tensor to this class; return other values unchanged."""
         if _is_list(value):
             return [self.lifted(each) for each in value]
         if isinstance(value, PointerTensor):
             raise UserError(
-                "a pointer and a shared tensor meet",
+                "a pointer and a shared tensor are operands of one operation",
                 got=repr(value),
                 fix="share it: pointer.fix_precision().share(...)",
             )
@@ -86,29 +87,29 @@ class FixedPrecisionTensor(ChainTensor):
         return value
 
     def get(self, requester: str = ME) -> FixedPrecisionTensor:
-        """The same, its elements here, if every holder lets you; only so many bits as `precision`.
+        """Return a local tensor, if every holder allows it; it has only `precision` fraction bits.
 
         Raises:
-            ConsentError: one does not.
-            LostPeerError: one has ended.
+            ConsentError: a holder does not allow it.
+            LostPeerError: a holder has ended.
         """
-        told = self.divided()  # lower bits of a product would show its factors
+        told = self.divided()  # lower bits of a product would reveal its factors
         result = FixedPrecisionTensor(Here(told.child.reveal(requester)), told.bits, told.precision)
         return result.requires_grad_(self._wants_grad)
 
     def float_precision(self) -> Tensor:
-        """As a torch tensor, of elements that are here."""
+        """Return a torch tensor, for elements that are local."""
         if not isinstance(self.child, Here):
             self.refuse("float_precision before get")
         return decode(self.child.elements, self.bits).float()
 
     def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
-        """Additive shares at 2 to 8 workers; the elements leave here.
+        """Share the local elements additively among 2 to 8 workers.
 
         Args:
-            holders: each gets a share.
-            dealer: deals what products need, and sees no value.
-            mac: whether shares carry MACs, so that a holder that lies is found.
+            holders: workers that each receive a share.
+            dealer: worker that deals for products, and sees no value.
+            mac: whether shares carry MACs, which detect a false share.
         """
         if not isinstance(self.child, Here):
             self.refuse("share of a shared tensor")
@@ -117,16 +118,16 @@ class FixedPrecisionTensor(ChainTensor):
         return result.requires_grad_(self._wants_grad)
 
     def pointers(self) -> Sequence[PointerTensor]:
-        """To everything at workers that this tensor is made of."""
+        """Return pointers to all parts of this tensor at workers."""
         return self.child.pointers if isinstance(self.child, Shares) else []
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
-        """Whether gradients flow here."""
+        """Whether the tensor records gradients."""
         return self._wants_grad or bool(self._tape)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Let gradients flow here."""
+        """Record gradients for this tensor."""
         self._wants_grad = requires_grad
         return self
 
@@ -140,7 +141,7 @@ class FixedPrecisionTensor(ChainTensor):
         self._gradient = value
 
     def backward(self) -> None:  # type: ignore[override]
-        """Gradients of a scalar, added to those of the leaves it depends on."""
+        """Add gradients of a scalar to the leaves it depends on."""
         if self.numel() != 1:
             raise UserError("backward of more than one value", got=axes(self._shape), want="one")
         order: list[FixedPrecisionTensor] = []
@@ -169,9 +170,9 @@ class FixedPrecisionTensor(ChainTensor):
                         grads[id(operand)] = part if before is None else before + part
 
     def divided(self, bits: int | None = None) -> FixedPrecisionTensor:
-        """The same with at most so many fraction bits, else as many as products are divided to.
+        """Return the tensor with at most so many fraction bits; by default, its precision.
 
-        One round, once: the result is kept. Nothing is disclosed.
+        It takes one round, once: the result is kept. It discloses no value.
         """
         wanted = self.precision if bits is None else bits
         if self.bits <= wanted:
@@ -180,13 +181,14 @@ class FixedPrecisionTensor(ChainTensor):
             child = self.child.divide(self.bits - wanted)
             self._divided = FixedPrecisionTensor(child, wanted, self.precision)
         found = self._divided
-        if torch.is_grad_enabled() and self.requires_grad:  # a tape would keep it alive in a circle
+        # otherwise a reference cycle with the tape would keep the tensor alive
+        if torch.is_grad_enabled() and self.requires_grad:
             found = FixedPrecisionTensor(found.child, wanted, self.precision)
             found._tape = ((self, lambda g: g),)
         return found
 
     def become(self, other: FixedPrecisionTensor) -> Self:
-        """Take over another's values, in place."""
+        """Take over another tensor's values, in place."""
         self.link(other.child)
         self.bits, self._divided = other.bits, None
         return self
@@ -200,7 +202,7 @@ def _is_list(value: Any) -> bool:
 
 
 def public(values: Tensor, bits: int, precision: int) -> FixedPrecisionTensor:
-    """Values that everybody may know, with fraction bits.
+    """Encode public values with fraction bits.
 
     Raises:
         RingRangeError: a value does not fit.

@@ -1,9 +1,9 @@
-"""What the result of an operation looks like, from the axes and types of its operands alone.
+"""Form of an operation's result, derived only from the axes and types of its operands.
 
-A worker tells whoever asks the axes of a result, and whether torch could make it at all. Of tensors
-that not everybody may read, neither may depend on a value: `x[x > t]` and an error about a label
-out of range are a comparison with a secret each. So the operation is first done with tensors that
-have no values (torch's "meta" device), and what cannot be done without values is refused.
+A worker reports the axes of a result to its leader, and whether torch could compute it at all. For
+secret tensors neither may depend on a value: `x[x > t]`, or an error about a label out of range,
+would compare a secret. So the operation runs first on tensors without values (torch's "meta"
+device), and an operation that needs values is refused.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: What torch raises where operands do not fit; the texts may hold values.
+#: Errors that torch raises for operands that do not fit; their texts may hold values.
 UNFIT = (RuntimeError, IndexError, TypeError, ValueError)
 
 
 class Form(NamedTuple):
-    """A tensor but for its values; hashable."""
+    """Description of a tensor without its values; hashable."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -29,11 +29,11 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Form:
-        """Of a tensor."""
+        """Return the form of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def empty(self) -> Tensor:
-        """A tensor of this form without values."""
+        """Return a tensor of this form without values."""
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
         return made.requires_grad_() if self.requires_grad else made
 
@@ -44,31 +44,31 @@ def foreseen(
     kwargs: Mapping[str, Any],
     hidden: Collection[int],
 ) -> Form:
-    """The form of ``call(*args, **kwargs)``, whatever the values of its tensors are.
+    """Return the form of ``call(*args, **kwargs)``, which is equal for all values of its tensors.
 
     Args:
         call: an operation of torch.
         args: its operands.
-        kwargs: likewise.
-        hidden: `id` of the tensors whose values may not matter; an index of others may.
+        kwargs: its named operands.
+        hidden: `id` of the tensors whose values must not matter; values of other indices may.
 
     Raises:
-        ValueError: torch cannot do it, or not without values.
+        ValueError: torch cannot compute it, or not without values.
     """
     try:
         if call is Tensor.__getitem__ and not any(id(one) in hidden for one in _tensors(args[1:])):
             return Form.of(call(Form.of(args[0]).empty(), *args[1:]))
         named = tuple((key, _frozen(value)) for key, value in sorted(kwargs.items()))
         return _foreseen(call, _frozen(tuple(args)), named, torch.is_grad_enabled())
-    except Exception:  # of one kind where there are values, of many where there are none
+    except Exception:  # torch has various errors without values
         raise ValueError("no form without values") from None
 
 
 def lost(form: Form, operands: Sequence[Tensor]) -> Tensor:
-    """What stands for a result that the values of its operands have prevented: NaN, or 0.
+    """Return the substitute for a result that its operands' values prevented: NaN, or 0.
 
     Args:
-        form: of the result.
+        form: form of the result.
         operands: gradients reach these as they would through the result.
     """
     made = torch.zeros(form.shape, dtype=form.dtype)
@@ -98,7 +98,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _frozen(value: Any) -> Any:
-    """Hashable, and equal for equal types only: 1 is not True here."""
+    """Return a hashable value, equal only for equal types: here 1 differs from True."""
     if isinstance(value, Tensor):
         return Form.of(value)
     if isinstance(value, list | tuple):

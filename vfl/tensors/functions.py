@@ -1,13 +1,13 @@
-"""Functions of fixed-precision tensors that no ring has: polynomials, powers of two, squarings.
+"""Functions of fixed-precision tensors, by polynomials, powers of two and squarings.
 
-Each says its range, within which its error is that of the table in docs/results/tensors.md, and
-its rounds on shares of two holders without MACs. None discloses anything: an argument beyond the
-range is not noticed, and its result is wrong.
+Each docstring states the range in which the error is that of the table in docs/results/tensors.md,
+and the rounds on shares of two holders without MACs. No function discloses a value: an argument
+beyond the range is not detected, and its result is wrong.
 
-An argument x of 1 / x, log, sqrt and the like is brought to [1/2, 1) first, by its leading one; the
-function is a polynomial there. A polynomial of degree 7 or 15 takes three or four products one
-after the other (Paterson and Stockmeyer 1973), of a variable from -1 to 1. Polynomials interpolate
-at Chebyshev's points.
+For 1 / x, log, sqrt and similar functions, the argument x is first scaled to [1/2, 1) by its
+leading one; there the function is a polynomial. A polynomial of degree 7 or 15 takes three or four
+sequential products (Paterson and Stockmeyer 1973), in a variable from -1 to 1. The polynomials
+interpolate at Chebyshev's points.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ from vfl.tensors.arithmetic import (
 
 #: Fraction bits within polynomials, whose values are below 8.
 _INNER_BITS = 26
-#: An argument that is brought to [1/2, 1) is from 2^-precision to 2^16.
+#: An argument that is scaled to [1/2, 1) must be from 2^-precision to 2^16.
 _MOST_POWER = 15
-#: Squarings of an exponential, and its fraction bits: the result may be 2^(62 - 2 bits).
+#: Number of squarings for an exponential, and its fraction bits: the result is below 2^(62 - 2
+#: bits).
 _SQUARINGS, _EXP_BITS = 7, 22
-#: Where curves that end in 0 and 1 are taken to have ended.
+#: Arguments beyond which curves are set to their limits 0 and 1.
 _ENDS = {"sigmoid": 11.0, "normal": 5.0}
-#: Beyond this the normal density is nothing.
+#: Beyond this argument the normal density is taken as 0.
 _FLAT = 8.0
-#: Fraction bits of an inverse that is multiplied, of that product, and of powers of two in roots.
+#: Fraction bits of an inverse in a product, of that product, and of powers of two in roots.
 _QUOTIENT_BITS, _SCALED_BITS, _ROOT_BITS = 20, 28, 24
-#: Fraction bits of an argument with a leading one, and of those the ones below the least root's.
+#: Fraction bits of an argument with a leading one, and of its least bit used for a root.
 _FINEST_BITS, _BELOW_ROOTS = 40, 8
 
 
@@ -68,7 +69,7 @@ _FINEST_BITS, _BELOW_ROOTS = 40, 8
 
 @lru_cache(maxsize=32)
 def coefficients(name: str, degree: int, low: float, high: float) -> tuple[float, ...]:
-    """Of t from -1 to 1, of a function of x from `low` to `high`; the constant first.
+    """Return coefficients in t from -1 to 1, for x from `low` to `high`; the constant first.
 
     >>> [round(each, 3) for each in coefficients("reciprocal", 3, 0.5, 1.0)]
     [1.331, -0.444, 0.166, -0.055]
@@ -90,16 +91,16 @@ _CURVES: dict[str, Callable[[float], float]] = {
 
 
 def polynomial(t: FP, weights: Sequence[float]) -> FP:
-    """A polynomial of 8 or 16 coefficients: five or seven rounds.
+    """Evaluate a polynomial of 8 or 16 coefficients: five or seven rounds.
 
     Args:
-        t: from -1 to 1; its precision is that of the powers.
-        weights: the constant first.
+        t: from -1 to 1; its precision is the precision of the powers.
+        weights: coefficients, the constant first.
     """
     power = square(t)
     parts = [_line(t, *weights[at : at + 2]) for at in range(0, len(weights), 2)]
     while len(parts) > 1:
-        odds = stack([*parts[1::2], power]).divided()  # in one division
+        odds = stack([*parts[1::2], power]).divided()  # all in one division
         power = picked(odds, -1)
         found = unbound(mul(odds if len(parts) > 2 else picked(odds, slice(0, -1)), power))
         parts, power = [add(*pair) for pair in zip(parts[::2], found, strict=False)], found[-1]
@@ -107,7 +108,7 @@ def polynomial(t: FP, weights: Sequence[float]) -> FP:
 
 
 def _line(t: FP, constant: float, slope: float) -> FP:
-    """A line with the fraction of a product, whatever its slope is."""
+    """Return a line with the fraction bits of a product, for any slope."""
     bits = t.bits + t.precision
     child = t.child.linear("scale", round(slope * 2.0**t.precision))
     return made(child.plus(torch.tensor(round(constant * 2.0**bits))), bits, t)
@@ -123,8 +124,8 @@ class Octave:
     Attributes:
         t: 4 x' - 3, from -1 to 1.
         leading: axes (powers, *those of the argument): 1 at its e, else 0.
-        to_one: what the argument was multiplied with, 2^-(e + 1) and its sign.
-        low: the first e.
+        to_one: factor that scaled the argument, 2^-(e + 1) with its sign.
+        low: the least e.
     """
 
     t: FP
@@ -133,11 +134,11 @@ class Octave:
     low: int
 
     def curve(self, name: str, bits: int = _INNER_BITS) -> FP:
-        """A function of x', off by at most 3e-6; six rounds."""
+        """Return a function of x', with an error of at most 3e-6; six rounds."""
         return polynomial(self.t, coefficients(name, 7, 0.5, 1.0)).divided(bits)
 
     def weighted(self, weight: Callable[[int], float], bits: int) -> FP:
-        """A weight of its e; no message."""
+        """Return a weight for its e; no message."""
         weights = [round(weight(self.low + at) * 2.0**bits) for at in range(len(self.leading))]
         column = torch.tensor(weights).reshape(-1, *[1] * (self.leading.dim() - 1))
         child = self.leading.child.linear("by", column, "mul", False).linear("sum", [0], False)
@@ -145,11 +146,11 @@ class Octave:
 
 
 def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool = False) -> Octave:
-    """Bring a magnitude to [1/2, 1): ten rounds, with a sign eleven.
+    """Scale a magnitude to [1/2, 1): ten rounds, or eleven with a sign.
 
     Args:
-        x: of a magnitude from 2^low to 2^(high + 1).
-        low: minus its precision if not given.
+        x: values of magnitude from 2^low to 2^(high + 1).
+        low: the least e; minus the precision of `x` if not given.
         high: the largest e.
         signed: whether an element may be below 0.
     """
@@ -166,7 +167,7 @@ def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool 
 
 
 def exact(a: FP, b: FP) -> FP:
-    """A product of which the caller knows that it fits, whatever the fractions are; one round."""
+    """Multiply where the caller knows that the product fits, for any fraction bits; one round."""
     found = times(FP(a.child, 0, a.precision), FP(b.child, 0, b.precision), "mul", neg, neg)
     return FP(found.child, a.bits + b.bits, a.precision)
 
@@ -175,14 +176,19 @@ def exact(a: FP, b: FP) -> FP:
 
 
 def quotient(a: FP, b: Octave, inverse: FP | None = None) -> FP:
-    """A / b of a below 2^24 and a quotient below 2^17; ten rounds, four with the inverse."""
+    """Return a / b for a below 2^24 and a quotient below 2^17.
+
+    It takes ten rounds, or four with the inverse.
+    """
     inverse = b.curve("reciprocal", _QUOTIENT_BITS) if inverse is None else inverse
     scaled = exact(a.divided(max(a.precision, _QUOTIENT_BITS)), inverse).divided(_SCALED_BITS)
     return at_precision(exact(scaled, b.to_one), a.precision)
 
 
 def div(a: Any, b: Any) -> FP:
-    """A / b; by a tensor from 2^-precision to 2^16 in magnitude, 21 rounds. Of 0 the result is 0.
+    """Return a / b; for a tensor b from 2^-precision to 2^16 in magnitude, 21 rounds.
+
+    Where b is 0 the result is 0.
 
     >>> from vfl.tensors import fix_precision
     >>> x, y = fix_precision(torch.tensor([3.0])), fix_precision(torch.tensor([-8.0]))
@@ -206,7 +212,7 @@ def div(a: Any, b: Any) -> FP:
 
 
 def reciprocal(a: FP) -> FP:
-    """1 / a of 2^-precision to 2^16 in magnitude; 18 rounds. Of 0 the result is 0."""
+    """Return 1 / a for 2^-precision to 2^16 in magnitude; 18 rounds. For 0 the result is 0."""
     with torch.no_grad():
         divisor = octave(a, signed=True)
         found = at_precision(exact(divisor.curve("reciprocal"), divisor.to_one), a.precision)
@@ -214,9 +220,9 @@ def reciprocal(a: FP) -> FP:
 
 
 def sqrt(a: FP) -> FP:
-    """The square root of 2^-precision to 2^16; 17 rounds. Of 0 the result is 0.
+    """Return the square root for 2^-precision to 2^16; 17 rounds. For 0 the result is 0.
 
-    Of a fraction finer than a product's the least argument is 2^(8 - bits).
+    If the fraction is finer than a product's, the least argument is 2^(8 - bits).
     """
     with torch.no_grad():
         fine = a.bits > 2 * a.precision
@@ -226,7 +232,7 @@ def sqrt(a: FP) -> FP:
 
 
 def rsqrt(a: FP) -> FP:
-    """1 / sqrt(a) of 2^-precision to 2^16; 17 rounds. Of 0 the result is 0."""
+    """Return 1 / sqrt(a) for 2^-precision to 2^16; 17 rounds. For 0 the result is 0."""
     with torch.no_grad():
         found = _root(octave(a), "rsqrt", -0.5, a)
 
@@ -245,7 +251,7 @@ def _root(argument: Octave, name: str, power: float, like: FP) -> FP:
 
 
 def exp(a: FP) -> FP:
-    """e^a of -115 to 12: (1 + t + t^2 / 2)^128 with t = a / 128; 16 rounds.
+    """Return e^a for -115 to 12: (1 + t + t^2 / 2)^128 with t = a / 128; 16 rounds.
 
     >>> from vfl.tensors import fix_precision
     >>> torch.exp(fix_precision(torch.tensor([-1.0]))).get().float_precision()
@@ -266,7 +272,10 @@ def _exponential(a: FP) -> FP:
 
 
 def log(a: FP) -> FP:
-    """The natural logarithm of 2^-precision to 2^16; 16 rounds. Of 0 or less it is anything."""
+    """Return the natural logarithm for 2^-precision to 2^16.
+
+    It takes 16 rounds. For 0 or less the result is arbitrary.
+    """
     with torch.no_grad():
         found = _logarithm(octave(a), a)
     return with_gradient(found, (a, lambda g: div(g, a)))
@@ -278,9 +287,9 @@ def _logarithm(argument: Octave, like: FP) -> FP:
 
 
 def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
-    """exp(a) over its sum along an axis; an element 115 below the largest is too far.
+    """Return exp(a) over its sum along an axis; elements may be at most 115 below the largest.
 
-    Of n elements log2(n) comparisons and choices, and 36 rounds.
+    For n elements it takes log2(n) comparisons and selections, and 36 rounds.
     """
     with torch.no_grad():
         found = _shares_of_sum(a, dim)[0]
@@ -292,7 +301,7 @@ def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
 
 
 def log_softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
-    """The logarithm of `softmax`, at the same cost; the softmax itself for the gradient."""
+    """Return the logarithm of `softmax`, at the same cost; its gradient uses the softmax."""
     with torch.no_grad():
         above, parts, sums = _exponentials(a, dim)
         found = sub(above, _logarithm(sums, a))
@@ -305,7 +314,7 @@ def log_softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
 
 
 def _exponentials(a: FP, dim: int) -> tuple[FP, FP, Octave]:
-    """Less the largest; the exponentials of that; and their sum, from 1 to their number."""
+    """Return a minus its largest element, the exponentials of that, and their sum."""
     a = detached(a)
     most, _ = largest(a, dim)
     above = sub(a, unsqueezed(most, dim))
@@ -320,7 +329,7 @@ def _shares_of_sum(a: FP, dim: int) -> tuple[FP, Octave]:
 
 
 def unsqueezed(a: FP, dim: int) -> FP:
-    """With an axis of length 1."""
+    """Add an axis of length 1."""
     return gathered(a, lambda at: at.unsqueeze(dim))
 
 
@@ -328,7 +337,7 @@ def unsqueezed(a: FP, dim: int) -> FP:
 
 
 def sigmoid(a: FP) -> FP:
-    """1 / (1 + exp(-a)), of any a; 16 rounds."""
+    """Return 1 / (1 + exp(-a)), for any a; 16 rounds."""
     with torch.no_grad():
         found = _step(detached(a), "sigmoid")
         slope: list[FP] = []
@@ -342,17 +351,17 @@ def sigmoid(a: FP) -> FP:
 
 
 def tanh(a: FP) -> FP:
-    """2 sigmoid(2 a) - 1; see there."""
+    """Return 2 sigmoid(2 a) - 1; see `sigmoid`."""
     return sub(mul(sigmoid(mul(a, 2)), 2), whole(torch.ones(()), a))
 
 
 def silu(a: FP, inplace: bool = False) -> FP:
-    """A sigmoid(a); two rounds more than that."""
+    """Return a sigmoid(a); two rounds more than `sigmoid`."""
     return mul(a, sigmoid(a))
 
 
 def gelu(a: FP, approximate: str = "none") -> FP:
-    """A times the normal distribution function, of any a; 18 rounds."""
+    """Return a times the normal distribution function, for any a; 18 rounds."""
     if approximate != "none":
         return mul(a, sigmoid(mul(add(a, mul(power(a, 3), 0.044715)), math.sqrt(8 / math.pi))))
     with torch.no_grad():
@@ -362,7 +371,7 @@ def gelu(a: FP, approximate: str = "none") -> FP:
 
 
 def erf(a: FP) -> FP:
-    """2 N(a sqrt 2) - 1 of the normal distribution function N, of any a; 17 rounds."""
+    """Return 2 N(a sqrt 2) - 1 for the normal distribution function N, for any a; 17 rounds."""
     with torch.no_grad():
         normal = _step(detached(mul(a, math.sqrt(2))), "normal")
     found = sub(mul(normal, 2), whole(torch.ones(()), a))
@@ -370,18 +379,18 @@ def erf(a: FP) -> FP:
 
 
 def _density(g: FP, a: FP) -> FP:
-    """A gradient times exp(-a^2 / 2) / sqrt(2 pi)."""
+    """Return a gradient times exp(-a^2 / 2) / sqrt(2 pi)."""
     squares = square(clamp(detached(a), -_FLAT, _FLAT))
     return mul(g, mul(exp(mul(squares, -0.5)), 1 / math.sqrt(2 * math.pi)))
 
 
 def _step(a: FP, name: str) -> FP:
-    """A curve f with f(-x) = 1 - f(x): a polynomial to its end, there 0 and 1."""
+    """Return a curve f with f(-x) = 1 - f(x): a polynomial up to its end, then 0 and 1."""
     end = _ENDS[name]
     a = a.divided()
     flags = less(stack([a, add(a, end), sub(end, a)]), 0)
     below, left, right = unbound(flags)
-    inside = add(sub(sub(whole(torch.ones(()), a), mul(below, 2)), right), left)  # and its sign
+    inside = add(sub(sub(whole(torch.ones(()), a), mul(below, 2)), right), left)  # with its sign
     magnitude = at_precision(mul(a, inside), _INNER_BITS)
     t = sub(mul(magnitude, 2 / end), 1.0).divided()
     curve = polynomial(t, coefficients(name, 15, 0.0, end)).divided(_INNER_BITS)

@@ -1,8 +1,8 @@
-"""Keys of workers: what others seal for them with, and how one knows that a key is a worker's.
+"""Keys of workers: public keys for sealing, and proof that a key belongs to a worker.
 
-Every worker has an X25519 key while its process lives. Whoever leads hands the public halves on. A
-worker that keeps an Ed25519 key in a file signs its other key with it. Workers that have its
-fingerprint, on another way than through the leader, accept no other key for it.
+Every worker has an X25519 key while its process lives; the leader forwards the public keys. A
+worker with an Ed25519 key in a file signs its X25519 key with it. Other workers that received its
+fingerprint through another channel than the leader accept no other key for it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class WorkerKeys:
     """The keys of one worker, and the fingerprints of others that it knows.
 
     Args:
-        name: of the worker.
-        signing: the key that stays; None signs nothing.
-        known: fingerprints of other workers, by name. With one or more, nothing is sealed for
-            anybody else, and nobody else is in a computation with this worker.
+        name: name of the worker.
+        signing: the permanent key; None signs nothing.
+        known: fingerprints of other workers, by name. With one or more, the worker seals only for
+            these workers, and joins computations only with them.
 
     Raises:
-        UserError: a text that is no fingerprint.
+        UserError: a text is no fingerprint.
     """
 
     def __init__(
@@ -55,12 +55,15 @@ class WorkerKeys:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the key that stays, for the owners of other workers."""
+        """Fingerprint of the permanent key, for the owners of other workers."""
         return None if self._signing is None else _fingerprint(self._signing.public_key())
 
     @property
     def public(self) -> bytes:
-        """X25519, 32 bytes; then, if there is a key that stays, it and its signature, 96 bytes."""
+        """Public X25519 key, 32 bytes.
+
+        With a permanent key, that key and its signature follow, 96 bytes.
+        """
         own = self._key.public
         if self._signing is None:
             return own
@@ -68,10 +71,10 @@ class WorkerKeys:
         return own + self._signing.public_key().public_bytes_raw() + signed
 
     def require_of(self, name: str, key: bytes) -> None:
-        """Refuse a public key that is not of this worker, where fingerprints are known.
+        """Refuse a public key that does not belong to this worker, where fingerprints are known.
 
         Raises:
-            AuthenticationError: the worker is not known, or the key is not its own.
+            AuthenticationError: the worker is unknown, or the key is not its own.
         """
         if self._known and not self._is_of(name, key):
             raise AuthenticationError(
@@ -82,27 +85,28 @@ class WorkerKeys:
             )
 
     def require_known(self, keys: Sequence[bytes]) -> None:
-        """Refuse public keys that are not each of another known worker, likewise.
+        """Refuse public keys unless each belongs to a different known worker.
 
         Raises:
-            AuthenticationError: one is not.
+            AuthenticationError: a key does not.
         """
         if not self._known:
             return
         owners = [self._owner(key) for key in keys]
         if len(set(owners)) < len(owners):
-            raise AuthenticationError("two shares are for one worker", where=self._name)
+            raise AuthenticationError("two shares would go to one worker", where=self._name)
 
     def agreed(self, key: bytes, about: str) -> bytes:
-        """A key that this worker and the one of a public key have in common, for one purpose."""
+        """Derive a common key with the worker of a public key, for one purpose."""
         own, other = self._key.public, key[:PUBLIC_BYTES]
         return self._key.key(other, _info(min(own, other), max(own, other), about))
 
     def unseal(self, parcel: bytes) -> bytes:
-        """The content of `seal`, once.
+        """Open a parcel of `seal`; each parcel opens once.
 
         Raises:
-            AuthenticationError: it is for somebody else, was changed, or was here before.
+            AuthenticationError: the parcel is for another worker, was changed, or was opened
+                before.
         """
         once, nonce, rest = (
             parcel[:PUBLIC_BYTES],
@@ -110,24 +114,24 @@ class WorkerKeys:
             parcel[PUBLIC_BYTES + NONCE_BYTES :],
         )
         if once in self._opened:
-            raise AuthenticationError("this came from another worker before", where=self._name)
+            raise AuthenticationError("this parcel was opened before", where=self._name)
         try:
             cipher = AESGCM(self._key.key(once, _info(once, self._key.public)))
             content = cipher.decrypt(nonce, rest, None)
         except (InvalidTag, NotAgreedError, ValueError):
             raise AuthenticationError(
-                "what came from another worker cannot be opened", where=self._name
+                "a parcel of another worker cannot be opened", where=self._name
             ) from None
         self._opened.add(once)
         return content
 
     def _owner(self, key: bytes) -> str:
-        """The known worker that a key is of."""
+        """Return the known worker that owns a key."""
         for name in [*self._known, self._name]:
             if self._is_of(name, key):
                 return name
         raise AuthenticationError(
-            "this is the key of no worker whose fingerprint is known",
+            "this key belongs to no worker with a known fingerprint",
             where=self._name,
             want=", ".join(sorted(self._known)),
             fix="start every worker with --key, and with a --peer of every other",
@@ -148,14 +152,14 @@ class WorkerKeys:
 
 
 def seal(key: bytes, content: bytes) -> bytes:
-    """Bytes that only the worker of a public key can read; each time under a new key."""
+    """Seal bytes for the worker of a public key, each time under a new key."""
     once, nonce = Agreeing(), secrets.token_bytes(NONCE_BYTES)
     cipher = AESGCM(once.key(key[:PUBLIC_BYTES], _info(once.public, key[:PUBLIC_BYTES])))
     return once.public + nonce + cipher.encrypt(nonce, content, None)
 
 
 def signing_key(path: Path) -> Ed25519PrivateKey:
-    """The key of a file, which is made if it is not there; only its owner can read it.
+    """Read a key file, or make it if it does not exist; only its owner can read it.
 
     Raises:
         UserError: the file holds no such key.
@@ -166,9 +170,9 @@ def signing_key(path: Path) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
     except (OSError, ValueError):
         raise UserError(
-            "this is no worker's key",
+            "this is not a worker's key",
             where=str(path),
-            fix="name a file that is not there yet; one is made",
+            fix="name a file that does not exist yet; it is created",
         ) from None
 
 
@@ -177,7 +181,7 @@ def _statement(name: str, key: bytes) -> bytes:
 
 
 def _info(once: bytes, key: bytes, about: str = "seal") -> bytes:
-    """What a key is bound to."""
+    """Return the data to which a key is bound."""
     return b"vfl.tensors " + about.encode() + once + key
 
 
@@ -190,7 +194,7 @@ def _digits(text: str, name: str) -> str:
     found = text.replace("-", "").strip().lower()
     if len(found) != _FINGERPRINT_DIGITS or not set(found) <= set("0123456789abcdef"):
         raise UserError(
-            f"this is no fingerprint of {name}",
+            f"this is not a fingerprint of {name}",
             want="eight groups of four digits, as its worker prints them",
         )
     return found

@@ -1,7 +1,7 @@
-"""Layers and losses of fixed-precision tensors, and the table of all operations by their names.
+"""Layers and losses of fixed-precision tensors, and the table of all operations by name.
 
-Nothing here discloses anything. Rounds follow from what a layer is made of: see
-`vfl.tensors.arithmetic` and `vfl.tensors.functions`, and the table in docs/results/tensors.md.
+No function here discloses a value. Rounds follow from the parts of a layer: see
+`vfl.tensors.arithmetic`, `vfl.tensors.functions`, and the table in docs/results/tensors.md.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from vfl.tensors.arithmetic import (
 from vfl.tensors.convolution import Geometry
 from vfl.tensors.shares import Here
 
-#: What stands around images whose largest values are wanted; below every value that fits.
+#: Padding value of images for max pooling; it is below every value that fits.
 _LOWEST = -(2.0**25)
 
 
 def linear(x: FP, weight: FP, bias: FP | None = None) -> FP:
-    """X weight^T + bias."""
+    """Return x weight^T + bias."""
     found = matmul(x, ar.transposed(weight))
     return found if bias is None else add(found, bias)
 
@@ -59,7 +59,7 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> FP:
-    """A convolution; images and filters are opened under masks as they are, one round."""
+    """Convolve; plain images and filters are opened under masks, in one round."""
     if isinstance(padding, str):
         FP.refuse("conv2d with a padding by name")
     geometry = Geometry(
@@ -72,7 +72,7 @@ def conv2d(
 def _windows(
     x: FP, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], around: float
 ) -> FP:
-    """Axes (rows, channels, high, wide, window)."""
+    """Return windows; axes (rows, channels, high, wide, window)."""
     if any(padding):
         x = ar.padded(x, (padding[1], padding[1], padding[0], padding[0]), value=around)
     return gathered(
@@ -89,7 +89,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> FP:
-    """Means of windows; no message."""
+    """Return means of windows; no message."""
     if ceil_mode or (not count_include_pad and padding):
         FP.refuse("avg_pool2d with ceil_mode or without its padding")
     size = _pair(kernel_size)
@@ -106,7 +106,7 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> FP:
-    """Largest values of windows; see `largest`."""
+    """Return largest values of windows; see `largest`."""
     if ceil_mode or return_indices or _pair(dilation) != (1, 1):
         FP.refuse("max_pool2d with ceil_mode, dilation or indices")
     size = _pair(kernel_size)
@@ -115,7 +115,7 @@ def max_pool2d(
 
 
 def adaptive_avg_pool2d(x: FP, output_size: Any) -> FP:
-    """Means of windows that divide the image."""
+    """Return means of windows that divide the image."""
     wanted = [size or x.shape[at - 2] for at, size in enumerate(_pair(output_size))]
     size = [x.shape[at - 2] // each for at, each in enumerate(wanted)]
     if any(x.shape[at - 2] % each for at, each in enumerate(wanted)):
@@ -123,15 +123,15 @@ def adaptive_avg_pool2d(x: FP, output_size: Any) -> FP:
     return avg_pool2d(x, size)
 
 
-# Norms.
+# Normalisation.
 
 
 def _normalised(x: FP, dims: Sequence[int], eps: float) -> tuple[FP, FP, FP]:
-    """With mean 0 and variance 1 along axes; and both as they were."""
+    """Normalise to mean 0 and variance 1 along axes; return also the mean and the variance."""
     middle = mean(x, dims, keepdim=True)
     apart = sub(x, middle)
     variance = mean(square(apart), dims, keepdim=True)
-    # Half a unit of the fraction at least: the root is of numbers above 0.
+    # At least half a unit of the fraction, so that the square root has a positive argument.
     found = mul(apart, fn.rsqrt(add(variance, max(eps, 2.0**-x.precision))))
     return found, middle, variance
 
@@ -144,7 +144,7 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> FP:
-    """Normalised over its last axes; variances up to 2^16."""
+    """Normalise over the last axes; variances up to 2^16."""
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     found = _normalised(x, dims, eps)[0]
     found = found if weight is None else mul(found, weight)
@@ -162,7 +162,7 @@ def batch_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> FP:
-    """Normalised over all axes but the second; variances up to 2^16.
+    """Normalise over all axes but the second; variances up to 2^16.
 
     In training the running mean and variance are updated; they are shares, as the parameters are.
     """
@@ -191,7 +191,7 @@ def _move(running: Any, value: FP, momentum: float, factor: float) -> None:
 
 
 def dropout(x: FP, p: float = 0.5, training: bool = True, inplace: bool = False) -> FP:
-    """Zeros at public random places."""
+    """Set elements to zero at public random positions."""
     if not training or p == 0:
         return x
     kept = torch.rand(x.shape) >= p
@@ -212,7 +212,7 @@ def _reduced(values: FP, reduction: str, count: float | None = None) -> FP:
 
 
 def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
-    """Squared differences."""
+    """Return squared differences."""
     a, b = ar.both(a, b)
     if a.shape != b.shape:
         FP.refuse("mse_loss of unequal shapes")
@@ -220,19 +220,19 @@ def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
 
 
 def l1_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
-    """Magnitudes of differences."""
+    """Return magnitudes of differences."""
     return _reduced(ar.absolute(sub(a, b)), reduction)
 
 
 def one_hot(labels: FP, classes: int) -> FP:
-    """Whole numbers as rows with a single 1; of shares a comparison with every class."""
+    """Convert integers to one-hot rows; shared ones by a comparison with every class."""
     places = torch.arange(classes)
     if isinstance(labels.child, Here):
         return whole(labels.child.elements[..., None] == places, labels)
     return negated(different(fn.unsqueezed(labels, labels.dim()), whole(places, labels)))
 
 
-#: The label that torch ignores unless told otherwise; no label has it.
+#: The label that torch ignores by default; no label has this value.
 _IGNORED = -100
 
 
@@ -245,7 +245,7 @@ def nll_loss(
     reduce: None = None,
     reduction: str = "mean",
 ) -> FP:
-    """Less the scores of the labels: public or shared whole numbers."""
+    """Return the negated scores of the labels, which are public or shared integers."""
     if weight is not None or ignore_index != _IGNORED:
         FP.refuse("nll_loss with weights or an ignored label")
     classes = gathered(scores, lambda at: at.movedim(1, -1))
@@ -263,9 +263,9 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> FP:
-    """Of labels: whole numbers, public or shared, or a row of probabilities each, such as one-hot.
+    """Cross-entropy of labels: integers, public or shared, or one row of probabilities each.
 
-    Labels that are shared as one row each cost no comparison.
+    Labels that are shared as one row each, such as one-hot rows, need no comparison.
     """
     if weight is not None or label_smoothing or ignore_index != _IGNORED:
         FP.refuse("cross_entropy with weights, label smoothing or an ignored label")
@@ -286,7 +286,7 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: None = None,
 ) -> FP:
-    """max(x, 0) - x y + log(1 + exp(-|x|))."""
+    """Return max(x, 0) - x y + log(1 + exp(-|x|))."""
     if weight is not None or pos_weight is not None:
         FP.refuse("binary_cross_entropy_with_logits with weights")
     with torch.no_grad():
@@ -308,7 +308,7 @@ def binary_cross_entropy(
     reduce: None = None,
     reduction: str = "mean",
 ) -> FP:
-    """-y log(p) - (1 - y) log(1 - p); of p from 2^-precision."""
+    """Return -y log(p) - (1 - y) log(1 - p), for p of at least 2^-precision."""
     if weight is not None:
         FP.refuse("binary_cross_entropy with weights")
     both = ar.stack([values, sub(1.0, values)])
@@ -316,7 +316,7 @@ def binary_cross_entropy(
     return _reduced(ar.neg(total(mul(fn.log(both), hits), 0)), reduction)
 
 
-# What torch calls by a name and answers in several ways.
+# Operations that torch has under one name with several forms of results.
 
 
 def _extreme(smallest: bool) -> Callable[..., Any]:
@@ -358,7 +358,7 @@ def _kept(a: Any, dim: int, keepdim: bool) -> Any:
 
 
 def _gather(a: FP, dim: int, index: Any, **_: Any) -> FP:
-    """Elements at public places along an axis."""
+    """Return elements at public positions along an axis."""
     if isinstance(index, FP):
         FP.refuse("gather at shared places")
     return gathered(a, lambda at: at.gather(dim, index))
@@ -388,7 +388,7 @@ def _addcdiv(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
 
 
 def _addcmul(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
-    """Add value b c; of a small value the fraction of the product stays, as Adam needs it."""
+    """Add value b c; for a small value the product's fraction is kept, as Adam needs it."""
     found = square(b) if b is c else mul(b, c)
     return add(a, ar.scaled_briefly(found, value) if abs(value) <= 1 / 8 else mul(found, value))
 
@@ -418,7 +418,7 @@ def _zeros(a: FP, **_: Any) -> FP:
 
 
 def _moving(name: str) -> Callable[..., FP]:
-    """An operation of torch that only moves elements."""
+    """Return an operation of torch that only moves elements."""
     operation = getattr(torch.Tensor, name)
     return lambda a, *args, **kwargs: gathered(a, lambda at: operation(at, *args, **kwargs))
 
@@ -440,7 +440,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "gather": _gather, "stack": ar.stack, "cat": ar.cat, "pad": ar.padded,
     "detach": ar.detached, "clone": lambda a, **_: ar.mapped(a, lambda g: g, "clone"),
     "float": _same, "double": _same, "zeros_like": _zeros,
-    # Comparisons and choices.
+    # Comparisons and selection.
     "lt": less, "gt": _turned(less), "ge": lambda a, b: negated(less(a, b)),
     "le": lambda a, b: negated(less(b, a)), "ne": different,
     "eq": lambda a, b: negated(different(a, b)), "where": _where,

@@ -24,11 +24,11 @@ _METHODS: dict[type, dict[str, Any]] = {}
 
 
 def fix_precision(tensor: Any, bits: int = BITS) -> Any:
-    """Reals as fixed-precision numbers; of a pointer, see `share`.
+    """Convert reals to fixed-precision numbers; for a pointer, see `share`.
 
     Args:
         tensor: a torch tensor, or a pointer whose values its worker will share.
-        bits: after the point, 8 to 20.
+        bits: number of bits after the point, 8 to 20.
     """
     require_range("bits", bits, 8, 20)
     if isinstance(tensor, PointerTensor):
@@ -37,11 +37,11 @@ def fix_precision(tensor: Any, bits: int = BITS) -> Any:
 
 
 class Unshared:
-    """What a pointer's worker is going to share.
+    """Values of a pointer that its worker is going to share.
 
     Args:
-        pointer: to a torch tensor.
-        bits: after the point.
+        pointer: pointer to a torch tensor.
+        bits: number of bits after the point.
     """
 
     def __init__(self, pointer: PointerTensor, bits: int) -> None:
@@ -51,13 +51,16 @@ class Unshared:
         return f"<{self.bits} bits, not shared yet: {self.pointer!r}>"
 
     def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
-        """The worker splits its values among the holders; its rule goes with every share."""
+        """Let the worker split its values among the holders.
+
+        Its reading rule goes with every share.
+        """
         session, owner = Session.of(holders, dealer, mac), self.pointer.location
         if owner.remote != dealer.remote:
             raise UserError(
-                "the tensor is in another process than the holders, or they are and it is not",
+                "the tensor and the holders must be in the same process, or both in others",
                 got=repr(self.pointer),
-                fix="take holders that are elsewhere as it is, or get() it first if you may",
+                fix="choose holders of the tensor's kind, or get() it first if you may",
             )
         result = FixedPrecisionTensor(
             session.split_at(self.pointer, self.bits), self.bits, self.bits
@@ -69,8 +72,8 @@ class Party:
     """Shared tensors for a program that all parties run, each in a process of its own.
 
     Args:
-        member: this party, with keys agreed; see `vfl.mpc.many.members.Member`.
-        bits: after the point.
+        member: this party, with agreed keys; see `vfl.mpc.many.members.Member`.
+        bits: number of bits after the point.
 
     >>> from vfl.mpc.many.members import LocalMembers
     >>> x = torch.tensor([1.5, -2.0])
@@ -88,12 +91,12 @@ class Party:
         self._session, self.bits = PartySession(member), bits
 
     def share(self, owner: int, shape: Sequence[int], values: Tensor | None) -> Any:
-        """Values of one holder as shares; no message.
+        """Share values of one holder; no message.
 
         Args:
-            owner: its role.
+            owner: role of the holder.
             shape: their axes, which all parties know.
-            values: at the owner; None elsewhere.
+            values: values at the owner; None elsewhere.
 
         Raises:
             RingRangeError: a value does not fit.
@@ -105,7 +108,10 @@ class Party:
         return found.requires_grad_(values is not None and values.requires_grad)
 
     def share_module(self, owner: int, module: torch.nn.Module) -> torch.nn.Module:
-        """A module whose parameters one holder has; the others have a module of the same axes."""
+        """Share a module whose parameters one holder has.
+
+        The others have a module of the same axes.
+        """
 
         def shared(value: Any) -> Any:
             return self.share(owner, value.shape, value).requires_grad_(value.requires_grad)
@@ -116,14 +122,14 @@ class Party:
 def share(
     module: torch.nn.Module, *holders: Any, dealer: Any, bits: int = BITS, mac: bool = False
 ) -> torch.nn.Module:
-    """A module whose parameters are shares from now on; the module itself.
+    """Replace a module's parameters by shares; return the module itself.
 
     Args:
-        module: of layers that shared tensors support.
+        module: module of layers that shared tensors support.
         holders: 2 to 8 workers.
-        dealer: another worker.
-        bits: after the point.
-        mac: whether shares carry MACs, so that a holder that lies is found.
+        dealer: another worker that deals.
+        bits: number of bits after the point.
+        mac: whether shares carry MACs, which detect a false share.
     """
     return on_parameters(
         module, lambda each: fix_precision(each, bits).share(*holders, dealer=dealer, mac=mac)
@@ -131,7 +137,7 @@ def share(
 
 
 def hook() -> None:
-    """Give torch's tensors and modules `send`, `fix_precision`, `share` and `get`."""
+    """Give torch's tensors and modules the methods `send`, `fix_precision`, `share` and `get`."""
     if not _METHODS:
         _METHODS[torch.Tensor] = {"send": send, "fix_precision": fix_precision}
         _METHODS[torch.nn.Module] = {"send": send, "share": share, "get": get}
@@ -141,7 +147,7 @@ def hook() -> None:
 
 
 def unhook() -> None:
-    """Take back what `hook` gave."""
+    """Remove the methods that `hook` gave."""
     for where, methods in _METHODS.items():
         for name in methods:
             delattr(where, name)

@@ -1,7 +1,7 @@
-"""Pointers to tensors at workers, and what a worker keeps under a number: below workers and shares.
+"""Pointers to tensors at workers, and a worker's records by number; below workers and shares.
 
-A rule says who may read what is kept. A `PointerTensor` hands every operation to its worker, and
-the tensor goes when its last pointer does.
+A rule lists who may read a record. A `PointerTensor` passes every operation to its worker; the
+worker deletes the tensor when its last pointer is deleted.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from vfl.core.errors import ConsentError
 from vfl.mpc.shares import SharedTensor
 from vfl.tensors.base import ChainTensor, axes
 
-#: Who asks, in this process.
+#: Name of the requester in this process.
 ME = "me"
 _EVERYBODY: frozenset[str] | None = None
-#: Of a tensor at a worker: its number there and its axes.
+#: Handle of a tensor at a worker: its number there and its axes.
 Handle = tuple[int, torch.Size]
 
 
 @dataclass(slots=True)
 class Rule:
-    """Who may read; one object for all tensors on the same memory.
+    """Permitted readers; all tensors on the same memory share one object.
 
     Attributes:
-        readers: names, or None for everybody.
+        readers: names, or None for everyone.
     """
 
     readers: frozenset[str] | None = _EVERYBODY
 
     @property
     def hides(self) -> bool:
-        """Whether not everybody may read."""
+        """Whether some requesters may not read."""
         return self.readers is not None
 
     def narrow(self, other: Rule) -> None:
-        """Nobody who may not read the other either."""
+        """Remove readers that the other rule does not allow."""
         if other.readers is not None:
             self.readers = other.readers if self.readers is None else self.readers & other.readers
 
@@ -50,9 +50,9 @@ class Held:
     """A tensor at a worker, or a share.
 
     Attributes:
-        value: what it is.
-        rule: who may read it.
-        grad_rule: who may read its gradient.
+        value: the tensor or share.
+        rule: permitted readers of the value.
+        grad_rule: permitted readers of its gradient.
     """
 
     value: Any
@@ -62,18 +62,19 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor of the worker that is asked, by its number."""
+    """Reference by number to a tensor of the worker that receives the request."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a dealer drew for somebody to hide values under.
+    """A dealer's mask, under which another worker hides values.
 
     Attributes:
-        elements: of the field.
-        tokens: of each holder, which only the dealer, that holder and whoever has the mask know.
+        elements: elements of the field.
+        tokens: one token for each holder; only the dealer, that holder and the mask's receiver know
+            it.
     """
 
     elements: Tensor
@@ -81,7 +82,7 @@ class Mask:
 
     @property
     def shape(self) -> torch.Size:
-        """Its axes."""
+        """Axes of the mask."""
         return self.elements.shape
 
 
@@ -100,12 +101,12 @@ class MaskShare:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Values less a mask, for one holder.
+    """Values minus a mask, for one holder.
 
     Attributes:
-        elements: of the field.
-        token: of that holder and the mask: who says this, was given the mask.
-        readers: who may read the values, as their owner says.
+        elements: elements of the field.
+        token: token of that holder and mask; it proves that its sender received the mask.
+        readers: names that may read the values, set by their owner.
     """
 
     elements: Tensor
@@ -114,18 +115,18 @@ class Masked:
 
     @property
     def shape(self) -> torch.Size:
-        """Their axes."""
+        """Axes of the values."""
         return self.elements.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """Votes of a teacher, with the terms under which they may be counted; see `private.pate`.
+    """A teacher's votes, with the terms under which they may be counted; see `private.pate`.
 
     Attributes:
         ones: axes (rows, classes).
-        sigma: deviation of the noise of a count.
-        name: of these votes, which are counted once.
+        sigma: standard deviation of the noise on a count.
+        name: name of these votes, which may be counted once.
     """
 
     ones: Tensor
@@ -139,11 +140,11 @@ class Votes:
 
 
 class PointerTensor(ChainTensor):
-    """A tensor at a worker.
+    """A pointer to a tensor at a worker.
 
     Args:
         location: the worker.
-        number: under which the worker has it.
+        number: its number at the worker.
         shape: its axes.
     """
 
@@ -154,40 +155,41 @@ class PointerTensor(ChainTensor):
 
     @classmethod
     def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Let the worker do it; the result is a pointer too."""
+        """Run the operation at the worker; the result is a pointer too."""
         first = args[0]
         if not isinstance(first, PointerTensor):
             first = _pointer_in([*args, *kwargs.values()])
         number, shape = first.location.run(name, args, kwargs)
-        if number == first.number:  # in place
+        if number == first.number:  # an operation in place
             first._shape = torch.Size(shape)
             return first
         return PointerTensor(first.location, number, shape)
 
     def pointers(self) -> list[PointerTensor]:
-        """To everything at workers that this tensor is made of."""
+        """Return pointers to all parts of this tensor at workers."""
         return [self]
 
     def get(self, requester: str = ME) -> Tensor:
-        """The tensor, if its owner lets you.
+        """Return the tensor, if its owner allows it.
 
         Args:
-            requester: who asks; a worker elsewhere knows that by itself.
+            requester: name of the requester; a worker in another process knows it from the
+                connection.
 
         Raises:
-            ConsentError: the owner does not.
+            ConsentError: the owner does not allow it.
             LostPeerError: the worker has ended.
         """
         found: Tensor = self.location.read(self.number, requester)
         return found
 
     def move(self, worker: Any) -> PointerTensor:
-        """The tensor at another worker, under the same rule; gradients do not follow it.
+        """Move the tensor to another worker, under the same rule; gradients stay behind.
 
-        Nobody between the two can read it.
+        The message is sealed, so that the leader cannot read it.
 
         Raises:
-            ConsentError: the owner lets this worker not read it.
+            ConsentError: the owner does not allow this worker to read it.
         """
         parcel = self.location.pack(self.number, worker.name, worker.public_key())
         return PointerTensor(worker, *worker.accept(parcel))
@@ -197,18 +199,18 @@ class PointerTensor(ChainTensor):
         self.location.backward(self.number)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Let gradients flow here."""
+        """Record gradients for this tensor."""
         self.location.require_grad(self.number, requires_grad)
         return self
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
-        """Whether gradients flow here."""
+        """Whether the tensor records gradients."""
         return bool(self.location.note(self.number)[1])
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
-        """Of the elements."""
+        """Type of the elements."""
         found: torch.dtype = self.location.note(self.number)[0]
         return found
 
@@ -237,14 +239,14 @@ def _pointer_in(values: Iterable[Any]) -> PointerTensor:
             return value
         if isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value):
             return _pointer_in(value)
-    raise AssertionError("torch found a pointer among the operands")
+    raise AssertionError("one of the operands is a pointer")
 
 
 def require_reader(rule: Rule, requester: str, owner: str, shape: torch.Size) -> None:
-    """Refuse a tensor to somebody its rule does not name.
+    """Refuse a tensor to a requester that its rule does not name.
 
     Raises:
-        ConsentError: the rule does not.
+        ConsentError: the rule does not name the requester.
     """
     if rule.readers is not None and requester not in rule.readers:
         raise ConsentError(

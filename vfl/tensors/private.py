@@ -1,9 +1,9 @@
-"""Learning from rows at workers with noise: DP-SGD at the worker, and votes of teachers (PATE).
+"""Learning from workers' rows with noise: DP-SGD at the worker, and teachers' votes (PATE).
 
-The rows stay where they are. `PrivateTraining` has a worker draw a batch of its own rows, clip each
-row's gradient and add noise (Abadi et al. 2016), by `vfl.privacy`; only then gradients leave it, as
-far as its owner has granted. `pate` labels public rows by teachers' votes (Papernot et al. 2018):
-an aggregator counts them and tells the winner of the counts with noise.
+The rows stay at their workers. `PrivateTraining` lets a worker draw a batch of its own rows, clip
+each row's gradient and add noise (Abadi et al. 2016), by `vfl.privacy`. Only then do gradients
+leave it, within the budget that its owner granted. `pate` labels public rows by teachers' votes
+(Papernot et al. 2018): an aggregator counts them and reveals the winner of the noisy counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vfl.tensors.base import axes
 from vfl.tensors.budgets import MOST_KINDS
 from vfl.tensors.pointers import Held, PointerTensor, Ref, Votes
 
-#: Layers of a network that a worker makes from its description, and what each is made from.
+#: Layers of a network that a worker makes from its description, and their arguments.
 _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "linear": (nn.Linear, ("in_features", "out_features")),
     "conv2d": (nn.Conv2d, ("in_channels", "out_channels", "kernel_size", "stride", "padding")),
@@ -39,9 +39,10 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
-#: Steps that a budget puts on a disk at once; a worker that is killed loses them.
+#: Steps that a budget writes to the disk in advance; a killed worker loses them.
 _RESERVE = 64
-#: The gradient of each row's loss at the output, both of axes (rows, width).
+#: Returns the gradient of each row's loss at the output, from outputs and labels of axes (rows,
+#: width).
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out.shape[1:].numel()),
     "cross_entropy": lambda out, truth: out.softmax(1) - _one_hot(truth, *out.shape),
@@ -50,15 +51,15 @@ _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _one_hot(truth: Tensor, rows: int, width: int) -> Tensor:
-    """A 1 at each row's class; none for a class that is not there, of which no error may tell."""
+    """Return one-hot rows; all zeros for an unknown class, which no error may reveal."""
     return (truth.reshape(rows, 1) == torch.arange(width)).float()
 
 
 def described(module: nn.Module) -> list[Any]:
-    """A network of known layers in plain data.
+    """Describe a network of known layers as plain data.
 
     Raises:
-        UserError: it has another layer, or is no `nn.Sequential`.
+        UserError: the network has another layer, or is no `nn.Sequential`.
     """
     layers = list(module) if isinstance(module, nn.Sequential) else [module]
     found = []
@@ -77,10 +78,10 @@ def described(module: nn.Module) -> list[Any]:
 
 
 def built(layers: Sequence[Any]) -> nn.Sequential:
-    """The network of a description; what its weights are at first does not matter.
+    """Build the network of a description; its initial weights do not matter.
 
     Raises:
-        UserError: the description is of no such network.
+        UserError: the description is invalid.
     """
     try:
         made: list[nn.Module] = []
@@ -94,18 +95,18 @@ def built(layers: Sequence[Any]) -> nn.Sequential:
             made.append(kind(**options, **({"bias": bool(bias[0])} if bias else {})))
         return nn.Sequential(*made)
     except (KeyError, TypeError, ValueError, RuntimeError):
-        raise UserError("this describes no network that a worker makes") from None
+        raise UserError("this describes no network that a worker can build") from None
 
 
 @dataclass(slots=True)
 class Budget:
-    """What may be spent of one table by training with noise.
+    """Privacy budget of one table for training with noise.
 
     Attributes:
-        epsilon, delta: differential privacy of one of its rows, of everything together.
-        spent: the steps that were taken.
-        version: torch's count of changes to the table when it was granted.
-        keep: told what may be spent before it is; it puts that on a disk.
+        epsilon, delta: differential privacy of one of its rows, for all uses together.
+        spent: steps that were taken.
+        version: torch's count of changes to the table at the time of the grant.
+        keep: called with the steps before they are spent; it writes them to a disk.
     """
 
     epsilon: float
@@ -117,19 +118,19 @@ class Budget:
     _reserved: int = 0
 
     def take(self, noise: float, rate: float, where: str, steps: int = 1) -> None:
-        """Count steps before they are made: all, or none.
+        """Count steps before they are taken: all, or none.
 
         Raises:
-            ConsentError: it would cost more than its owner grants.
+            ConsentError: they would cost more than the owner grants.
         """
         last = self.spent[-1] if self.spent else None
         if last is None or (last.noise, last.sampling_rate) != (noise, rate):
             if len(self.spent) == MOST_KINDS:
                 raise ConsentError(
-                    "this table counts no more kinds of steps",
+                    "this table's budget has too many kinds of steps",
                     where=where,
                     got=f"{MOST_KINDS} pairs of noise and rate",
-                    fix="train with the noise and the batch size of before",
+                    fix="train with the noise and the batch size of earlier steps",
                 )
             self.spent.append(GaussianSteps(noise, 0, rate))
             self._left, self._reserved = None, 0
@@ -137,7 +138,7 @@ class Budget:
             self._left = self._affordable() - self.spent[-1].steps
         if self._left < steps:
             raise ConsentError(
-                "the privacy that its owner grants is spent",
+                "the privacy budget that its owner granted is spent",
                 where=where,
                 got=f"{sum(each.steps for each in self.spent)} steps",
                 want=f"epsilon {self.epsilon:g} at delta {self.delta:g}",
@@ -145,17 +146,17 @@ class Budget:
             )
         self._left -= steps
         self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + steps)
-        if self.spent[-1].steps > self._reserved:  # a write for each step would double its time
+        if self.spent[-1].steps > self._reserved:  # one write per step would double its time
             self._reserved = self.spent[-1].steps + min(_RESERVE, self._left)
             self.keep([*self.spent[:-1], replace(self.spent[-1], steps=self._reserved)])
 
     def settle(self) -> None:
-        """Give back what was reserved and not taken."""
+        """Give back steps that were reserved and not taken."""
         if self._reserved:
             self.keep(self.spent)
 
     def _affordable(self) -> int:
-        """Steps of the last kind that the rest is enough for."""
+        """Return how many steps of the last kind the remaining budget allows."""
         *before, new = self.spent
         if not before:
             rate, noise = new.sampling_rate, new.noise
@@ -176,13 +177,13 @@ class Budget:
 
 
 def promise_of(budget: Budget) -> PrivacyStatement:
-    """What a budget promises each record, however it is spent.
+    """Return the guarantee of a budget for each record, for any way of spending it.
 
-    A record less moves one vote of a teacher, as another value of it does.
+    Removing a record changes one vote of a teacher, as does changing its value.
     """
     return PrivacyStatement(
         protects="records",
-        against="whoever sees every gradient and label that leaves a worker",
+        against="an observer of every gradient and label that leaves a worker",
         epsilon=budget.epsilon,
         delta=budget.delta,
         unit="record",
@@ -195,7 +196,7 @@ def promise_of(budget: Budget) -> PrivacyStatement:
 
 
 class Plan:
-    """A network as a worker trains it for one training; see `sanitised_gradients`."""
+    """A network as a worker trains it in one training; see `sanitised_gradients`."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.model = built(request["layers"])
@@ -216,17 +217,18 @@ class Plan:
     def gradients(
         self, inputs: Tensor, labels: Tensor, weights: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """Of a fresh batch: the sum of clipped gradients with noise, over the expected rows.
+        """Return gradients of a fresh batch: the noisy clipped sum over the expected rows.
 
         Args:
             inputs: all rows.
-            labels: theirs.
-            weights: at which; those of the plan's own network if not given.
+            labels: labels of the rows.
+            weights: weights at which to compute them; the plan's own network if not given.
 
         Raises:
-            ValueError: weights of other shapes than the network's.
+            ValueError: the weights have other shapes than the network's.
         """
-        if inputs.shape[1:] not in self._proved:  # torch takes what lacks an axis for one row
+        # torch takes an input with a missing axis for one row
+        if inputs.shape[1:] not in self._proved:
             prove(self.clipper, self._rows_out, [inputs.shape[1:]], "the network to train")
             self._proved.add(inputs.shape[1:])
         self.step += 1
@@ -243,7 +245,7 @@ class Plan:
 
     @torch.no_grad()
     def _load(self, weights: Sequence[Tensor]) -> None:
-        """Take weights that the leader chose: their shapes must be the network's own."""
+        """Load weights that the leader chose: their shapes must equal the network's own."""
         if [each.shape for each in weights] != [each.shape for each in self.weights]:
             raise ValueError("weights")
         for weight, new in zip(self.weights, weights, strict=True):
@@ -254,9 +256,9 @@ class Plan:
         return output.flatten(1) if output.dim() > 1 else output[:, None]
 
     def _clipped_sum(self, batch: Tensor, truth: Tensor) -> Tensor:
-        """Row by row: in a batch float32 products of a row round by where it stands.
+        """Clip row by row: in a batch, the rounding of a row's products depends on its position.
 
-        Whoever chose the weights may make such a rounding decide every row's gradient.
+        An attacker that chooses the weights could make such rounding decide every row's gradient.
         """
         passes: list[Pass] = []
         for row, one in zip(torch.split(batch, 1), torch.split(truth, 1), strict=True):
@@ -268,14 +270,14 @@ class Plan:
 
 
 def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]:
-    """At a worker: gradients of a batch of its rows, which everybody may have.
+    """At a worker: return noisy gradients of a batch of its rows, which every requester may read.
 
     Args:
-        worker: that has the rows.
-        request: of `PrivateTraining`; weights are tensors, or numbers of tensors here.
+        worker: worker that has the rows.
+        request: request of `PrivateTraining`; weights are tensors, or numbers of tensors here.
 
     Raises:
-        ConsentError: the owner grants no training with noise, or no more of it.
+        ConsentError: the owner grants no training with noise, or its budget is spent.
     """
     plan: Plan | None = worker.plans.get(request["plan"])
     if plan is None:
@@ -290,7 +292,8 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
     given = [_weight(worker, each) for each in request["weights"]]
     try:
         return plan.gradients(inputs, labels, given)
-    except (RuntimeError, IndexError, TypeError, ValueError):  # whose text may hold values
+    # the text of torch's error may hold values
+    except (RuntimeError, IndexError, TypeError, ValueError):
         raise UserError(
             "the network does not fit these rows",
             where=worker.name,
@@ -300,16 +303,16 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
 
 
 def _weight(worker: Any, given: Any) -> Tensor:
-    """A weight that everybody may read: gradients tell of it."""
+    """Return a weight that everyone may read, because gradients disclose facts about it."""
     if not isinstance(given, Ref):
         assert isinstance(given, Tensor), "a request holds tensors"
         return given
     held = worker.held_at(given.number)
     if held.rule.hides:
         raise ConsentError(
-            f"{worker.name} does not show by its gradients what nobody may read",
+            f"{worker.name} refuses gradients that would disclose a weight that is not public",
             where=f"a weight {axes(held.value.shape)} at {worker.name}",
-            fix="train weights that you sent yourself",
+            fix="train weights that you sent to the worker yourself",
         )
     found: Tensor = held.value
     return found
@@ -323,7 +326,7 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
             fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for what has a tag",
         )
-    if held.value._version != budget.version:  # one record may be in every row now
+    if held.value._version != budget.version:  # after the change, one record may be in every row
         raise ConsentError(
             "this table was changed after its owner granted training with noise",
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
@@ -334,17 +337,17 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
 
 
 class PrivateTraining:
-    """DP-SGD over workers: each step one of them, chosen at random, gives a gradient with noise.
+    """DP-SGD over workers: in each step one random worker computes a noisy gradient.
 
     Args:
-        module: `nn.Sequential` of layers that workers know; its weights are here, or where the only
-            table is.
-        inputs: a pointer to the rows of each worker.
-        labels: a pointer to their labels.
+        module: `nn.Sequential` of layers that workers know; its weights are local, or at the only
+            table's worker.
+        inputs: for each worker, a pointer to its rows.
+        labels: pointers to the labels of these rows.
         loss: "mse", "cross_entropy" or "bce" (of logits).
         clip: bound of a row's gradient (2-norm).
-        noise: its deviation over `clip`.
-        batch_size: rows that a batch has on average; each has each row by chance.
+        noise: standard deviation of the noise divided by `clip`.
+        batch_size: mean number of rows of a batch; each row is sampled independently.
 
     >>> (alice,) = __import__("vfl").tensors.virtual("alice")
     >>> x, y = (alice.load(torch.ones(50, each), tag=f"{each}") for each in (3, 1))
@@ -380,10 +383,10 @@ class PrivateTraining:
         self._steps = [0] * len(inputs)
 
     def step(self) -> None:
-        """Leave a gradient with noise at every weight, for any optimiser.
+        """Leave a noisy gradient at every weight, for any optimiser.
 
         Raises:
-            ConsentError: an owner grants no more.
+            ConsentError: an owner's budget is spent.
         """
         at = secrets.randbelow(len(self._tables))
         inputs, labels = self._tables[at]
@@ -407,14 +410,14 @@ class PrivateTraining:
                 weight.grad = grad
 
     def statement(self, delta: float = 1e-5) -> PrivacyStatement:
-        """What the steps so far promise each row of every worker."""
+        """Return the guarantee of the steps so far for each row of every worker."""
         kinds = [
             GaussianSteps(self._noise, steps, rate)
             for steps, rate in zip(self._steps, self._rates, strict=True)
         ]
         return PrivacyStatement(
             protects="records",
-            against="whoever sees every gradient that leaves a worker",
+            against="an observer of every gradient that leaves a worker",
             epsilon=max(epsilon_of(each, delta) for each in kinds),
             delta=delta,
             unit="record",
@@ -438,9 +441,9 @@ class Teacher:
     """A network that votes.
 
     Attributes:
-        network: it gives each row a score of each class.
-        aggregator: name of the one worker that may count its votes.
-        budget: what its votes may tell of its owner's records.
+        network: network that returns a score of each class for a row.
+        aggregator: name of the only worker that may count its votes.
+        budget: budget for disclosure about its owner's records by its votes.
     """
 
     network: nn.Module
@@ -448,10 +451,10 @@ class Teacher:
     budget: Budget
 
     def vote(self, rows: Tensor, sigma: float, where: str) -> Votes:
-        """One 1 for each row, at its class; counted once, with that noise.
+        """Return one-hot votes for rows; they may be counted once, with that noise.
 
         Raises:
-            ConsentError: its owner allows no more.
+            ConsentError: the owner's budget allows no more votes.
         """
         with torch.no_grad():
             scores = self.network(rows)
@@ -461,20 +464,21 @@ class Teacher:
 
 
 def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
-    """At the aggregator: the class with most votes, with noise; -1 where too few agree.
+    """At the aggregator: return the class with most noisy votes; -1 where too few agree.
 
-    Papernot et al. 2018, section 3 (GNMax), with the largest noise that a teacher wants. The
-    threshold looks at the same noisy counts, so it costs nothing beside them.
+    Source: Papernot et al. 2018, section 3 (GNMax), with the largest noise that a teacher requires.
+    The threshold uses the same noisy counts, so it costs no further privacy.
 
     Raises:
-        UserError: a row's votes are not one 1; huge ones would round votes and noise away.
+        UserError: a row's votes are not one-hot; huge votes would make rounding remove votes and
+            noise.
     """
     for each in votes:
         ones = each.ones
         if ones.dtype != torch.int64 or ones.dim() != 2:
             raise UserError("these are no votes", want="whole numbers of axes (rows, classes)")
         if not (((ones == 0) | (ones == 1)).all() and (ones.sum(1) == 1).all()):
-            raise UserError("a teacher votes otherwise than once a row", want="one 1, else 0")
+            raise UserError("votes of a teacher must be exactly one per row", want="one 1, else 0")
     counts = torch.stack([each.ones for each in votes]).sum(0)
     sigma = max(each.sigma for each in votes)
     drawn = torch.from_numpy(secret.normal(tuple(counts.shape), "votes"))
@@ -491,21 +495,21 @@ def pate(
     threshold: float = 0.0,
     delta: float = 1e-5,
 ) -> tuple[Tensor, PrivacyStatement]:
-    """Labels of public rows by the votes of teachers that nobody sees, and what that promises.
+    """Label public rows by secret votes of teachers; return the labels and the guarantee.
 
-    A teacher's owner says who may count its votes, and what they may tell of its records:
-    ``worker.teach(tag, network, aggregator, epsilon=1.0)``. Votes are counted once. A
-    record is in the data of one teacher; another value of it moves one vote, so that counts differ
-    by sqrt(2) at most, and Gaussian noise of all counts bounds the cost whatever the votes are
-    (proposition 8; where teachers agree the true cost is smaller, but it would be a secret itself).
+    A teacher's owner decides who may count its votes, and the privacy budget of its records:
+    ``worker.teach(tag, network, aggregator, epsilon=1.0)``. Votes are counted once. A record is in
+    the data of one teacher. Another value of it moves one vote, so counts differ by sqrt(2) at
+    most. Gaussian noise on all counts then bounds the cost for any votes (proposition 8). Where
+    teachers agree the true cost is smaller, but that cost would itself be secret.
 
     Args:
         teachers: workers, each with the name of its network.
-        rows: public, as the networks take them.
-        aggregator: another worker; it counts, and keeps what it counted.
-        sigma: deviation of the noise of a count.
-        threshold: votes with noise that an answer needs; below it a row's label is -1.
-        delta: of the statement.
+        rows: public rows, as the networks accept them.
+        aggregator: another worker, which counts votes and keeps the counts.
+        sigma: standard deviation of the noise on a count.
+        threshold: noisy votes that an answer needs; below it a row's label is -1.
+        delta: delta of the statement.
 
     Returns:
         Labels, axes (rows,), and the statement.
@@ -524,7 +528,7 @@ def pate(
     labels = aggregator.tally(numbers, threshold)
     statement = PrivacyStatement(
         protects="records",
-        against="whoever sees the labels and the student",
+        against="an observer of the labels and the student",
         epsilon=epsilon_of(GaussianSteps(sigma / math.sqrt(2), len(rows)), delta),
         delta=delta,
         unit="record",

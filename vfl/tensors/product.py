@@ -1,4 +1,4 @@
-"""What `vfl.tensors` adds to the kernel."""
+"""Registration of `vfl.tensors` with the kernel."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Workers of other processes: a pool that they connect to, and the loop of a worker.
 
-Whoever leads listens; each worker connects with its ticket, by the frames, the handshake and the
-TLS of `vfl.transport`. A request is the name of one of `requests.REQUESTS` and plain data (see
-`wire`), answered by data or by an error that keeps its type. What workers say to each other in a
-computation passes through the leader sealed, by keys that two workers agree on: it cannot read it.
-It hands the workers' public keys on; workers that know each other's fingerprints detect false ones.
+The leader listens; each worker connects with its ticket, by the frames, the handshake and the TLS
+of `vfl.transport`. A request is the name of one of `requests.REQUESTS` and plain data (see `wire`);
+the answer is data, or an error that keeps its type. Messages between workers in a computation pass
+through the leader, sealed with keys that two workers agree on, so it cannot read them. The leader
+also forwards the workers' public keys. Workers that know each other's fingerprints detect false
+ones.
 """
 
 from __future__ import annotations
@@ -58,19 +59,19 @@ from vfl.transport import (
 from vfl.transport.pairs import Direction
 
 _WINDOW = 64
-_ROLE_BYTES = 4  # how a nonce begins
-#: How long a worker may compute, and how long a leader may be silent.
+_ROLE_BYTES = 4  # prefix of a nonce
+#: Seconds that a worker may compute, and that a leader may be silent.
 _STEP_S, _IDLE_S = 600.0, 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a worker needs to connect; whoever has it is that worker.
+    """Data that a worker needs to connect; its bearer is accepted as that worker.
 
     Attributes:
-        host, port: where the leader listens.
-        session: of the pool.
-        name: of the worker.
+        host, port: address on which the leader listens.
+        session: session of the pool.
+        name: name of the worker.
         token: secret of this worker.
         ca: certificate authority of the leader's TLS, PEM; empty for none, on one machine.
     """
@@ -83,45 +84,46 @@ class Ticket:
     ca: str = field(default="", repr=False)
 
     def write(self, path: Path) -> None:
-        """As a file that only its owner can read."""
+        """Write a file that only its owner can read."""
         path.touch(mode=0o600)
         path.chmod(0o600)
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Ticket:
-        """From a file.
+        """Read a ticket from a file.
 
         Raises:
-            UserError: it holds no ticket.
+            UserError: the file holds no ticket.
         """
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             raise UserError(
-                "this is no worker's ticket",
+                "this is not a worker's ticket",
                 where=str(path),
                 fix="take the file that Pool.write_tickets made for this worker",
             ) from None
 
 
 class PoolLink(PolledLink, Protocol):
-    """What a pool needs of a worker's link."""
+    """Methods of a worker's link that a pool needs."""
 
 
 class Pool:
-    """Workers of other processes, as this process reaches them; a context manager.
+    """Workers in other processes, as this process reaches them; a context manager.
 
     Args:
-        names: of the workers.
-        host, port: where to listen; port 0 takes a free one.
-        tls: encrypt, by a certificate of this pool's own; without it workers are on this machine.
-        rejoin_window_s: how long a cut connection may take to come back.
-        store: folder for the largest count of every worker's store (`vfl worker --store`), by which
-            one that was put back from a copy is noticed; without one none is.
+        names: names of the workers.
+        host, port: address to listen on; port 0 takes a free one.
+        tls: whether to encrypt, by a certificate of this pool's own; without it workers must be on
+            this machine.
+        rejoin_window_s: seconds in which a cut connection may reconnect.
+        store: folder for the largest count of every worker's store (`vfl worker --store`), which
+            detects a store that was restored from a copy; without a folder there is no detection.
 
     Attributes:
-        tickets: what each worker needs, by name.
+        tickets: each worker's ticket, by name.
 
     >>> with Pool("alice", "bob") as pool:
     ...     sorted(pool.tickets), pool.tickets["bob"].host
@@ -158,12 +160,12 @@ class Pool:
         )
 
     def write_tickets(self, folder: Path) -> None:
-        """A file for each worker: NAME.ticket."""
+        """Write a file for each worker: NAME.ticket."""
         for name, ticket in self.tickets.items():
             ticket.write(Path(folder) / f"{name}.ticket")
 
     def page(self, name: str) -> str:
-        """The address of a page that is this worker, in a browser on this machine."""
+        """Return the address of a page that acts as this worker, in a browser on this machine."""
         from vfl.tensors.browser import Pages
 
         if self._browser is None:
@@ -172,11 +174,11 @@ class Pool:
         return str(address)
 
     def wait(self, timeout_s: float = 60.0) -> list[RemoteWorker]:
-        """The workers, once all have connected.
+        """Wait for all workers to connect, and return them.
 
         Raises:
-            MissingPartyError: names who has not.
-            RolledBackError: the store of a worker was put back from a copy.
+            MissingPartyError: a worker did not connect; the error names it.
+            RolledBackError: the store of a worker was restored from a copy.
         """
         if self._browser is not None:
             self._browser.wait(timeout_s)
@@ -187,15 +189,16 @@ class Pool:
         return list(self._workers.values())
 
     def ask(self, what: str, asked: Sequence[tuple[RemoteWorker, Sequence[Any]]]) -> list[Any]:
-        """Ask several workers at once; each one's answer.
+        """Send requests to several workers at once; return each worker's answer.
 
         Raises:
-            LostPeerError: a worker has gone.
-            VFLError: what went wrong at one of them.
+            LostPeerError: a worker has disconnected.
+            VFLError: the first error at one of them.
         """
         for worker, _ in asked:
             worker.require_alive()
-        requests = [worker.message(what, args) for worker, args in asked]  # before any is sent
+        # all are packed before the first is sent
+        requests = [worker.message(what, args) for worker, args in asked]
         for (worker, _), request in zip(asked, requests, strict=True):
             self._send(worker.name, request)
         waiting = {worker.name for worker, _ in asked}
@@ -215,14 +218,14 @@ class Pool:
                 waiting.discard(name)
                 answers[name] = message["answer"]
                 continue
-            for other in waiting:  # who waits for the one that broke off
+            for other in waiting:  # workers that wait for the failed one
                 self._send(other, {"drop": errors[-1].what})
         if errors:
             raise min(errors, key=_rank)
         return [answers[worker.name] for worker, _ in asked]
 
     def _compare(self) -> None:
-        """Keep the counts of the workers' stores; pages have none."""
+        """Compare and keep the counts of the workers' stores; pages have none."""
         if self._witness is None:
             return
         here = [
@@ -237,8 +240,8 @@ class Pool:
                 self._witness.admit(worker.name, count)
 
     def close(self) -> None:
-        """Tell the workers that there is nothing more to do, and stop listening."""
-        with suppress(VFLError):  # whoever has gone says no more
+        """Send every worker the end of the pool, and stop listening."""
+        with suppress(VFLError):  # a disconnected worker sends no reply
             self._compare()
         for name, worker in self._workers.items():
             if name in self._links and worker.lost is None:
@@ -249,7 +252,7 @@ class Pool:
         self._hub.close()
 
     def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
-        """See `Worker.begin_session`; all are of this pool."""
+        """See `Worker.begin_session`; all workers must be of this pool."""
         everybody = (*holders, dealer)
         if any(worker.pool is not self for worker in everybody):
             raise UserError("these workers are of different pools", fix="take workers of one pool")
@@ -266,7 +269,7 @@ class Pool:
     def _next(
         self, waiting: set[str], errors: list[VFLError]
     ) -> tuple[str, Mapping[str, Any] | None]:
-        """The next message, or None of a worker that is lost."""
+        """Return the next message, or None for a worker that is lost."""
         links = {name: self._links[name] for name in waiting}
         try:
             name, frame = receive_any(links)
@@ -289,7 +292,7 @@ class Pool:
         loss = LostPeerError(
             f"{name} has gone",
             got=error.what,
-            fix="see what its own process says; start it again in a new pool",
+            fix="read the output of its process; start it again in a new pool",
         )
         self._workers[name].lost = loss
         self._links[name].close()
@@ -306,7 +309,7 @@ class Pool:
         roles = [worker.name for worker in session]
         to = message["to"]
         if name not in roles or not 0 <= to < len(roles):
-            return  # to nobody that it computes with
+            return  # not to the workers of its computation
         self._send(
             roles[to],
             {"relay": message["relay"], "from": roles.index(name), "frame": message["frame"]},
@@ -320,14 +323,14 @@ class Pool:
 
 
 class RemoteWorker:
-    """A worker of another process; it does what `requests.REQUESTS` says, as a `Worker` does.
+    """A worker in another process; it executes `requests.REQUESTS` like a `Worker`.
 
     Args:
-        pool: that it connects to.
-        name: by which messages and rules call it.
+        pool: pool to which it is connected.
+        name: its name in messages and rules.
 
     Attributes:
-        lost: why it is not there any more.
+        lost: reason why it is disconnected.
     """
 
     remote = True
@@ -359,11 +362,11 @@ class RemoteWorker:
         return self.pool.begin_session(holders, dealer, mac)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Told with the next request: this may be called from anywhere, at any time."""
+        """Delete tensors with the next request: this may be called from any place, at any time."""
         self._forgotten.extend(numbers)
 
     def message(self, what: str, args: Sequence[Any]) -> bytes:
-        """A request as bytes."""
+        """Pack a request as bytes."""
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
         grad = torch.is_grad_enabled()
         return packed(
@@ -387,15 +390,15 @@ class RemoteWorker:
 
 
 def serve(worker: Worker, ticket: Ticket) -> None:
-    """Be a worker for whoever made the ticket, until there is nothing more to do.
+    """Act as a worker for the leader that made the ticket, until it ends the session.
 
     Args:
-        worker: with what its owner has loaded.
-        ticket: of this worker.
+        worker: worker with the tables that its owner has loaded.
+        ticket: ticket of this worker.
 
     Raises:
-        LostPeerError: whoever leads has gone.
-        AuthenticationError: the ticket is not good there.
+        LostPeerError: the leader has disconnected.
+        AuthenticationError: the leader does not accept the ticket.
     """
     hello = Hello(ticket.session, ticket.name, ticket.token)
     link = TcpLink.connect(
@@ -413,8 +416,8 @@ class _WorkerEnd:
     """A worker's end of its connection.
 
     Args:
-        worker: that does what is asked.
-        link: to the leader.
+        worker: worker that executes the requests.
+        link: link to the leader.
     """
 
     def __init__(self, worker: Worker, link: TcpLink) -> None:
@@ -423,7 +426,7 @@ class _WorkerEnd:
         self._relayed: dict[tuple[str, int], deque[bytes]] = defaultdict(deque)
 
     def serve(self) -> None:
-        """Answer until told to end."""
+        """Answer requests until the session ends."""
         while True:
             message = self._next()
             if "end" in message:
@@ -436,16 +439,18 @@ class _WorkerEnd:
         self._link.send(Frame(Kind.PROTOCOL, 0, packed(message)))
 
     def relayed(self, session: str, role: int) -> bytes:
-        """The next message of another worker of a computation.
+        """Return the next message of another worker in a computation.
 
         Raises:
-            PeerFailedError: the computation broke off elsewhere.
+            PeerFailedError: the computation failed at another worker.
         """
         waiting = self._relayed[session, role]
         while not waiting:
             message = self._next()
             if "drop" in message:
-                raise PeerFailedError("another worker broke off", got=str(message["drop"]))
+                raise PeerFailedError(
+                    "another worker stopped with an error", got=str(message["drop"])
+                )
             if "relay" not in message:
                 raise ProtocolError("a request in the middle of a computation")
         return waiting.popleft()
@@ -464,14 +469,14 @@ class _WorkerEnd:
         try:
             self._worker.forget(message.get("forget", ()))
             if what not in REQUESTS or not isinstance(args, list):
-                raise UserError("a worker does nothing of this name", where=self._worker.name)
-            if what == "read":  # who asks is known from the connection
+                raise UserError("a worker has no request of this name", where=self._worker.name)
+            if what == "read":  # the connection identifies the requester
                 args = [args[0], ME]
             with torch.set_grad_enabled(bool(message.get("grad", True))):
                 return {"answer": getattr(self._worker, what)(*args)}
         except VFLError as error:
             return {"error": {key: text for key, text in error.record().items() if text}}
-        except Exception as error:  # its text may hold values
+        except Exception as error:  # the text of the error may hold values
             problem = ProtocolError(
                 "a worker could not do what was asked",
                 where=f"{what} at {self._worker.name}",
@@ -484,8 +489,8 @@ class _WorkerEnd:
     ) -> None:
         """Join a computation on shares, with keys of every pair.
 
-        Keys are of this computation and these roles: a second one with the same, or with others
-        for somebody, would seal other messages under one key and nonce.
+        Keys belong to this computation and these roles. A second computation with the same name, or
+        with other roles, would seal other messages under one key and nonce.
         """
         keys = self._worker.keys
         if session in self._worker.members:
@@ -506,7 +511,7 @@ class _WorkerEnd:
 
 
 class _Sealed:
-    """A link to another worker of a computation, through the leader, who cannot read it."""
+    """A link to another worker of a computation, through the leader, which cannot read it."""
 
     def __init__(self, end: _WorkerEnd, session: str, role: int, other: int, key: bytes) -> None:
         self._end, self._session, self._other = end, session, other
@@ -534,7 +539,7 @@ class _Sealed:
 
 
 def _error_of(record: object, name: str) -> VFLError:
-    """An error of a worker, of the type that it had there."""
+    """Restore a worker's error with its type."""
     texts = read_record(record, name)
     kinds = {kind.code: kind for kind in _kinds(VFLError)}
     kind = kinds.get(texts.pop("code"), ProtocolError)
@@ -546,7 +551,7 @@ def _kinds(kind: type[VFLError]) -> list[type[VFLError]]:
 
 
 def _rank(error: VFLError) -> int:
-    """The cause before its consequences at the others."""
+    """Rank errors so that a cause comes before its consequences at the others."""
     if isinstance(error, LostPeerError):
         return 0
     return 2 if isinstance(error, PeerFailedError) else 1

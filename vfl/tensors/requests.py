@@ -1,9 +1,9 @@
-"""What a leader may ask of a worker, and the range of every number in it.
+"""Requests that a leader may send to a worker, and the range of every number in them.
 
-A request is a method of the worker that `asked` marks, its arguments are that method's parameters,
-and their types are here: each number has a least and a most. Whoever calls such a method, in this
-process or from elsewhere, passes the one check. The parameters of a step on shares are in `STEPS`
-and `MAPS`, by the step. Operands of torch's operations are values and places in them.
+A request is a method of the worker that `asked` marks; its arguments are that method's parameters,
+and their types are defined here: each number has a least and a greatest value. Calls from this
+process and from other processes pass the same check. The parameters of a step on shares are in
+`STEPS` and `MAPS`, by step. Operands of torch's operations are values and positions in them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from vfl.tensors.pointers import Ref
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: All that may be asked of a worker, and what checks the arguments.
+#: All requests of a worker, with the check of their arguments.
 REQUESTS: dict[str, TypeAdapter[Any]] = {}
 
 _MOST_AXES, _MOST_ELEMENTS = 16, 1 << 32
 _MOST_NUMBER = (1 << 53) - 1
-#: Lists in lists that an operand may be.
+#: Depth of nested lists that an operand may have.
 _DEPTH = 8
 _ANY = ConfigDict(arbitrary_types_allowed=True)
 
@@ -64,15 +64,15 @@ Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Field(strict=True, max_length=1 << 16)]
 Parcel = Annotated[bytes, Strict()]
 Values = Annotated[Tensor, WithJsonSchema({"type": "tensor"})]
-#: A tensor of the worker: its number.
+#: Number of a tensor at the worker.
 Number = Annotated[int, Field(strict=True, ge=1, le=_MOST_NUMBER)]
 Numbers = list[Number]
-#: Of a store.
+#: Count of a store.
 Count = Annotated[int, Field(strict=True, ge=0, lt=MOST_COUNT)]
 At = Annotated[Ref, AfterValidator(_numbered), WithJsonSchema({"type": "tensor"})]
 Readers = list[Text] | None
 Keys = Annotated[list[Parcel], Field(min_length=2, max_length=MOST_HOLDERS)]
-#: Of a fraction.
+#: Fraction bits.
 Bits = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS // 2 - 2)]
 Shift = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS - 2)]
 Factor = Annotated[int, Field(strict=True, ge=-(1 << 62), le=1 << 62)]
@@ -87,11 +87,11 @@ Convolution = Literal["conv2d", "conv2d_input", "conv2d_weight"]
 Axes = Annotated[list[Annotated[int, Field(strict=True, ge=0, le=1 << 20)]],
                  Field(min_length=NUMBERS, max_length=NUMBERS)]  # fmt: skip
 Place = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS - 2)]
-#: Of a computation on shares: a place in it, and how many hold shares.
+#: For a computation on shares: a role in it, and the number of holders.
 Role = Annotated[int, Field(strict=True, ge=0, le=MOST_HOLDERS)]
 Holders = Annotated[int, Field(strict=True, ge=2, le=MOST_HOLDERS)]
 Peers = Annotated[list[tuple[Text, Parcel]], Field(min_length=3, max_length=MOST_HOLDERS + 1)]
-#: Noise of a training over its clip, and of a count of votes.
+#: Noise of a training divided by its clip bound, and noise of a count of votes.
 Noise = Annotated[float, Field(strict=True, ge=0.01, le=1e6)]
 Clip = Annotated[float, Field(strict=True, ge=1e-6, le=1e6)]
 Rate = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -116,15 +116,15 @@ class NoisyStep(Settings, arbitrary_types_allowed=True):
 
 
 class Contents(Settings, arbitrary_types_allowed=True):
-    """What one worker seals for another: a tensor, or what only some of them have.
+    """Content that one worker seals for another: a tensor, with fields that only some kinds have.
 
     Attributes:
-        value: its elements.
-        readers: who may read it.
+        value: elements of the tensor.
+        readers: names that may read it.
         share: whether it is a share.
-        mask: tokens of the holders, of a mask.
-        token: of the mask that a value is hidden under.
-        votes: deviation of the noise of a count, and their name.
+        mask: tokens of the holders, for a mask.
+        token: token of the mask that hides a value.
+        votes: standard deviation of the noise of a count, and the name of the votes.
     """
 
     value: Values
@@ -167,7 +167,7 @@ def _named_operands(values: Any) -> Any:
     return values
 
 
-#: Of an operation of torch: whole numbers are of 64 bits, floats anything that a tensor may hold.
+#: Values in an operation of torch: integers of 64 bits, and any float that a tensor may hold.
 Operands = Annotated[Sequence[Any], PlainValidator(_operands), WithJsonSchema({"type": "operands"})]
 NamedOperands = Annotated[
     Mapping[str, Any], PlainValidator(_named_operands), WithJsonSchema({"type": "operands"})
@@ -178,7 +178,7 @@ def _adapters(types: Mapping[str, Any]) -> Mapping[str, TypeAdapter[Any]]:
     return {name: TypeAdapter(each, config=_ANY) for name, each in types.items()}
 
 
-#: The parameters of each step on shares, and of each linear map behind its name.
+#: The parameters of each step on shares, and of each linear map after its name.
 STEPS = _adapters({
     "plus": tuple[Values], "product": tuple[Product] | tuple[Convolution, Axes],
     "divide": tuple[Shift], "negative": tuple[()], "leading": tuple[Place, Place],
@@ -198,7 +198,7 @@ def require_parameters(kind: str, parameters: Sequence[Any], where: str) -> None
     """Refuse parameters that a step on shares does not have.
 
     Raises:
-        UserError: a parameter is out of its range, or no worker knows the step.
+        UserError: a parameter is out of its range, or the step is unknown.
     """
     steps, (name, *rest) = STEPS, [kind, *parameters]
     if kind == "linear":
@@ -226,7 +226,7 @@ def asked(method: F) -> F:
     @wraps(method)
     def door(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return check(ArgsKwargs((self, *args), kwargs))  # calls the method
+            return check(ArgsKwargs((self, *args), kwargs))  # this calls the method
         except ValidationError as error:
             raise _refused(error, f"{name} at {self.name}", parameters) from None
 
@@ -234,7 +234,7 @@ def asked(method: F) -> F:
 
 
 def _refused(error: ValidationError, where: str, parameters: tuple[str, ...]) -> UserError:
-    """The first mistake; of what was given, only a number or the type."""
+    """Return the first mistake; of the given value, only a number or the type."""
     first, *_ = error.errors(include_url=False)
     place = list(first["loc"])
     if parameters and isinstance(place[0], int) and place[0] < len(parameters):
@@ -242,9 +242,9 @@ def _refused(error: ValidationError, where: str, parameters: tuple[str, ...]) ->
     given, wanted = first["input"], first["msg"].removeprefix("Input should be ")
     number = isinstance(given, int | float) and not isinstance(given, bool)
     return UserError(
-        "a worker does not take this argument",
+        "a worker does not accept this argument",
         where=": ".join([where, ".".join(map(str, place))]) if place else where,
         got=shortened(given) if number else type(given).__name__,
         want=wanted.removeprefix("Value error, "),
-        fix="ask with what vfl/tensors/requests.py allows",
+        fix="use arguments that vfl/tensors/requests.py allows",
     )

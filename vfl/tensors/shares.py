@@ -1,11 +1,11 @@
-"""What is below a fixed-precision tensor: ring elements here, or additive shares at workers.
+"""Representations below fixed-precision tensors: local ring elements, or shares at workers.
 
-Both do what a ring of integers does. The protocols of the shares are those of `vfl.mpc.engine`, for
+Both implement a ring of integers. The protocols of the shares are those of `vfl.mpc.engine`, for
 many parties or with MACs: products with a dealer's triples, exact divisions, signs. Each holder has
-its own share, and whoever leads sees none of them.
+its own share; the leader sees none of them.
 
-A step of a computation is a kind, operands and parameters in plain data, the same for all workers;
-`perform` is what each makes of it. Workers of this process without MACs are one `Lockstep`.
+A step of a computation is a kind, operands and parameters in plain data, equal for all workers;
+`perform` executes it at each. Workers of this process without MACs are one `Lockstep`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from vfl.tensors.wire import packed
 
 
 def bilinear(name: str, numbers: Sequence[int] = ()) -> Operation:
-    """The product of a request; `numbers` are those of a convolution's `Geometry`."""
+    """Return the product of a request; `numbers` describe a convolution's `Geometry`."""
     if name in KINDS:
         return convolution(name, Geometry.of(numbers))
     return torch.mul if name == "mul" else matmul
 
 
-# Linear maps. Each takes tensors with an axis in front: of holders, of a value and its MAC, or of
-# one thing alone.
+# Linear maps. Each accepts tensors with an axis in front: of holders, of a value and its MAC, or of
+# length 1.
 
 
 def _added(one: Tensor, two: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def _summed(stack: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return stack.sum([each + 1 for each in dims], keepdim=keepdim) if dims else stack
 
 
-#: Maps that only move and add elements: the stack, parameters, and other stacks behind them.
+#: Maps that only move and add elements: the stack, its parameters, and further stacks.
 LINEAR: Mapping[str, Callable[..., Tensor]] = {
     "add": _added,
     "reshape": lambda stack, sizes: stack.reshape(stack.shape[0], *sizes),
@@ -100,11 +100,11 @@ LINEAR: Mapping[str, Callable[..., Tensor]] = {
 def mapped(
     numbers: Numbers, name: str, parameters: Sequence[Any], stacks: Sequence[Tensor]
 ) -> Tensor:
-    """A linear map of stacks, by its name."""
+    """Apply a linear map to stacks, by its name."""
     first, *others = stacks
-    if name == "scale":  # by a public number
+    if name == "scale":  # multiplies by a public number
         return numbers.mul(first, parameters[0])
-    if name == "by":  # by a public tensor, from the right or the left
+    if name == "by":  # multiplies by a public tensor, from the right or the left
         elements, operation, from_left, *rest = parameters
         elements = numbers.lift(elements)
         if operation == "mul":
@@ -117,13 +117,13 @@ def mapped(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a step gave a worker.
+    """A worker's result of a step.
 
     Attributes:
-        value: its share, or what was opened to it.
-        operands: what it had, with what was opened of it meanwhile; of a product only.
-        readers: who may read the value.
-        final: whether that stands whatever the operands' rules are.
+        value: its share, or the opened value.
+        operands: its operands, with openings made meanwhile; only for a product.
+        readers: names that may read the value.
+        final: whether `readers` replaces the operands' rules.
     """
 
     value: Any
@@ -135,14 +135,14 @@ class Found:
 def perform(
     member: BeaverEngine, kind: str, operands: Sequence[Any], parameters: Sequence[Any]
 ) -> Found:
-    """One party's part of a step.
+    """Do one party's part of a step.
 
     Args:
         member: a holder, the dealer, or all of them as one.
         kind: "linear", "plus", "product", "divide", "negative", "leading", "transposed"; with MACs
             also "mask", "input" and "disclose".
-        operands: its shares.
-        parameters: of the step.
+        operands: its shares of the operands.
+        parameters: parameters of the step.
     """
     if kind == "input":
         return _input(member, *operands)
@@ -180,7 +180,7 @@ def perform(
     raise UserError("a step that no worker knows", got=kind)
 
 
-#: Linear maps of one tensor that only move elements: what was opened of it moves too.
+#: Linear maps of one tensor that only move elements: its opening moves too.
 _MOVES = frozenset({"reshape", "expand", "gather", "pad", "clone"})
 
 
@@ -191,17 +191,17 @@ def _moved(operand: SharedTensor, name: str, parameters: Sequence[Any]) -> Opene
 
 
 def _as_share(operand: Any) -> Any:
-    """A mask is a share like any; at the dealer, who has it whole, a blank one."""
+    """Treat a mask like any share; at the dealer, which has it whole, as a blank one."""
     if isinstance(operand, Mask):
         return SharedTensor(blank((2, *operand.shape)), 0)
     return operand.shared if isinstance(operand, MaskShare) else operand
 
 
 def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None) -> Found:
-    """Shares of a mask that one may read; None is everybody.
+    """Share a mask that one reader may read; None means everyone.
 
-    The pads depend on the reader. Who tells the dealer of one and a holder of another gets shares
-    of nothing.
+    The pads depend on the reader. If the leader names different readers to the dealer and to a
+    holder, their shares do not fit together.
     """
     name = "input" if reader is None else f"input of {reader}"
     (shared,), made = member.dealt(lambda: [fresh(sizes)], [sizes], name)
@@ -216,24 +216,24 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
 
 
 def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
-    """Shares of what was hidden under a mask, for whom its owner lets read it.
+    """Share a masked value, for the readers that its owner allows.
 
-    The token proves that the sender was given the mask. Without it the leader could put a value of
-    its own there under a rule of its own, and read the mask.
+    The token proves that the sender received the mask. Without it the leader could submit a value
+    of its own under a rule of its own, and read the mask.
     """
     assert isinstance(member, AuthenticatedMember), "only shares with MACs come from masks"
     if member.deals:
         return Found(member.plus(_as_share(mask), blank(masked.share.shape)))
     if not (isinstance(mask, MaskShare) and isinstance(masked, Masked)):
-        raise UserError("these are no mask and no values behind one")
+        raise UserError("these are not a mask and values under it")
     if not hmac.compare_digest(mask.token, masked.token):
-        raise AuthenticationError("values are behind another mask than this")
+        raise AuthenticationError("the values are under another mask")
     shared = member.plus(mask.shared, FIELD.lift(masked.elements))
     return Found(shared, readers=masked.readers, final=True)
 
 
 def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: Operation) -> Found:
-    """As `Found`; behind an axis in front, element-wise factors both get as many axes."""
+    """Multiply; with an axis in front, element-wise factors get equal numbers of axes."""
     one, two = operands
     most = max(one.share.dim(), two.share.dim())
     same = not member.front or operation is not torch.mul or one.share.dim() == two.share.dim()
@@ -252,14 +252,14 @@ def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: 
 def elements_of(
     values: Tensor, bits: int, precision: int | None = None, hidden: bool = False
 ) -> Tensor:
-    """Reals as ring elements, where products of this precision still fit.
+    """Encode reals as ring elements for which products of this precision still fit.
 
     Args:
         values: any float or integer tensor.
-        bits: of the fraction.
-        precision: of the products; `bits` if not given.
-        hidden: a value that does not fit becomes the nearest that does, and NaN 0: whether all fit
-            is told to nobody.
+        bits: fraction bits.
+        precision: fraction bits of the products; `bits` if not given.
+        hidden: whether a value that does not fit becomes the nearest that does, and NaN becomes 0,
+            without an error: the values are secret, and an error would disclose one.
 
     Raises:
         RingRangeError: a value does not fit.
@@ -273,7 +273,7 @@ def elements_of(
 
 
 def split(elements: Tensor, holders: int) -> list[Tensor]:
-    """Fresh additive shares of ring elements."""
+    """Split ring elements into fresh additive shares."""
     stream = PadStream(secrets.token_bytes(KEY_BYTES))
     pads = [
         torch.from_numpy(stream.elements64(elements.numel(), "share", holder).view("i8"))
@@ -287,48 +287,48 @@ def split(elements: Tensor, holders: int) -> list[Tensor]:
 
 
 class Ring(Link, ABC):
-    """Integers modulo 2^64, or the signed ones of a prime field."""
+    """Integers modulo 2^64, or signed integers of a prime field."""
 
     shape: torch.Size
 
     @abstractmethod
     def linear(self, name: str, *parameters: Any, others: Sequence[Any] = ()) -> Any:
-        """A linear map, by its name in `LINEAR`, "scale" or "by"; no message."""
+        """Apply a linear map, by its name in `LINEAR`, "scale" or "by"; no message."""
 
     @abstractmethod
     def plus(self, public: Tensor) -> Any:
-        """The sum with public elements; no message."""
+        """Return the sum with public elements; no message."""
 
     @abstractmethod
     def product(self, other: Any, operation: str, *numbers: Any) -> Any:
-        """A bilinear map of these and others of the same kind, as `bilinear` names it."""
+        """Apply a bilinear map with other elements of the same kind, as `bilinear` names it."""
 
     @abstractmethod
     def divide(self, shift: int) -> Any:
-        """Divided by 2^shift, to one unit."""
+        """Divide by 2^shift, exact to one unit."""
 
     @abstractmethod
     def negative(self) -> Any:
-        """1 where an element is below 0, else 0."""
+        """Return 1 where an element is below 0, else 0."""
 
     @abstractmethod
     def leading(self, low: int, high: int) -> Any:
-        """Where the leading one of a magnitude is, from place `low` to `high`; then the sign.
+        """Return the place of a magnitude's leading one, from `low` to `high`; then the sign.
 
-        Axes (places + 1, *those of the elements): 1 at that place, and last 1 below 0.
+        Axes (places + 1, *those of the elements): 1 at that place; the last entry is 1 below 0.
         """
 
     @abstractmethod
     def transposed(self) -> Any:
-        """The last two axes exchanged."""
+        """Exchange the last two axes."""
 
     @abstractmethod
     def reveal(self, requester: str) -> Tensor:
-        """The elements."""
+        """Return the elements."""
 
 
 class Here(Ring):
-    """Elements in this process, which is the only one to have them."""
+    """Elements that only this process has."""
 
     def __init__(self, elements: Tensor) -> None:
         self.elements, self.shape = elements, elements.shape
@@ -376,8 +376,8 @@ class Shares(Ring):
     """Elements of which every holder has a share.
 
     Attributes:
-        session: who computes on them.
-        parts: what the session knows them by.
+        session: session that computes on them.
+        parts: the session's references to them.
     """
 
     def __init__(self, session: Session, parts: Any, shape: Sequence[int]) -> None:
@@ -392,7 +392,7 @@ class Shares(Ring):
 
     @property
     def pointers(self) -> list[PointerTensor]:
-        """To every holder's share, and to what the dealer keeps of it."""
+        """Pointers to every holder's share, and to the dealer's part."""
         return self.session.pointers(self)
 
     def linear(self, name: str, *parameters: Any, others: Sequence[Shares] = ()) -> Shares:
@@ -404,15 +404,15 @@ class Shares(Ring):
         return self.session.do("plus", [self], public)
 
     def product(self, other: Shares, operation: str, *numbers: Any) -> Shares:
-        """See `Ring`; what was opened under a mask stays so for later products."""
+        """See `Ring`; an opening under a mask stays valid for later products."""
         if operation == "matmul":
             fits = len(self.shape) == len(other.shape) >= 2 and self.shape[-1] == other.shape[-2]
             fits = fits and self.shape[:-2] == other.shape[:-2]
         elif operation in KINDS:
-            fits = True  # as its geometry was made of these axes
+            fits = True  # its geometry was made from these axes
         else:
             fits = _broadcast(self.shape, other.shape)
-        if not fits:  # before any party has begun
+        if not fits:  # refused before any party begins
             raise UserError(
                 "two shared tensors cannot be multiplied",
                 got=f"{axes(self.shape)} and {axes(other.shape)}",
@@ -433,7 +433,7 @@ class Shares(Ring):
         return self.session.do("leading", [self], low, high)
 
     def transposed(self) -> Shares:
-        """See `Ring`; an opening stays one."""
+        """See `Ring`; an opening stays valid."""
         if len(self.shape) < 2:
             raise UserError("only matrices are transposed", got=axes(self.shape))
         return self.session.do("transposed", [self])
@@ -442,18 +442,18 @@ class Shares(Ring):
         """See `Ring`.
 
         Raises:
-            ConsentError: a holder keeps its share from this reader.
-            CheatingError: a holder lied.
+            ConsentError: a holder does not allow this reader to have its share.
+            CheatingError: a holder sent a false share.
         """
         return self.session.reveal(self, requester)
 
 
 class Session(ABC):
-    """Holders and a dealer that compute together; one for the same workers.
+    """Holders and a dealer that compute together; the same workers share one session.
 
     Args:
         holders: 2 to 8 workers.
-        dealer: another worker, that sees no value.
+        dealer: another worker, which sees no value.
         mac: whether shares have MACs.
     """
 
@@ -462,11 +462,11 @@ class Session(ABC):
 
     @staticmethod
     def of(holders: Sequence[Any], dealer: Any, mac: bool = False) -> Session:
-        """The session of these workers.
+        """Return the session of these workers.
 
         Raises:
-            BadOptionError: they are too few, too many, or one is there twice.
-            UserError: some are of this process and some are not.
+            BadOptionError: there are too few or too many workers, or one occurs twice.
+            UserError: some are in this process and some are not.
         """
         require_range("holders", len(holders), 2, MOST_HOLDERS)
         everybody = (*holders, dealer)
@@ -478,7 +478,7 @@ class Session(ABC):
             worker.require_alive()
         if len({worker.remote for worker in everybody}) > 1:
             raise UserError(
-                "workers of this process and of others do not share a tensor",
+                "workers of this process and of others cannot share one tensor",
                 got=", ".join(names),
                 fix="take workers that are all virtual, or all elsewhere",
             )
@@ -492,13 +492,13 @@ class Session(ABC):
         return found
 
     def forgotten(self) -> None:
-        """The session has ended; the next tensors are shared in a new one."""
+        """End the session; the next tensors are shared in a new one."""
         for worker in self.workers:
             for key in [key for key, one in worker.sessions.items() if one is self]:
                 del worker.sessions[key]
 
     def require_own(self, operands: Sequence[Shares]) -> None:
-        """Refuse what is shared among others."""
+        """Refuse tensors that are shared among other workers."""
         for other in operands:
             if other.session is not self:
                 raise UserError(
@@ -509,15 +509,15 @@ class Session(ABC):
 
     @abstractmethod
     def split(self, elements: Tensor) -> Shares:
-        """Elements that this process has as fresh shares."""
+        """Share elements of this process by fresh shares."""
 
     @abstractmethod
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
-        """Elements that a worker has; its rule goes with every share."""
+        """Share elements of a worker; its reading rule goes with every share."""
 
     @abstractmethod
     def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
-        """A step of all workers; see `perform`."""
+        """Run a step at all workers; see `perform`."""
 
     @abstractmethod
     def reveal(self, shares: Shares, requester: str) -> Tensor:
@@ -525,16 +525,16 @@ class Session(ABC):
 
     @abstractmethod
     def pointers(self, shares: Shares) -> list[PointerTensor]:
-        """To what each worker has."""
+        """Return pointers to each worker's part."""
 
     def __len__(self) -> int:
-        """How many tensors every worker has, beside those that it counts itself."""
+        """Return how many tensors every worker has, besides those that it counts itself."""
         return 0
 
 
 @dataclass(slots=True)
 class Stack:
-    """Shares of all holders of this process, and each one's rule; the dealer's is the last."""
+    """Shares of all holders of this process, and each one's rule; the dealer's rule is the last."""
 
     value: SharedTensor
     rules: Sequence[Rule]
@@ -545,7 +545,7 @@ class Stack:
 
 
 class LockstepSession(Session):
-    """Workers of this process, as one; see `vfl.mpc.many.members.Lockstep`."""
+    """Workers of this process, computed as one; see `vfl.mpc.many.members.Lockstep`."""
 
     def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool = False) -> None:
         super().__init__(holders, dealer, mac)
@@ -575,7 +575,7 @@ class LockstepSession(Session):
         values = [each.parts.value for each in operands]
         if kind in ("negative", "leading"):
             return self._kept(self._apart(kind, values[0], parameters), rules)
-        if kind == "linear":  # the shortest way, for there are many
+        if kind == "linear":  # the shortest way, because these steps are frequent
             share = mapped(RING, parameters[0], parameters[1:], [each.share for each in values])
             return self._kept(SharedTensor(share, 0), rules)
         found = perform(self._member, kind, values, parameters)
@@ -592,7 +592,7 @@ class LockstepSession(Session):
         return total
 
     def pointers(self, shares: Shares) -> list[PointerTensor]:
-        """See `Session`; made when they are asked for."""
+        """See `Session`; pointers are made when they are requested."""
         parts = [*shares.parts.value.share, blank(shares.shape)]
         return [
             worker.keep(SharedTensor(part, 0), rule)
@@ -604,7 +604,7 @@ class LockstepSession(Session):
         return Shares(self, Stack(value, rules, self), value.share.shape[1:])
 
     def _apart(self, kind: str, value: SharedTensor, parameters: Sequence[Any]) -> SharedTensor:
-        """By parties of their own: the words of a comparison have no axis of holders."""
+        """Run the step with separate parties: the words of a comparison have no axis of holders."""
         if self._members is None:
             self._members = LocalMembers(len(self.workers) - 1)
             weakref.finalize(self, self._members.close, wait=False)
@@ -617,7 +617,7 @@ class LockstepSession(Session):
         return SharedTensor(torch.stack([each.share for each in found[:-1]]), 0)
 
     def _rules(self, operands: Sequence[Shares]) -> Sequence[Rule]:
-        """Who may read what comes of these, at every worker; a stopped one says so here."""
+        """Return the reading rules of the result at every worker; a stopped worker raises here."""
         for worker in self.workers:
             worker.require_alive()
         owned = [each.parts.rules for each in operands if each.parts.rules is not self._open_rules]
@@ -633,10 +633,10 @@ class LockstepSession(Session):
 class PartySession(Session):
     """One party of a computation whose parties all run the same program, in processes of their own.
 
-    Nobody leads, so a step takes no more than the messages of its protocol.
+    There is no leader, so a step takes only the messages of its protocol.
 
     Args:
-        member: this party; the last role is the dealer's, whose tensors have axes and no values.
+        member: this party; the last role is the dealer's, whose tensors have only axes.
     """
 
     def __init__(self, member: Member) -> None:
@@ -644,21 +644,21 @@ class PartySession(Session):
         self.member = member
 
     def split(self, elements: Tensor) -> Shares:
-        """Of values that all parties have; see `Session`."""
+        """Share values that all parties have; see `Session`."""
         share = elements if self.member.first else torch.zeros_like(elements)
         return self._kept(blank(elements.shape) if self.member.deals else share)
 
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
-        """Nothing is at a worker here."""
+        """Refuse: this session has no workers."""
         raise UserError("a pointer in a program of parties", fix="share values by their owner")
 
     def of_owner(self, owner: int, shape: Sequence[int], elements: Tensor | None) -> Shares:
-        """Elements that one holder has; no message.
+        """Share elements of one holder; no message.
 
         Args:
-            owner: its role.
+            owner: role of the holder.
             shape: their axes, which all parties know.
-            elements: at the owner; None elsewhere.
+            elements: elements at the owner; None elsewhere.
         """
         shared = self.member._share(self.member.next_number(), owner, shape, elements, 0)
         return self._kept(shared.share)
@@ -671,12 +671,12 @@ class PartySession(Session):
         return Shares(self, found.value, found.value.shape)
 
     def reveal(self, shares: Shares, requester: str) -> Tensor:
-        """To all holders; the dealer has zeros."""
+        """Reveal to all holders; the dealer receives zeros."""
         found = self.member._revealed(self.member.next_number(), shares.parts, None)
         return torch.zeros(shares.shape, dtype=torch.int64) if found is None else found
 
     def pointers(self, shares: Shares) -> list[PointerTensor]:
-        """Nothing is at a worker here."""
+        """Return no pointers: this session has no workers."""
         return []
 
     def _kept(self, share: Tensor) -> Shares:
@@ -684,12 +684,13 @@ class PartySession(Session):
 
 
 class PointerSession(Session):
-    """Workers that each keep their share; whoever leads has a pointer to each.
+    """Workers that each keep their share; the leader has a pointer to each.
 
     Args:
         holders, dealer, mac: see `Session`.
-        ask: asks workers something at once, each with arguments of its own; their answers.
-        name: by which the workers know it.
+        ask: sends a request to workers at once, each with arguments of its own; returns their
+            answers.
+        name: name of the session at the workers.
     """
 
     def __init__(
@@ -741,7 +742,7 @@ class PointerSession(Session):
         ]
         try:
             handles = self._ask("perform", asked)
-        except BaseException:  # the parties would count other operations from here on
+        except BaseException:  # the parties' operation counts would differ from here on
             self.forgotten()
             raise
         pointers = [
@@ -766,7 +767,7 @@ class PointerSession(Session):
         revealed = self._read(self.do("disclose", [shares, mask]), requester)
         if any(not torch.equal(each, revealed[0]) for each in revealed[1:]):
             raise CheatingError(
-                "holders do not tell the same",
+                "holders reported different values",
                 where=", ".join(each.name for each in holders),
                 fix="stop working with these holders; nothing that follows can be trusted",
             )
@@ -794,7 +795,7 @@ class PointerSession(Session):
 
 
 def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
-    """A session of workers of this process; with MACs each is a thread of its own."""
+    """Begin a session of workers of this process; with MACs each is a thread of its own."""
     if not mac:
         return LockstepSession(holders, dealer)
     parties = LocalParties(
@@ -819,6 +820,6 @@ def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
 
 
 def _broadcast(one: torch.Size, other: torch.Size) -> bool:
-    """Whether torch lets two shapes meet, element by element."""
+    """Whether two shapes broadcast, element by element."""
     pairs = zip(reversed(one), reversed(other), strict=False)
     return all(a == b or 1 in (a, b) for a, b in pairs)

@@ -1,8 +1,9 @@
-"""Requests and answers as bytes: JSON, and the elements of tensors behind it. Nothing is run.
+"""Requests and answers as bytes: JSON, followed by the elements of tensors; parsing runs no code.
 
 A message is a length (4 bytes), JSON of that length, and raw little-endian elements. JSON holds
-what it can by itself; anything else is an object of one key that says what it is: a tensor, a
-number of one, a slice, bytes. What is no such thing is refused before anything is made of it.
+plain values directly. Other values are an object of one key that names their kind: a tensor, the
+number of a tensor, a slice, bytes. A value of another kind is refused before an object is made of
+it.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ _NUMPY = {
 
 
 def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) -> bytes:
-    """A message as bytes.
+    """Pack a message as bytes.
 
     Args:
         message: numbers, texts, tensors, slices, bytes, lists, tuples and tables of them.
-        ref: the number of what stands for a tensor at the other end, None for anything else.
+        ref: returns the number of an object that represents a tensor at the other end, None for
+            others.
 
     Raises:
-        UserError: something else is in it.
+        UserError: the message has another kind of value.
     """
     blobs: list[bytes] = []
 
@@ -59,7 +61,7 @@ def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) 
             return value if math.isfinite(value) else {"float": repr(value)}
         if isinstance(value, list):
             return [of(each) for each in value]
-        if isinstance(value, tuple):  # of torch.Size too
+        if isinstance(value, tuple):  # also torch.Size
             return {"tuple": [of(each) for each in value]}
         if isinstance(value, bytes | bytearray | memoryview):
             blobs.append(bytes(value))
@@ -91,14 +93,14 @@ def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) 
 
 
 def unpacked(payload: Payload, ref: Callable[[int], Any] = lambda number: None) -> Any:
-    """The message of `packed`.
+    """Unpack the message of `packed`.
 
     Args:
-        payload: from outside.
-        ref: what stands for a tensor of a number.
+        payload: bytes from another process.
+        ref: returns the object that represents a tensor's number.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the bytes are no message.
     """
     view = memoryview(payload)
     try:
@@ -109,7 +111,7 @@ def unpacked(payload: Payload, ref: Callable[[int], Any] = lambda number: None) 
     except (struct.error, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         raise ProtocolError("a message of a worker cannot be read") from None
     if reader.left:
-        raise ProtocolError("a message of a worker is longer than it says")
+        raise ProtocolError("a message of a worker is longer than its header states")
     return message
 
 

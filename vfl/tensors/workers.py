@@ -1,11 +1,11 @@
-"""Workers that hold tensors, and how to send tensors there.
+"""Workers that hold tensors, and functions that send tensors to them.
 
-A worker keeps its tensors by number, runs operations of `vfl.tensors.base.OPERATIONS` on them, and
-asks its rule who may read a result: whoever may read every operand. A tensor goes when its last
-pointer does. What may be asked of a worker are its methods that are `asked`, in plain data.
+A worker keeps its tensors by number and runs operations of `vfl.tensors.base.OPERATIONS` on them. A
+result may be read only by readers of every operand. A tensor is deleted with its last pointer.
+Requests to a worker are its methods that `asked` marks, with plain data.
 
-A virtual worker lives in this process: it protects nobody, and behaves as one that does. Those of
-other processes are in `vfl.tensors.remote`.
+A virtual worker is in this process: it protects no secret, but behaves like a worker that does.
+Workers of other processes are in `vfl.tensors.remote`.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ class Worker:
     """A worker of this process.
 
     Args:
-        name: by which messages and rules call it.
-        keys: of its own, and what it knows of others; None makes some and knows nothing.
-        ledger: where its budgets outlive it; without one they end with this process.
+        name: its name in messages and rules.
+        keys: its keys and known fingerprints; None makes new keys and knows no fingerprint.
+        ledger: storage in which its budgets outlive it; without one they end with this process.
 
     Attributes:
-        keys: what others seal for it with.
-        budgets: what its owner allows a training with noise, by number of the rows.
+        keys: keys with which others seal for it.
+        budgets: budgets that its owner grants for training with noise, by number of the rows.
         members: its parts in computations on shares, by session.
         plans: networks that it trains with noise, by training.
         teachers: networks that vote, by name.
-        join: takes a seat in a computation of workers elsewhere; None in this process.
+        join: joins a computation of workers in other processes; None in this process.
     """
 
     remote = False
@@ -124,17 +124,17 @@ class Worker:
     def __len__(self) -> int:
         return len(self._held) + sum(len(each) for each in self.sessions.values())
 
-    # What its owner does.
+    # Methods for its owner.
 
     def load(
         self, tensor: Tensor, readers: Iterable[str] | None = (), tag: str = ""
     ) -> PointerTensor:
-        """Put a tensor here, which only `readers` may get; nobody if not given.
+        """Store a tensor that only `readers` may get; by default it has no readers.
 
         Args:
-            tensor: a copy of it is kept.
-            readers: names; None is everybody.
-            tag: a name by which `find` finds it, from elsewhere too; it then stays.
+            tensor: tensor to copy and store.
+            readers: names; None means everyone.
+            tag: name by which `find` finds it, also from other processes; the tensor then stays.
         """
         rule = Rule(None if readers is None else frozenset(readers))
         pointer = self.keep(tensor.detach().clone().requires_grad_(tensor.requires_grad), rule)
@@ -143,7 +143,7 @@ class Worker:
         return pointer
 
     def allow(self, tensor: Any, reader: str = ME) -> None:
-        """Let somebody get a tensor, or this worker's share of one."""
+        """Let a reader get a tensor, or this worker's share of one."""
         for pointer in tensor.pointers():
             if pointer.location is self:
                 held = self.held(pointer)
@@ -152,12 +152,12 @@ class Worker:
                         rule.readers |= {reader}
 
     def grant(self, tag: str, *, epsilon: float, delta: float = 1e-5) -> None:
-        """Let a training take gradients with noise from what was loaded under a name.
+        """Let trainings take noisy gradients from a tensor that was loaded under a name.
 
         Args:
-            tag: of the rows, or of their labels; a training needs leave of both.
-            epsilon: what all trainings together may spend of it, with what a ledger has of before.
-            delta: of that.
+            tag: name of the rows, or of their labels; a training needs grants for both.
+            epsilon: budget of all trainings together, including earlier spending in a ledger.
+            delta: delta of that budget.
         """
         number, _ = self.find(tag)
         budget = Budget(epsilon, delta, version=self._tensor(number)._version)
@@ -179,28 +179,29 @@ class Worker:
         """Let a network vote on public rows; see `private.pate`.
 
         Args:
-            tag: by which it is asked.
-            network: its own rows have trained it.
+            tag: name of the network in requests.
+            network: network that was trained on its owner's rows.
             aggregator: name of the worker that may count its votes.
-            epsilon: what all its votes together may spend.
-            delta: of that.
+            epsilon: budget of all its votes together.
+            delta: delta of that budget.
         """
         budget = Budget(epsilon, delta)
         self.teachers[tag] = Teacher(network, aggregator, budget)
         self._granted.append(budget)
 
     def granted(self) -> PrivacyStatement:
-        """What all that its owner has granted so far may tell of one record, which may be in all.
+        """Return the guarantee for one record, perhaps in all tables, under all grants so far.
 
-        Tables, teachers and repeated grants are accounted for apart, so epsilons and deltas add up.
+        Tables, teachers and repeated grants are accounted separately, so epsilons and deltas add
+        up.
 
         Raises:
-            PrivacyError: nothing was granted.
+            PrivacyError: no budget was granted.
         """
         return added(map(promise_of, self._granted))
 
     def stop(self) -> None:
-        """End, and hold nothing; what is asked later raises LostPeerError."""
+        """Stop, and delete all tensors; later requests raise LostPeerError."""
         if not self._stopped:
             for budget in self.budgets.values():
                 budget.settle()
@@ -208,21 +209,21 @@ class Worker:
         self._held.clear()
         self.members.clear()
 
-    # What may be asked of it.
+    # Requests.
 
     @asked
     def store(self, value: Values, readers: Readers = None) -> Handle:
-        """Keep what somebody sends."""
+        """Keep a tensor that a requester sends."""
         rule = Rule(None if readers is None else frozenset(readers))
         kept = value.detach().clone().requires_grad_(value.requires_grad)
         return self._kept(kept, rule)
 
     @asked
     def find(self, tag: Text) -> Handle:
-        """What the owner has loaded under a name.
+        """Return the tensor that the owner has loaded under a name.
 
         Raises:
-            UnknownNameError: nothing.
+            UnknownNameError: no tensor has this name.
         """
         if tag not in self._tags:
             raise UnknownNameError(
@@ -236,15 +237,15 @@ class Worker:
 
     @asked
     def run(self, name: Text, args: Operands, kwargs: NamedOperands) -> Handle:
-        """An operation on tensors that are here.
+        """Run an operation on tensors of this worker.
 
         Raises:
-            UserError: it is not allowed, or an operand is elsewhere.
+            UserError: the operation is not allowed, or an operand is at another place.
         """
         call = OPERATIONS.get(name)
         if call is None:
             PointerTensor.refuse(name)
-        # A result in memory that somebody else reads would pass by its rule.
+        # A result written to memory with another reader would bypass its rule.
         if kwargs and ("out" in kwargs or kwargs.get("inplace")):
             PointerTensor.refuse(f"{name} into another tensor, or in place")
         if name.endswith("batch_norm") and (kwargs.get("training") or any(args[5:6])):
@@ -264,7 +265,7 @@ class Worker:
             PointerTensor.refuse(f"{name} with several results")
         rule = used[0].rule if name in VIEWS else Rule()
         for each in used:
-            if each.value is result:  # nothing is held twice: one has one rule, and one gradient
+            if each.value is result:  # a tensor is held once: it has one rule, and one gradient
                 rule, result = each.rule, result.view_as(result)
         if hidden:
             for each in used:
@@ -280,23 +281,23 @@ class Worker:
         used: Sequence[Held],
         hidden: Collection[int],
     ) -> Any:
-        """The result; only of public operands may its axes, or an error, depend on values.
+        """Compute the result; its axes, and errors, may depend on values of public operands only.
 
         Raises:
-            UserError: torch cannot do it.
+            UserError: torch cannot compute it.
         """
         form: Form | None = None
         try:
             if hidden:
                 form = foreseen(call, args, kwargs, hidden)
             result = call(*args, **kwargs)
-        except UNFIT:  # whose text may hold values
+        except UNFIT:  # the text of torch's error may hold values
             if form is None:
                 raise UserError(
                     "torch cannot do this with these operands",
                     where=f"{name} at {self.name}",
                     got=", ".join(axes(each.value.shape) for each in used),
-                    want="operands that fit; a result whose axes depend on no value that is hidden",
+                    want="operands that fit; a result whose axes depend on no secret value",
                     fix="compare the shapes and types of the operands",
                 ) from None
             result = None
@@ -308,10 +309,10 @@ class Worker:
 
     @asked
     def read(self, number: Number, requester: Text = ME) -> Tensor:
-        """A tensor, or this worker's share of one, for whom its rule names.
+        """Return a tensor, or this worker's share of one, to a reader in its rule.
 
         Raises:
-            ConsentError: it does not name this reader.
+            ConsentError: the rule does not name this reader.
         """
         held = self._of(number)
         require_reader(held.rule, requester, self.name, held.value.shape)
@@ -326,41 +327,42 @@ class Worker:
 
     @asked
     def note(self, number: Number) -> tuple[torch.dtype, bool]:
-        """Of a tensor: the type of its elements, and whether gradients flow there."""
+        """Return the type of a tensor's elements, and whether it records gradients."""
         value = self._tensor(number)
         return value.dtype, value.requires_grad
 
     @asked
     def require_grad(self, number: Number, wanted: Flag) -> None:
-        """Let gradients flow there, or not."""
+        """Record gradients for a tensor, or stop that."""
         self._tensor(number).requires_grad_(wanted)
 
     @asked
     def gradient(self, number: Number) -> Handle | None:
-        """The gradient of a tensor."""
+        """Return the gradient of a tensor."""
         value = self._tensor(number)
         grad = value.grad if value.is_leaf else None
         return None if grad is None else self._kept(grad, self._of(number).grad_rule)
 
     @asked
     def set_gradient(self, number: Number, other: Number | None) -> None:
-        """Put another tensor, or none, in the place of a gradient."""
+        """Replace a gradient by another tensor, or remove it."""
         held = self._of(number)
-        # A copy: a later gradient is added to it, which must not get into what others read.
+        # A copy, because later gradients are added to it, and must not reach other readers.
         held.value.grad = None if other is None else self._tensor(other).detach().clone()
         held.grad_rule = Rule(None if other is None else self._of(other).rule.readers)
 
     @asked
     def backward(self, number: Number) -> None:
-        """Gradients of everything here that a scalar depends on; who may not read it, not them."""
+        """Compute gradients of all tensors here that a scalar depends on, for its readers."""
         loss = self._of(number)
-        # Only of what is still held: nobody could forbid anybody to read another one's gradient.
+        # Only tensors still held get gradients: a gradient without a rule would have no owner to
+        # refuse it.
         leaves = [
             each
             for each in self._held.values()
             if isinstance(each.value, Tensor) and each.value.requires_grad and each.value.is_leaf
         ]
-        # Before torch begins: where it breaks off, some have their gradients already.
+        # Set before torch begins: if it fails, some tensors already have their gradients.
         for each in leaves:
             each.grad_rule.narrow(loss.rule)
         try:
@@ -371,24 +373,26 @@ class Worker:
                 where=self.name,
                 got=axes(loss.value.shape),
                 want="a scalar of tensors whose gradients are wanted",
-                fix="call requires_grad_() on what is learned, and backward() on a sum or mean",
+                fix="call requires_grad_() on the learned tensors, and backward() on a sum or mean",
             ) from None
 
     @asked
     def forget(self, numbers: Numbers) -> None:
-        """Nobody points there any more."""
+        """Delete tensors that have no more pointers."""
         for number in numbers:
             if number not in self._tags.values():
                 self._held.pop(number, None)
 
-    # What goes to another worker, so that nobody between the two can read it.
+    # Tensors for another worker, sealed so that the leader cannot read them.
 
     @asked
     def age(self, known: Count) -> int:
-        """The count of its store, which only grows; 0 without one. See `vfl.session.store.witness`.
+        """Return the count of its store, which only grows.
+
+        It is 0 without a store. See `vfl.session.store.witness`.
 
         Raises:
-            RolledBackError: whoever leads knows of a larger one.
+            RolledBackError: the leader knows a larger count.
         """
         if self._ledger is None:
             return 0
@@ -397,25 +401,25 @@ class Worker:
 
     @asked
     def count(self) -> int:
-        """How many tensors are here."""
+        """Return the number of tensors here."""
         return len(self)
 
     @asked
     def public_key(self) -> bytes:
-        """What others seal for it with; see `WorkerKeys.public`."""
+        """Return the key with which others seal for it; see `WorkerKeys.public`."""
         return self.keys.public
 
     @asked
     def pack(self, number: Number, reader: Text, key: Parcel) -> bytes:
-        """A tensor for another worker, sealed, with its rule.
+        """Seal a tensor for another worker, with its rule.
 
         Args:
             number: of the tensor.
-            reader: the other worker's name, which the rule must hold.
+            reader: the other worker's name, which the rule must allow.
             key: the other worker's public key.
 
         Raises:
-            ConsentError: the owner lets this worker not read it.
+            ConsentError: the owner does not allow this worker to read it.
             AuthenticationError: the key is not that worker's.
         """
         held = self._of(number)
@@ -426,7 +430,7 @@ class Worker:
         if isinstance(held.value, Mask):
             if (
                 number in self._handed_out
-            ):  # whoever hides two values under one tells how they differ
+            ):  # two values under one mask would reveal their difference
                 raise ConsentError("a mask is handed out once", where=self.name)
             self._handed_out.add(number)
             content |= {"value": held.value.elements, "mask": list(held.value.tokens)}
@@ -438,10 +442,11 @@ class Worker:
 
     @asked
     def accept(self, parcel: Parcel) -> Handle:
-        """What another worker has sealed for this one, once.
+        """Open a tensor that another worker sealed for this one; each parcel opens once.
 
         Raises:
-            AuthenticationError: it is for somebody else, was changed, or was here before.
+            AuthenticationError: the parcel is for another worker, was changed, or was opened
+                before.
         """
         content = Contents.model_validate(unpacked(self.keys.unseal(parcel)))
         rule = Rule(None if content.readers is None else frozenset(content.readers))
@@ -461,7 +466,7 @@ class Worker:
 
     @asked
     def split(self, number: Number, bits: Bits, keys: Keys) -> list[bytes]:
-        """A tensor's elements as fresh shares, each sealed for a holder, under its rule."""
+        """Split a tensor's elements into fresh shares, each sealed for a holder, under its rule."""
         self.keys.require_known(keys)
         held = self._of(number)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
@@ -474,18 +479,18 @@ class Worker:
 
     @asked
     def masked(self, number: Number, mask: Number, bits: Bits, keys: Keys) -> list[bytes]:
-        """A tensor's elements less a mask that a dealer sealed for this worker, under its rule.
+        """Return a tensor minus a mask that a dealer sealed for this worker, under its rule.
 
-        The mask is good for this once.
+        The mask can be used only once.
 
         Args:
             number: of the tensor.
-            mask: its number.
-            bits: of the fraction.
-            keys: of the holders.
+            mask: number of the mask.
+            bits: fraction bits.
+            keys: public keys of the holders.
 
         Returns:
-            A parcel for each holder.
+            One parcel for each holder.
         """
         self.keys.require_known(keys)
         held, pad = self._of(number), self._held.pop(mask, None)
@@ -501,20 +506,22 @@ class Worker:
 
     @asked
     def sit(self, session: Text, role: Role, holders: Holders, mac: Flag, peers: Peers) -> None:
-        """Join a computation on shares; a worker elsewhere does, with its links."""
+        """Join a computation on shares; only workers in other processes can, by their links."""
         if self.join is None:
-            raise UserError("a worker of this process sits down with others", where=self.name)
+            raise UserError(
+                "a worker of this process cannot join workers of other processes", where=self.name
+            )
         everybody = holders + 1
         require("peers", len(peers), f"{everybody} workers", len(peers) == everybody > role)
         self.join(session, role, holders, mac, peers)
 
     def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Any:
-        """A computation of workers of this kind."""
+        """Begin a computation of workers of this kind."""
         return begin_session(holders, dealer, mac)
 
     @asked
     def perform(self, session: Text, kind: Text, numbers: Numbers, parameters: Operands) -> Handle:
-        """This worker's part of one step of a computation on shares."""
+        """Do this worker's part of one step of a computation on shares."""
         require_parameters(kind, parameters, f"perform at {self.name}")
         member = self.members.get(session)
         if member is None:
@@ -534,15 +541,15 @@ class Worker:
 
     @asked
     def private_step(self, request: NoisyStep) -> list[Tensor]:
-        """Gradients that are clipped by row, with noise, of rows that are here."""
+        """Return noisy gradients, clipped by row, of rows that are here."""
         return sanitised_gradients(self, dict(request))
 
     @asked
     def vote(self, tag: Text, rows: Values, sigma: Sigma) -> Handle:
-        """The classes that a network of its owner gives rows, for one who counts them with noise.
+        """Return the votes of an owner's network for rows, for an aggregator that adds noise.
 
         Raises:
-            ConsentError: its owner allows no more votes.
+            ConsentError: the owner's budget allows no more votes.
         """
         if tag not in self.teachers:
             raise UnknownNameError(
@@ -555,18 +562,18 @@ class Worker:
         teacher = self.teachers[tag]
         try:
             votes = teacher.vote(rows, sigma, self.name)
-        except (RuntimeError, IndexError, TypeError):  # whose text may hold values
+        except (RuntimeError, IndexError, TypeError):  # the text of torch's error may hold values
             raise UserError(
-                "the network does not take these rows", where=self.name, got=axes(rows.shape)
+                "the network does not accept these rows", where=self.name, got=axes(rows.shape)
             ) from None
         return self._kept(votes, Rule(frozenset({teacher.aggregator})))
 
     @asked
     def tally(self, numbers: Numbers, threshold: Threshold) -> Tensor:
-        """Labels by the votes of teachers that were sent here, with noise; see `private`.
+        """Label rows by the votes that teachers sent here, with noise; see `private`.
 
         Raises:
-            ConsentError: a teacher lets somebody else count, or its votes were counted before.
+            ConsentError: a teacher names another aggregator, or its votes were counted before.
         """
         held = [self._of(number) for number in numbers]
         votes = [each.value for each in held]
@@ -584,14 +591,14 @@ class Worker:
         self._counted |= names
         return tally(votes, threshold, Secret.fresh())
 
-    # Inside.
+    # Internal methods.
 
     def keep(self, value: Any, rule: Rule) -> PointerTensor:
-        """Keep a value under a number; a pointer to it."""
+        """Keep a value under a number; return a pointer to it."""
         return PointerTensor(self, *self._kept(value, rule))
 
     def held(self, pointer: PointerTensor) -> Held:
-        """What a pointer of this worker points to.
+        """Return the record of a pointer to this worker.
 
         Raises:
             LostPeerError: the worker has ended.
@@ -599,14 +606,14 @@ class Worker:
         return self._of(pointer.number)
 
     def held_at(self, number: int) -> Held:
-        """Likewise by its number."""
+        """Return the record of a number."""
         return self._of(number)
 
     def require_alive(self) -> None:
-        """Refuse what is asked of a worker that has ended.
+        """Refuse requests to a worker that has stopped.
 
         Raises:
-            LostPeerError: it has.
+            LostPeerError: the worker has stopped.
         """
         if self._stopped:
             raise LostPeerError(
@@ -630,7 +637,7 @@ class Worker:
     def _tensor(self, number: int) -> Tensor:
         value = self._of(number).value
         if not isinstance(value, Tensor):
-            PointerTensor.refuse("an operation on one share")
+            PointerTensor.refuse("an operation on a single share")
         return value
 
     def _real(self, value: Any, used: list[Held]) -> Any:
@@ -644,7 +651,7 @@ class Worker:
         if isinstance(value, PointerTensor | Ref):
             held = self._of(value.number)
             if not isinstance(held.value, Tensor):
-                PointerTensor.refuse("an operation on one share")
+                PointerTensor.refuse("an operation on a single share")
             used.append(held)
             return held.value
         if isinstance(value, ChainTensor) or (isinstance(value, Tensor) and value.dim()):
@@ -660,7 +667,7 @@ class Worker:
 
 
 def virtual(*names: str) -> list[Worker]:
-    """Workers of this process, by name.
+    """Make workers of this process, by name.
 
     >>> alice, bob = virtual("alice", "bob")
     >>> alice
@@ -671,12 +678,12 @@ def virtual(*names: str) -> list[Worker]:
 
 
 def find(worker: Any, tag: str) -> PointerTensor:
-    """A pointer to what a worker's owner has loaded under a name."""
+    """Return a pointer to the tensor that a worker's owner has loaded under a name."""
     return PointerTensor(worker, *worker.find(tag))
 
 
 def send(tensor: Any, worker: Any) -> Any:
-    """A tensor at a worker, or a module whose parameters are there from now on."""
+    """Send a tensor to a worker, or replace a module's parameters by tensors there."""
     if isinstance(tensor, torch.nn.Module):
         return on_parameters(tensor, lambda each: send(each, worker))
     if isinstance(tensor, ChainTensor):
@@ -687,7 +694,7 @@ def send(tensor: Any, worker: Any) -> Any:
 
 
 def on_parameters(module: torch.nn.Module, change: Callable[[Any], Any]) -> torch.nn.Module:
-    """Put something else in the place of every parameter and buffer; the module itself."""
+    """Replace every parameter and buffer by the result of `change`; return the module itself."""
     for each in module.modules():
         for kept in (each._parameters, each._buffers):
             for name, value in kept.items():
@@ -697,7 +704,7 @@ def on_parameters(module: torch.nn.Module, change: Callable[[Any], Any]) -> torc
 
 
 def get(module: torch.nn.Module) -> torch.nn.Module:
-    """A module with its parameters here again."""
+    """Bring a module's parameters back to this process."""
 
     def here(value: Any) -> Any:
         got: Tensor = value.get() if isinstance(value, ChainTensor) else value  # type: ignore[attr-defined]
