@@ -137,7 +137,7 @@ def test_a_killed_training_of_clients_goes_on_to_the_same_models(
     ("dp", "changes", "why"),
     [
         (None, {}, "so they need"),
-        (CLIENT, {"branches": 1}, "branches of one party, and 0 have any"),
+        (CLIENT, {"branches": 1}, "one party with branches, and 0 have"),
         (CLIENT | {"sampling": "shuffled"}, {}, "dp.sampling = 'poisson'"),
         ({"noise": 1.0, "quantile": 0.5}, {}, "rows at one place"),
     ],

@@ -193,7 +193,7 @@ def test_what_joining_buys_on_real_tables(name, folder, cells, inputs, data_root
         return
     table = data_root / folder / experiment.data.source.rpartition("/")[2]
     if not table.exists():
-        pytest.skip(f"{folder} is not here")
+        pytest.skip(f"{folder} is not installed")
     data = load_data(with_overrides(experiment, [f"data.source={table}"]))
     assert tuple(data["lender"].inputs.shape) == inputs
 

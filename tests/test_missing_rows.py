@@ -308,7 +308,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_go_with_it_says_why(folder, name):
-    with pytest.raises(ConfigError, match="missing_rows = 'token' does not go here"):
+    with pytest.raises(ConfigError, match="missing_rows = 'token' is not possible here"):
         experiment(folder, *REFUSED[name])
 
 
@@ -319,7 +319,7 @@ def test_a_defense_of_single_rows_is_not_refused(folder, data, defense):
 
 
 def test_one_table_has_no_missing_rows():
-    with pytest.raises(ConfigError, match="tables of their own"):
+    with pytest.raises(ConfigError, match="separate tables"):
         with_overrides(
             Experiment.model_validate({"parties": {"left": {}}}), ["data.missing_rows=token"]
         )

@@ -199,7 +199,7 @@ REFUSED = [
     ({"defense": "clipped_noise:sigma=4"}, "one exchange"),
     ({"defense": "tpsl:epsilon=1"}, "loss"),
     ({"label": {"class_weight": "balanced"}}, "weight"),
-    ({"dp": {"noise": 1e-3, "epsilon": 0.1}}, "not even one step"),
+    ({"dp": {"noise": 1e-3, "epsilon": 0.1}}, "not allow a single step"),
 ]
 
 
@@ -232,7 +232,7 @@ def test_a_file_is_told_all_that_its_promise_forbids_at_once(tmp_path):
         ({"dp": {}}, "needs an epsilon"),
         ({"dp": {"epsilon": 1, "noise": 1}, "train": {"keep": "best"}}, "keep = 'last'"),
         ({"train": {"precision": "bfloat16"}}, "float32"),
-        ({"dp": {"noise": 1, "clips": {"nobody": 1.0}}}, "names no party"),
+        ({"dp": {"noise": 1, "clips": {"nobody": 1.0}}}, "has a name that is no party"),
     ],
 )
 def test_settings_that_do_not_go_together(changes, why):

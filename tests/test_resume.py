@@ -193,7 +193,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
     path.write_bytes((tmp_path / "0000000010.checkpoint").read_bytes())
     with pytest.raises(CheckpointError) as caught:
         kept.load(20)
-    assert "belongs to something else" in caught.value.got
+    assert "another kind, party or run" in caught.value.got
     content = io.BytesIO()
     torch.save({"vfl": "0.0.1", "terms": "t" * 64, "state": {}}, content)
     write_sealed(path, [content.getvalue()], Seal("checkpoint", "bank", "loans", 20))
@@ -218,7 +218,7 @@ def test_checkpoints_of_two_parties_are_not_exchanged(data, tmp_path):
     kept = session(data, tmp_path).clients[0].checkpoints
     with pytest.raises(CheckpointError, match="cannot be used") as caught:
         kept.load(kept.steps()[-1])
-    assert "belongs to something else" in caught.value.got
+    assert "another kind, party or run" in caught.value.got
 
 
 @pytest.mark.parametrize("party", ["left", "label"])

@@ -282,11 +282,11 @@ def test_every_party_may_have_a_table_of_its_own(table, tmp_path):
     [
         ({"secure": "sum", "merge": "sum"}, "has one label party"),
         ({"middle": {"party": "compute"}}, "stands before one label party"),
-        ({"train": {"patience": 2}}, "judge the validation loss of one task"),
-        ({"train": {"keep": "best"}}, "judge the validation loss of one task"),
-        ({"tasks": [{"party": "clinic", "column": "cost"}]}, "have one name"),
+        ({"train": {"patience": 2}}, "need the validation loss of one task"),
+        ({"train": {"keep": "best"}}, "need the validation loss of one task"),
+        ({"tasks": [{"party": "clinic", "column": "cost"}]}, "have the same name"),
         ({"tasks": [{"party": "bank", "column": "cost"}]}, "has columns"),
-        ({"tasks": [{"party": "insurer"}]}, "needs the column"),
+        ({"tasks": [{"party": "insurer"}]}, "needs the name of its label column"),
         ({"tasks": [{"party": "insurer", "column": "cost", "weight": 0}]}, "greater than 0"),
         ({"trace": {"phases": "train"}}, "replays links to one label party"),
         ({"grid": {}}, "one label party"),
@@ -313,7 +313,7 @@ def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(tab
     settings = experiment_of(table)
     data = load_data(settings)
     for use in (grid_cells, value_cells):
-        with pytest.raises(ConfigError, match="no place for several label parties"):
+        with pytest.raises(ConfigError, match="does not support several label parties"):
             use(settings)
     digits = settings.model_copy(
         update={"data": settings.data.model_copy(update={"source": "digits"})}

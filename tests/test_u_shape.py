@@ -226,7 +226,7 @@ def test_defenses_that_join_both_ends_are_refused(digits, defense):
         ({"secure": "sum", "merge": "sum"}, "hides cuts from the label party"),
         ({"middle": {"party": "bank"}}, "another party's name"),
         ({"middle": {"party": "clinic"}}, "another party's name"),
-        ({"label": {"party": "shop"}}, "computes the head alone"),
+        ({"label": {"party": "shop"}}, "only computes the head"),
         ({"trace": {"phases": "train"}}, "replays links to a label party"),
         ({"grid": {}}, r"\[grid\] trains networks without"),
         ({"compare": {"codecs": ["none"]}}, r"\[compare\] trains networks without"),
@@ -253,7 +253,7 @@ def test_where_no_middle_is_played_it_is_refused_and_not_ignored(digits):
         value_cells,
         lambda one: comparison_of(one.model_copy(update={"compare": asked})),
     ):
-        with pytest.raises(ConfigError, match="no place for a party in the middle"):
+        with pytest.raises(ConfigError, match="does not support a party in the middle"):
             use(settings)
     terms = Terms.of(settings, "train", "u")
     with pytest.raises(ConsentError, match="does not consent") as refused:

@@ -191,7 +191,7 @@ def test_an_attack_from_outside_is_stale_once_its_code_is_another(copy, mine):
         (OWN.replace("__author__, __date__", "a, b"), "mine", "nobody knows whose attack"),
         (OWN.replace("2026-11-25", "last week"), "mine", "nobody knows whose attack"),
         (OWN.replace("A. Reader", "A.\\nReader"), "mine", "nobody knows whose attack"),
-        (OWN, "kmeans", "two members want to be the attack 'kmeans'"),
+        (OWN, "kmeans", "two members have the attack name 'kmeans'"),
         ("", "", "not in its file"),
     ],
 )

@@ -144,8 +144,8 @@ def test_the_label_party_may_bring_its_table_later(well, refused, tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (("nowhere",), "this is no party's folder"),
-        (("bank",), "names no table that is there"),
+        (("nowhere",), "this is not a party's folder"),
+        (("bank",), "in this party's file does not exist"),
         (("bank", "--table", "none.csv"), "there is no such table"),
         (("bank", "--table", "bank.csv", "--id", "customer"), "did you mean 'customer_id'"),
     ],

@@ -96,7 +96,7 @@ def test_only_a_project_is_simulated_and_only_with_every_folder(vfl, bank_projec
 
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_files_that_are_not_there(vfl, tmp_path, command):
-    assert "there is no such file" in mistake(vfl(command, "absent.toml"))
+    assert "this file does not exist" in mistake(vfl(command, "absent.toml"))
     (tmp_path / "empty").mkdir()
     assert "this is not a project" in mistake(vfl(command, "empty"))
 

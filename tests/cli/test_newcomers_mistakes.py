@@ -51,7 +51,7 @@ DOUBTED = {
     ),
     "six rows": (
         lambda table: table.iloc[:6].assign(paid=["yes", "no"] * 3),
-        ["1 test and 4 training rows", "chance", "bring more rows"],
+        ["1 test and 4 training rows", "chance", "add rows"],
     ),
     "a feature that is the label": (
         lambda table: table.assign(income=(table["paid"] == "yes") * 2.5),
@@ -91,7 +91,7 @@ REFUSED = {
     ),
     "no label": (
         b"customer,income,debt,town,paid\n" + b"".join(b"%d,1,2,a,\n" % n for n in range(30)),
-        ["the label column 'paid' has missing cells", "30 of 30", "leave those rows out"],
+        ["the label column 'paid' has missing cells", "30 of 30", "leave these rows out"],
     ),
     "too many texts that are numbers": (
         b"customer,income,debt,town,paid\n"
@@ -138,7 +138,7 @@ def test_an_answer_that_is_a_guess(vfl, tmp_path, loans):
         tmp_path / "loans.csv", index=False
     )
     done = vfl("train", loans, "-s", "train.epochs=1", "-s", "seed=1")
-    assert "is a guess: train longer" in done.out
+    assert "is no better than a guess: train longer" in done.out
 
 
 def test_parties_that_are_a_list(vfl, loans):
@@ -155,7 +155,7 @@ def test_an_attack_on_a_federations_run(refused, tmp_path, attack):
     folder = RunFolder.create(tmp_path / "run", experiment, "federated", "vfl train project")
     folder.finish({"run": "run", "weights_sha256": "0" * 64}, Ledger())
     done = refused("attack", "run", "--attack", attack)
-    assert "a federation leaves them with their party" in done.err
+    assert "in a federation they stay with their party" in done.err
     assert "whose [parties] have a source each" in done.err
 
 

@@ -30,7 +30,7 @@ def test_a_training_with_a_trace(vfl, well, loans, tmp_path):
     ("setting", "told"),
     [
         ("trace.phases=training", "trace.phases.0 = training: input should be 'train'"),
-        ("trace.epochs=4", "trace.epochs has 4, and train.epochs 3"),
+        ("trace.epochs=4", "trace.epochs contains 4, but train.epochs is 3"),
         ("trace.epochs=0", "trace.epochs.0 = 0: input should be greater than or equal to 1"),
         ("trace.snapshot=1", "did you mean 'snapshots'?"),
     ],

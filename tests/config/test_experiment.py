@@ -101,7 +101,7 @@ def test_an_override_through_a_value(full):
 
 
 def test_overrides_are_checked_as_a_whole(full):
-    with pytest.raises(ConfigError, match="leave no rows"):
+    with pytest.raises(ConfigError, match="leave no training rows"):
         with_overrides(read_experiment(full), ["data.validation=0.5", "data.test=0.5"])
 
 

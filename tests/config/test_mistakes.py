@@ -97,11 +97,11 @@ def test_a_mistake_stands_where_it_was_made(read, text, mistake):
         ),
         (
             "[parties.a]\n[data]\nsource = 'rows.csv'\nside = 8",
-            "data.side is for data sets by name, and this is a table",
+            "data.side is for data sets by name, but this is a table",
         ),
         (
             "[parties.a]\n[data]\nvalidation = 0.5\ntest = 0.5",
-            "data.validation + data.test leave no rows to train on",
+            "data.validation + data.test leave no training rows",
         ),
     ],
 )
@@ -140,8 +140,8 @@ def test_folds_and_measures_that_are_not_there_are_told_together(read):
 def test_what_a_table_on_disk_cannot_give_is_told_together(read):
     text = "[parties.a]\n[data]\nsource = 'rows.csv'\nmemory = '1 GiB'\nfolds = 3\nrows = 9"
     labels, rows = (line.removeprefix("  bad.toml:2: data: ") for line in read(text)[1:-1])
-    assert labels.startswith("memory keeps the table on disk, and folds and strata look at all")
-    assert rows.startswith("memory keeps the table on disk, which gives all its rows")
+    assert labels.startswith("memory keeps the table on disk, but folds and strata need all")
+    assert rows.startswith("memory keeps the table on disk, which always uses all its rows")
     stratified = text.replace("folds = 3\nrows = 9", "split = 'stratified'")
     assert "folds and strata" in read(stratified)[1]
 
@@ -151,7 +151,7 @@ def test_what_a_table_on_disk_cannot_give_is_told_together(read):
     [
         (
             "[data]\nsource = 'mnist'\nfolds = 3\n[label]\nparty = 'lender'\n[parties.bank]\n",
-            ["data.folds: folds take turns as test rows"],
+            ["data.folds: folds supply the test rows in turn"],
         ),
         (
             "codec = 'tpk'\nsecure = 'pea'\n[data]\nid = 'id'\nrows = 9\nsource = 'north.csv'\n"
@@ -159,8 +159,8 @@ def test_what_a_table_on_disk_cannot_give_is_told_together(read):
             "[parties.east]\nsource = 'east.csv'\n",
             [
                 "codec: no codec is called 'tpk'",
-                "parties.north.columns: parties with rows of their own have all columns",
-                "data.rows: parties with rows of their own bring all of them",
+                "parties.north.columns: parties with separate rows have all columns",
+                "data.rows: parties with separate rows always use all of them",
             ],
         ),
     ],
@@ -186,7 +186,7 @@ def test_a_file_that_is_no_toml(read):
 def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "picture.toml").write_bytes(b"\xff\xd8\xff\xe0")
     for name, reason in [
-        ("absent.toml", "there is no such file"),
+        ("absent.toml", "this file does not exist"),
         ("picture.toml", "this file cannot be read: it is no text"),
         (".", "this file cannot be read: Is a directory"),
     ]:
@@ -216,12 +216,12 @@ def test_a_former_name_beside_its_new_one_is_a_mistake(read):
     ("name", "fix"),
     [
         ("bamk.toml", "did you mean 'bank.toml'?"),
-        ("nothing.txt", "what is there: bank.toml"),
-        ("folder/bank.toml", "a folder that is there; "),
+        ("nothing.txt", "the folder contains: bank.toml"),
+        ("folder/bank.toml", "an existing folder; "),
     ],
 )
 def test_a_file_that_is_missing_is_looked_for(tmp_path, name, fix):
     (tmp_path / "bank.toml").touch()
-    with pytest.raises(ConfigError, match="there is no such file") as problem:
+    with pytest.raises(ConfigError, match="this file does not exist") as problem:
         read_experiment(tmp_path / name)
     assert problem.value.fix.startswith(fix)

@@ -116,7 +116,7 @@ def test_every_setting_that_has_an_address(model, setting, with_port):
     with pytest.raises(ValueError, match="zone"):
         read("[fe80::1%eth0]" + port)
     if with_port:
-        with pytest.raises(ValueError, match="stands in brackets"):
+        with pytest.raises(ValueError, match="needs brackets"):
             read("::1:8000")
 
 
@@ -124,8 +124,8 @@ def test_a_mistake_names_its_setting_and_the_cure():
     with pytest.raises(ConfigError) as caught:
         check({"federation": {"superlink": "::1:8000", "stream_host": "a b"}}, Experiment, "a file")
     told = str(caught.value)
-    assert "federation.superlink: before a port an IPv6 address stands in brackets" in told
-    assert "federation.stream_host: this is no host" in told
+    assert "federation.superlink: before a port, an IPv6 address needs brackets" in told
+    assert "federation.stream_host: this is not a host" in told
 
 
 def test_port_0_is_no_place_to_connect_to():

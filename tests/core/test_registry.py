@@ -114,7 +114,7 @@ def test_an_unknown_option_comes_with_the_nearest(shapes):
     assert caught.value.fix == "did you mean 'scale'?"
     with pytest.raises(UnknownOptionError) as caught:
         shapes.make("dot:side=1")
-    assert caught.value.want == "no option at all"
+    assert caught.value.want == "no options"
 
 
 def test_an_option_without_default_must_be_given(shapes):
@@ -164,7 +164,7 @@ def test_entry_points_are_members(outside):
 
 
 def test_an_entry_point_cannot_replace_a_member(outside):
-    with pytest.raises(TakenNameError, match="two members want to be the shape 'dot'") as caught:
+    with pytest.raises(TakenNameError, match="two members have the shape name 'dot'") as caught:
         outside[0].make("dot")
     assert caught.value.got == f"{OUTSIDE}:Circle"
     assert caught.value.want.endswith(f"is {__name__}:Dot")

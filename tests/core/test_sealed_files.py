@@ -113,7 +113,7 @@ def test_a_cut_at_any_length_is_found(form, path):
 def test_an_intact_file_of_something_else_is_refused(form, path, other):
     write, read_it = form
     write(path)
-    with pytest.raises(RunFolderError, match="belongs to something else") as caught:
+    with pytest.raises(RunFolderError, match="another kind, party or run") as caught:
         read_it(path, other)
     assert caught.value.got == "thing of party 'bank' in run 'loans', step 7"
     assert caught.value.want == str(other)
@@ -189,12 +189,12 @@ def test_a_second_process_is_refused_at_once_and_a_killed_one_lets_go(tmp_path):
     process.start()
     assert ready.wait(60)
     with (
-        pytest.raises(RunFolderError, match="another process is at work") as caught,
+        pytest.raises(RunFolderError, match="another process is using") as caught,
         locked(tmp_path),
     ):
         pass
     assert caught.value.got == f"process {process.pid}"
-    with pytest.raises(RunFolderError, match="another process is at work"):
+    with pytest.raises(RunFolderError, match="another process is using"):
         run.train(
             Experiment.model_validate(EXPERIMENT), tmp_path.parent, tmp_path.name, resume=True
         )

@@ -387,7 +387,7 @@ def test_tags_that_want_all_memory_are_refused(small):
     """Whoever sends tags of one beginning would have them all compared at once."""
     tags = np.zeros((20_000, 16), np.uint8)
     tags[:, 8:] = np.arange(20_000, dtype=">u8")[:, None].view(np.uint8)
-    with pytest.raises(ProtocolError, match="one beginning"):
+    with pytest.raises(ProtocolError, match="one prefix"):
         common_rows([[tags], [tags]], [len(tags)] * 2, small)
 
 

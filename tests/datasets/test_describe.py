@@ -93,7 +93,7 @@ def test_columns_that_tell_the_label(written):
     report = describe(written(), label="paid")
     notes = {one.name: one.notes[0] for one in report.columns if one.notes}
     assert set(notes) == {"paid again", "call"}
-    assert notes["paid again"].startswith("nearly the label itself (AUC 1.00 alone, on 500")
+    assert notes["paid again"].startswith("nearly equal to the label (AUC 1.00 alone, on 500")
     assert notes["call"].startswith("predicts the label (AUC 0.")
 
 
@@ -131,7 +131,7 @@ def test_signs_of_a_missing_cell(tmp_path):
 def test_dates_that_two_readings_fit_are_told():
     frame = pd.DataFrame({"id": range(3), "day": ["01/02/2020", "03/04/2020", "05/06/2021"]})
     (_, day) = describe(frame).columns
-    assert (day.kind, "cannot be told apart" in day.notes[0]) == ("date", True)
+    assert (day.kind, "is ambiguous" in day.notes[0]) == ("date", True)
     frame["day"] = ["21/02/2020", "03/04/2020", "05/06/2021"]
     assert describe(frame).columns[1].notes == ()
     frame["day"] = [20200221, 20200403, 20210605]
@@ -149,7 +149,7 @@ def test_no_cell_is_told(written):
 
 def test_a_first_line_of_data_is_refused_without_it(tmp_path):
     (tmp_path / "pima.csv").write_text("6,148,72.918\n1,85,66\n")
-    with pytest.raises(DataError, match="no line of column names") as caught:
+    with pytest.raises(DataError, match="contains no column names") as caught:
         describe(tmp_path / "pima.csv")
     assert "918" not in str(caught.value).replace(str(tmp_path), "")
     (tmp_path / "years.csv").write_text("id,2019,2020\na,1,2\nb,3,4\n")
@@ -158,10 +158,11 @@ def test_a_first_line_of_data_is_refused_without_it(tmp_path):
 
 def test_a_table_whose_ids_repeat_is_refused_with_counts():
     frame = pd.DataFrame({"customer_id": [1, 1, 2, None], "x": [0.5, 0.5, 0.5, 0.1]})
-    with pytest.raises(DataError, match="no column of this table names its rows") as caught:
+    with pytest.raises(DataError, match="no column of this table identifies its rows") as caught:
         describe(frame)
     assert caught.value.got == (
-        "'customer_id' is nearest: 2 different ids in 4 rows, 1 repeat another row's, 1 are missing"
+        "'customer_id' is nearest: 2 different ids in 4 rows; "
+        "1 rows repeat another row's id, 1 have none"
     )
     assert "row number" not in str(caught.value)
 

@@ -149,7 +149,7 @@ def test_missing_pixels_are_the_mean_and_an_empty_picture_is_zero():
 
 @pytest.mark.parametrize("shape", [(1, 2, 2), (1, 0, 3), (-1, -1, 3)])
 def test_the_shape_holds_the_columns(shape):
-    with pytest.raises(DataError, match="does not hold its columns"):
+    with pytest.raises(DataError, match="does not fit its columns"):
         PictureEncoder.fit(frame_of(np.zeros((2, 3))), shape)
 
 
@@ -184,7 +184,7 @@ def test_classes_are_text_or_whole_numbers(column, classes):
     ("column", "task", "message"),
     [
         (["a", None], "classification", "missing cells"),
-        (["a", "a"], "classification", "nothing to tell apart"),
+        (["a", "a"], "classification", "too few classes"),
         ([0.5, 1.0], "classification", "real numbers, not classes"),
         (["a", "b"], "regression", "finite numbers"),
     ],

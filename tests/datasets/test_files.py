@@ -233,7 +233,7 @@ def test_what_an_object_store_does_not_give_is_said_without_its_words(name):
     fsspec = pytest.importorskip("fsspec")
     with fsspec.open("memory://loans/odd.parquet", "wb") as file:
         file.write(b"secret,cells\n1,2\n")
-    with pytest.raises(DataError, match="object store does not give") as caught:
+    with pytest.raises(DataError, match="object store does not return") as caught:
         read_table(name)
     assert "secret" not in str(caught.value)
 

@@ -50,7 +50,9 @@ def test_leading_zeros_meet_as_numbers_only():
     frames = {"bank": table(["0017", "0018"]), "shop": table([17, 18])}
     with pytest.raises(MisalignedError) as caught:
         align(frames, "id")
-    assert "'bank': text of 4 digits, zeros in front, 'shop': whole numbers" in str(caught.value)
+    assert "'bank': text of 4 digits, with leading zeros, 'shop': whole numbers" in str(
+        caught.value
+    )
     assert 'id_type = "number"' in str(caught.value)
     assert align(frames, "id", "number").ids.tolist() == [17, 18]
 
@@ -65,7 +67,7 @@ def test_a_mismatch_is_told_in_counts_and_formats():
         "  where 2 parties together have 3 ids in common",
         "  got   'bank': text of 8 characters, 'shop': text of 1 to 8 characters",
         "  want  the same ids, written the same way, at every party",
-        "  try   see that 'id' names the column that both parties know these rows by",
+        "  try   check that 'id' is the column by which both parties identify these rows",
         "  more  vfl explain V206",
     ]
 
@@ -80,8 +82,8 @@ def test_the_pair_that_matches_least_is_named():
     ("left", "right", "id_type", "cure"),
     [
         ([1, 2], ["01", "02"], "text", 'id_type = "number"'),
-        (["a1"], ["01"], "text", "names the column"),
-        ([1, 2], [3, 4], "text", "names the column"),
+        (["a1"], ["01"], "text", "is the column"),
+        ([1, 2], [3, 4], "text", "is the column"),
         ([1, 2], [3, 4], "number", 'id_type = "text"'),
     ],
 )
@@ -94,13 +96,13 @@ def test_the_cure_fits_the_formats(left, right, id_type, cure):
 @pytest.mark.parametrize(
     ("ids", "got"),
     [
-        ([1, 2, 2, 2], "2 rows repeat the id of another"),
-        (["a", " a"], "1 rows repeat the id of another"),
+        ([1, 2, 2, 2], "2 rows repeat another row's id"),
+        (["a", " a"], "1 rows repeat another row's id"),
         ([1, None, None], "2 rows without an id"),
     ],
 )
 def test_rows_without_an_id_of_their_own_are_counted(ids, got):
-    with pytest.raises(MisalignedError, match="the rows of party 'bank'") as caught:
+    with pytest.raises(MisalignedError, match="the ids of party 'bank'") as caught:
         sort_by_id(table(ids), "id", "party 'bank'")
     assert got in str(caught.value)
 

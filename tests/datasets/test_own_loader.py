@@ -110,5 +110,5 @@ def test_it_is_asked_no_query(tmp_path):
     file.write_text(
         f'party = "bank"\n[data]\nsource = "{__name__}:bank"\nid = "id"\nquery = "SELECT 1"\n'
     )
-    with pytest.raises(ConfigError, match="query is asked of a database"):
+    with pytest.raises(ConfigError, match="query is for a database"):
         PartyFile.read(file)

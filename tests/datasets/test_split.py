@@ -72,7 +72,7 @@ def test_a_part_that_was_asked_for_may_not_be_empty():
 
 @pytest.mark.parametrize(("validation", "test"), [(-0.1, 0.2), (0.5, 0.5), (0.1, float("nan"))])
 def test_shares_must_leave_training_rows(validation, test):
-    with pytest.raises(BadOptionError, match="nothing to train on"):
+    with pytest.raises(BadOptionError, match="no training rows"):
         split_rows(100, 0, validation, test)
 
 

@@ -273,7 +273,7 @@ def test_repeated_ids_come_with_a_query_that_makes_one_row_each(tmp_path):
     path = written(tmp_path, "\n".join(["customer_id,amount,day", *lines]))
     with pytest.raises(DataError) as caught:
         describe(path)
-    assert "30 different ids in 60 rows, 30 repeat another row's" in str(caught.value.got)
+    assert "30 different ids in 60 rows; 30 rows repeat another row's id" in str(caught.value.got)
     fix = str(caught.value.fix)
     assert "row number" not in fix.replace("row_number()", "")
     for query in fix.split("--query '")[1:]:
@@ -288,7 +288,7 @@ def test_one_letter_in_two_normal_forms_is_one_id():
     right = pd.DataFrame({"id": [apart, "Ulm"], "y": [3, 4]})
     aligned = align({"a": left, "b": right}, "id")
     assert len(aligned.ids) == 2
-    with pytest.raises(VFLError, match="cannot be told apart"):
+    with pytest.raises(VFLError, match="do not identify its rows"):
         align({"a": pd.DataFrame({"id": [composed, apart]})}, "id")
 
 
@@ -315,8 +315,8 @@ def test_columns_that_are_left_out_are_all_named_with_why(tmp_path):
     own = OwnTable(path, "id", form=describe(path).form)
     lines = left_out(own, [], "bank leaves out")
     assert lines == [
-        "bank leaves out 'same' (all its cells are alike)",
-        "bank leaves out 'remark' (30 different texts are no categories)",
+        "bank leaves out 'same' (all cells are equal)",
+        "bank leaves out 'remark' (30 different texts are too many categories)",
         "bank leaves out 'x': add them to some 'columns', or leave them unread",
     ]
 
@@ -331,7 +331,7 @@ def test_an_estimator_takes_rows_and_names_as_they_are():
     with pytest.warns(UserWarning, match="valid feature names"):
         found = model.predict(frame.to_numpy())
     assert (found == model.predict(frame)).all()
-    with pytest.raises(DataError, match="nothing to learn from"):
+    with pytest.raises(DataError, match="no rows or no columns"):
         VFLClassifier(2).fit(frame[:0], labels[:0])
     dated = pd.DataFrame({"x": range(30), "day": [f"{n % 28 + 1:02d}.01.2024" for n in range(30)]})
     with pytest.warns(UserWarning, match=r'they are dates.*format="%d.%m.%Y"'):

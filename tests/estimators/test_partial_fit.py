@@ -92,14 +92,14 @@ def test_weights_are_for_one_call(digits):
 
 def test_what_it_is_told_must_fit(digits):
     X, y = digits
-    with pytest.raises(DataError, match="does not know the classes"):
+    with pytest.raises(DataError, match="needs the classes"):
         VFLClassifier(1).partial_fit(X, y)
     with pytest.raises(ConfigError, match="cannot be balanced"):
         VFLClassifier(1, class_weight="balanced").partial_fit(X, y, classes=range(10))
     model = VFLClassifier(1).partial_fit(X, y, classes=range(10))
-    with pytest.raises(DataError, match="others than those of the first call"):
+    with pytest.raises(DataError, match="differ from those of the first call"):
         model.partial_fit(X, y, classes=range(9))
-    with pytest.raises(DataError, match="none of the classes") as caught:
+    with pytest.raises(DataError, match="not among the classes") as caught:
         model.partial_fit(X[:5], [0, 1, 77, 77, 77])
     assert caught.value.got == "3 of 5 rows"
     with pytest.raises(ValueError, match="features"):
@@ -108,5 +108,5 @@ def test_what_it_is_told_must_fit(digits):
 
 @pytest.mark.parametrize("asked", [{"patience": 2}, {"keep": "best"}])
 def test_epochs_one_by_one_are_not_judged(digits, asked):
-    with pytest.raises(ConfigError, match="none of its rows are held out"):
+    with pytest.raises(ConfigError, match="holds no rows out"):
         VFLClassifier(2, validation=0.2, **asked).partial_fit(*digits, classes=range(10))

@@ -126,7 +126,7 @@ def test_all_attacks_that_nobody_could_run_are_told_at_once():
     for why in (
         "pseudo_client needs a top that nobody else feeds",
         "gradient_norm needs the training",
-        "settings would change nothing here (got grid.attribute",
+        "settings would have no effect here (got grid.attribute",
     ):
         assert why in str(refused.value)
 

@@ -92,12 +92,12 @@ def test_a_party_enters_and_one_leaves_a_running_federation(federation, vfl, tmp
     federation.done("predict", second)
     warm = federation.ask("train", project, "--from", first)
     assert warm.wait() != 0
-    assert "goes on from a run of another network" in warm.said()
+    assert "starts from a run with another network" in warm.said()
 
     vfl("party", "remove", "shop", project)
     shop = federation.nodes.pop("shop")
     assert shop.wait(60) == 3
-    assert "error[V404]: the label party has taken the key of 'shop' back" in shop.last_words()
+    assert "error[V404]: the label party has withdrawn the key of 'shop'" in shop.last_words()
     gone = federation.ask("predict", second)
     assert gone.wait() == 3
     assert "error[V401]: party 'shop' has left this project" in gone.last_words()
@@ -121,7 +121,7 @@ def test_a_party_is_renamed(federation, vfl):
     first = federation.run(federation.trained("train.epochs=2"))
     identity = (project / "bank" / "identity.key").read_bytes()
     words = ("party", "rename", "bank", "house")
-    assert "service runs" in vfl(*words, project / "bank", code=2)
+    assert "service is running" in vfl(*words, project / "bank", code=2)
     vfl(*words, project)
     federation.nodes.pop("bank").stop()
     vfl(*words, project / "bank")

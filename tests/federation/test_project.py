@@ -147,7 +147,7 @@ def test_a_partys_own_file_reads_back(project):
     for name in FEATURES:
         path = folder / name / "party.toml"
         assert read_party_file(path).model_dump() == party_file(name).model_dump()
-        assert path.read_text().startswith(f"# What party '{name}' keeps to itself")
+        assert path.read_text().startswith(f"# Private settings of party '{name}'")
     assert read_party_file(label.party_file).data == party_file("lender").data
     assert "[consent]" not in label.party_file.read_text()
 

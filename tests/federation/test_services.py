@@ -214,7 +214,7 @@ def test_no_port_of_flower_opens_without_a_guard(tmp_path, monkeypatch):
 
 def test_nothing_is_told_to_a_superlink_that_does_not_run(project):
     _, label = project
-    with pytest.raises(LostPeerError, match="does not run here") as caught:
+    with pytest.raises(LostPeerError, match="is not running here") as caught:
         deployment.submit(label, "train", "one")
     assert "vfl up" in caught.value.fix
 
@@ -357,7 +357,7 @@ def test_a_superlink_that_starts_again_knows_its_keys(project, control):
 def test_a_key_under_no_partys_name_is_not_registered(project, control, tmp_path, name):
     _, label = project
     renew_node_key(tmp_path / "node.key", label.keys / f"{name}.pub")
-    with pytest.raises(UserError, match="one key a party") as caught:
+    with pytest.raises(UserError, match="one key for each party") as caught:
         deployment.register_nodes(label)
     assert caught.value.want == "bank.pub"
     assert "\x1b" not in str(caught.value)

@@ -68,7 +68,7 @@ def test_a_network_that_is_back_long_after_it(gate, commands, undisturbed, measu
     gate.shut()
     measured()
     told = training.wait_for("went away and did not come back; restart 1 of 3, from exchange")
-    told = training.wait_for("is not here (the label party cannot be reached)", after=told)
+    told = training.wait_for("is absent (the label party cannot be reached)", after=told)
     measured("the network is cut for")
     gate.restore()
     training.wait_for("epoch ", after=told)

@@ -183,7 +183,7 @@ class Year:
         self.lender.vfl("party", "remove", name, "project")
         assert self.up[name].wait(60) == 3
         said = (self.others[name].folder / "up.said").read_text()
-        assert f"error[V404]: the label party has taken the key of '{name}' back" in said
+        assert f"error[V404]: the label party has withdrawn the key of '{name}' back" in said
         self.parties.remove(name)
 
     def rotate(self, name):

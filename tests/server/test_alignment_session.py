@@ -248,7 +248,7 @@ def test_the_label_party_cannot_put_its_own_keys_between(make, monkeypatch):
     )
     with pytest.raises(VFLError):
         federation.run("align")
-    assert any("is not of party" in str(error) for error in federation.flower.failures)
+    assert any("was not sealed by party" in str(error) for error in federation.flower.failures)
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -114,8 +114,8 @@ def join(flower, data, patience_s=10.0, **more):
 def test_a_party_is_told_once(data, attach):
     flower = Flower(lambda grid, told: attach(told))
     assert sorted(join(flower, data)) == [
+        "invited bank to the session",
         "party bank is here: 100 rows, same order",
-        "told bank about the session",
     ]
     assert len(flower.told) == 1
 
@@ -138,7 +138,7 @@ def test_a_party_that_was_away_is_told_again_with_a_new_token(data, attach, answ
 
     flower = Flower(at_node)
     said = join(flower, data)
-    assert f"party bank is not here ({why}); it is told again when it is back" in said
+    assert f"party bank is absent ({why}); it is invited again when it is back" in said
     first, second = flower.told
     assert first.session == second.session
     assert first.token != second.token
@@ -176,7 +176,7 @@ def test_a_node_is_the_party_it_is_registered_as(data, attach, name):
     with pytest.raises(MissingPartyError, match="no SuperNode of bank") as caught:
         join(flower, data, patience_s=0.3)
     assert flower.told == []
-    assert caught.value.got == "1 SuperNode: none of a party we wait for"
+    assert caught.value.got == "1 SuperNode: none of a party that we wait for"
 
 
 def test_nameless_nodes_do_not_count_beside_a_party(data, attach):
@@ -208,7 +208,7 @@ def test_a_party_that_introduces_itself_under_another_name_is_refused(data, atta
 def test_positions_name_the_parties_in_a_simulation_alone(data, attach):
     nodes = [node(1, ""), node(2, "")]
     flower = Flower(lambda grid, told: attach(told), nodes)
-    assert "told node 1 about the session" in join(flower, data, simulation=True)
+    assert "invited node 1 to the session" in join(flower, data, simulation=True)
 
 
 MALFORMED = {

@@ -265,7 +265,7 @@ def test_a_feature_party_refuses_them_itself(session, monkeypatch, no_process):
 
 def test_no_rank_records_a_part_of_a_trace(session):
     in_ranks(session, 2, 2, '[trace]\nphases = ["train"]\n')
-    with pytest.raises(ConfigError, match="one rank of several"):
+    with pytest.raises(ConfigError, match="frames of one rank only"):
         session.play()
 
 

@@ -85,7 +85,7 @@ def test_each_owner_alone_is_shown_which_of_its_columns_are_left_out(session, tm
         table = pd.read_csv(path).assign(**{column: [f"text {row}" for row in range(120)]})
         table.to_csv(path, index=False)
     session.play()
-    why = "(120 different texts are no categories)"
+    why = "(120 different texts are too many categories)"
     assert session.flower.said == [f"shop leaves out 'plan' {why}"]
     assert capsys.readouterr().out.count(f"lender leaves out 'note' {why}") == 1
     assert (session.run / "notes.txt").read_text().count("leaves out") == 1

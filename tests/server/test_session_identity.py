@@ -64,7 +64,7 @@ class Session(PlayedSession):
             self.play(mode, **changes)
         refusals = [one for one in self.flower.failures if isinstance(one, DisagreementError)]
         assert refusals
-        assert all("stands for another session" in one.what for one in refusals)
+        assert all("is bound to another session" in one.what for one in refusals)
         return refusals
 
     def broken_off(self, **how):
@@ -144,9 +144,9 @@ def test_what_differs_is_told_before_it_is_sent(session):
     session.forget()
     assert len(session.broken_off(**how)) <= 1  # none, where another party refuses first
     for refusal in refusals_of(session):
-        assert "would send something else than before in the training 'run'" in refusal.what
+        assert "would send other contents than before in the training 'run'" in refusal.what
         assert refusal.where == "exchange 1"
-        assert refusal.fix == "start a run of another name"
+        assert refusal.fix == "start a run with another name"
 
 
 def test_noise_under_a_secure_sum_is_not_averaged_either(session):
@@ -156,7 +156,7 @@ def test_noise_under_a_secure_sum_is_not_averaged_either(session):
     assert len(session.broken_off(enough=ENOUGH, **names)) > 2
     session.forget()
     assert len(session.broken_off(enough=ENOUGH, **names)) <= 1
-    assert any("something else than before" in one.what for one in refusals_of(session))
+    assert any("other contents than before" in one.what for one in refusals_of(session))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_feature_party_gets_no_second_noise_on_a_gradient(session):
         session.forget_store(name)
     shutil.rmtree(session.run)
     session.flower.failures.clear()
-    with pytest.raises(DisagreementError, match="something else than before") as caught:
+    with pytest.raises(DisagreementError, match="other contents than before") as caught:
         session.play(**how)
     assert caught.value.where == "exchange 0"
 
@@ -237,7 +237,7 @@ def test_an_innocent_party_is_told_whose_rows_differ(session):
     late = [one for one in session.flower.failures if one.code == "V405"]
     assert len(late) < len(PARTIES)  # it is shop that does not match, and it came
     for told in map(str, late):  # they came when the label party had ended
-        assert "see what the label party's command says" in told
+        assert "see the output of the label party's command" in told
     for told in (str(one) for one in session.flower.failures if one not in late):
         assert "the tables of 'shop' and 'lender' have different rows" in told
         assert "keep only the ids all parties share" in told

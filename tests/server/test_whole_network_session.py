@@ -183,5 +183,5 @@ def test_what_an_attempt_before_sent_counts_too(session, monkeypatch):
         shutil.rmtree(session.folder / name / "store")
     session.write(party, f"{TABLE}\n[consent]\nmax_bytes = {alone + 2000}\n")
     lose(monkeypatch, session.others[1])
-    with pytest.raises(PeerFailedError, match="does not consent to go any further"):
+    with pytest.raises(PeerFailedError, match="does not consent to continue"):
         session.play(federation=ONE_MORE)

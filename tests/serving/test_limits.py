@@ -178,7 +178,7 @@ def test_a_count_that_cannot_be_read_opens_nothing(tmp_path, content):
 def test_a_count_that_was_edited_or_is_of_another_party_opens_nothing(tmp_path, day):
     path = tmp_path / "spent.json"
     Budgets(tmp_path, "bank", 1000, day).take(client(), 7)
-    with pytest.raises(RunFolderError, match="belongs to something else"):
+    with pytest.raises(RunFolderError, match="another kind, party or run"):
         Budgets(tmp_path, "shop", 1000, day)
     path.write_text(path.read_text().replace(" 10,", " 0,"))
     with pytest.raises(RunFolderError, match="not as it was written"):
@@ -241,7 +241,7 @@ def test_named_clients_have_tokens_budgets_and_ends_of_their_own(local, trained_
 @pytest.mark.parametrize("days", [0.0, -1.0, float("nan"), float("inf"), 40_000.0])
 def test_a_token_ends_some_day_or_never_by_its_absence(tmp_path, days):
     named = Clients(tmp_path, "label")
-    with pytest.raises(UserError, match="cannot expire"):
+    with pytest.raises(UserError, match="expiry of a token is not allowed"):
         named.add("one", days=days)
     assert named.entries() == []
 

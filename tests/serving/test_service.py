@@ -79,7 +79,7 @@ def test_calibrated_probabilities_are_answered_as_predicted(tmp_path):
 
 
 def test_a_network_that_learned_no_vector_answers_without_nobody(trained_run):
-    with pytest.raises(ConfigError, match="nothing stands for"):
+    with pytest.raises(ConfigError, match="cannot replace the answer"):
         serve(trained_run, settings(partial=True))
 
 
@@ -573,5 +573,5 @@ def test_a_token_that_others_can_read_is_refused(trained_run, tmp_path):
     token = tmp_path / "token"
     token.write_text("x" * 40)
     token.chmod(0o644)
-    with pytest.raises(VFLError, match="others may read the token"):
+    with pytest.raises(VFLError, match="other users may read the token"):
         serve(trained_run, settings(token=str(token)))

@@ -39,7 +39,7 @@ def test_what_nobody_foresaw_is_told_without_its_text():
     assert "party 'bank' failed unexpectedly" in str(told)
     assert told.got == "RuntimeError"
     assert "4711" not in str(told)
-    assert unexpected(SystemExit(3), "bank").what == "party 'bank' was told to end"
+    assert unexpected(SystemExit(3), "bank").what == "party 'bank' received a signal to stop"
 
 
 def test_rows_that_differ_are_told_to_all():

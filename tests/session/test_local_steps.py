@@ -130,7 +130,7 @@ def test_a_resume_goes_on_bit_for_bit(data, tmp_path, more):
 @pytest.mark.parametrize(
     ("more", "train", "why"),
     [
-        ({"dp": {"noise": 1.0}}, {}, "counts one step"),
+        ({"dp": {"noise": 1.0}}, {}, "accounts for one step"),
         ({"middle": {"party": "compute"}}, {}, "middle"),
         ({}, {"in_flight": 3}, "in_flight at 1"),
         ({"secure": "permuted", "merge": "sum"}, {}, "no party has a model"),

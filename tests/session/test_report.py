@@ -35,7 +35,7 @@ def test_another_kind_of_frame():
 def test_reports_of_another_form(changes):
     content = json.loads(REPORT.model_dump_json()) | changes
     frame = Frame(Kind.DONE, payload=json.dumps(content).encode())
-    with pytest.raises(ProtocolError, match="party 'bank' ended in an unknown form"):
+    with pytest.raises(ProtocolError, match="the report of party 'bank' has an unknown form"):
         PartyReport.of(frame, "bank")
 
 

@@ -40,13 +40,13 @@ def copied(tmp_path):
 
 def test_a_store_that_was_put_back_is_noticed_as_often_as_it_comes(copied):
     for _ in range(3):
-        with led(copied) as pool, pytest.raises(RolledBackError, match="put back") as refused:
+        with led(copied) as pool, pytest.raises(RolledBackError, match="restored") as refused:
             pool.wait()
     assert "vfl worker TICKET --store FOLDER --restored" in refused.value.fix
 
 
 def test_a_worker_that_comes_without_its_store_is_noticed(copied):
-    with led(copied, keeps=False) as pool, pytest.raises(RolledBackError, match="put back"):
+    with led(copied, keeps=False) as pool, pytest.raises(RolledBackError, match="restored"):
         pool.wait()
 
 

@@ -187,12 +187,14 @@ def test_the_half_of_another_run_is_refused(tmp_path):
     other, _ = run_of(tmp_path, "two", seed=4)
     shutil.rmtree(folder / "parties" / "clinic")
     shutil.copytree(other / "parties" / "clinic", folder / "parties" / "clinic")
-    with pytest.raises(RunFolderError, match="not the weights the training ended with"):
+    with pytest.raises(RunFolderError, match="not the final weights of the training"):
         export_half(folder, "clinic", "torch", None)
-    with pytest.raises(TrainedRowsError, match="not known which rows"):  # of a card of other rows
+    with pytest.raises(
+        TrainedRowsError, match="this run trained on are unknown"
+    ):  # of a card of other rows
         evaluate(RunFolder(folder))
     shutil.copy(other / "parties" / "shop" / "card.json", folder / "parties" / "shop")
-    with pytest.raises(RunFolderError, match="card is of other weights"):
+    with pytest.raises(RunFolderError, match="card belongs to other weights"):
         PartyFolder(folder / "parties" / "shop").card()
 
 

@@ -150,7 +150,7 @@ def test_the_best_weights_follow_the_measure_that_is_named(tmp_path, data, measu
 def test_a_measure_that_the_validation_rows_lack_says_so(tmp_path, data):
     few = {name: replace(one, split=_one_class(one, data["label"])) for name, one in data.items()}
     session = session_of(tmp_path, few, train='keep = "best"\nmeasure = "auc"')
-    with pytest.raises(DataError, match="measure that the training is judged by") as caught:
+    with pytest.raises(DataError, match="metric for model selection") as caught:
         session.run()
     assert caught.value.where == "train.measure = 'auc'"
 

@@ -149,7 +149,7 @@ def test_two_runs_are_evaluated_on_rows_that_neither_has_learned_from(played):
     assert figures["run"]["common_rows"] == len(set(now) - learned) > 0
     assert figures["run"]["test_loss"] == figures["warm"]["test_loss"]  # the same weights
     assert figures["run"]["beside"] == figures["warm"]["beside"] == ["run", "warm"]
-    with pytest.raises(ValidationError, match="an evaluation alone"):
+    with pytest.raises(ValidationError, match="only an evaluation"):
         Terms.model_validate({**terms.model_dump(), "mode": "predict"})
 
 

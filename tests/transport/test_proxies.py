@@ -106,7 +106,7 @@ def test_a_proxy_that_refuses_is_named(far, attach_far, monkeypatch, named):
             lambda: attach_far(hub.port),
             lambda: check_server("the SuperLink", f"{HOST}:{hub.port}", named.ca_pem.decode()),
         ):
-            with pytest.raises(LostPeerError, match="the proxy makes no tunnel") as caught:
+            with pytest.raises(LostPeerError, match="the proxy refuses a tunnel") as caught:
                 try_it()
             assert caught.value.got == "403 Forbidden"
             assert caught.value.want == f"CONNECT {HOST}:{hub.port}"

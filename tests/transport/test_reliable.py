@@ -37,7 +37,7 @@ def test_a_peer_that_sent_fewer_frames_than_arrived_is_another_process():
     sequence.received = 3
     sequence.check_sent(3)
     sequence.check_sent(5)
-    with pytest.raises(LostPeerError, match="started anew"):
+    with pytest.raises(LostPeerError, match="started again"):
         sequence.check_sent(2)
 
 
@@ -111,7 +111,7 @@ def test_counts_that_do_not_fit_leave_the_attached_stream_alone(link):
     link.attach(good, hello(), {})
     link.receive()
     for stranger in (hello(sent=0), hello(sent=1, received=1)):
-        with pytest.raises(LostPeerError, match="started anew"):
+        with pytest.raises(LostPeerError, match="started again"):
             link.attach(Scripted(), stranger, {})
     assert not good.ended
     assert link.receive().step == 1

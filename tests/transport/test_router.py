@@ -156,7 +156,7 @@ def accepted(listener):
             return listener.accept()
         except TimeoutError:
             continue
-    raise AssertionError("nothing was handed over")
+    raise AssertionError("no connection was passed on")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_labels_that_no_objective_takes_are_refused(tmp_path, table, spec):
     with pytest.raises(DataError, match="must not be negative") as found:
         trained(tmp_path / "negative", fewer, poisson, shop, "visits", task="regression")
     assert "objective=auto" in str(found.value)
-    with pytest.raises(DataError, match="nothing to tell apart"):
+    with pytest.raises(DataError, match="too few classes"):
         trained(tmp_path / "one", table[table.paid == 1], spec, shop)
     rare = pd.concat([table[table.paid == 1], table[table.paid == 0][:1]])
     assert trained(tmp_path / "rare", rare, spec, shop)["test_log_loss"] < 0.2, "a class of one row"

@@ -1,4 +1,4 @@
-"""A feature party's way through a session that aligns."""
+"""A feature party's part in a session that aligns."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from vfl.session.terms import AlignTerms
 def take_part_in_alignment(
     message: SessionMessage, terms: AlignTerms, party: PartyFile, say: Callable[[str], None]
 ) -> PartyReport:
-    """Play one feature party: check consent, answer every frame, keep the positions.
+    """Run one feature party: check its consent, answer every frame, store the positions.
 
     Args:
-        message: what Flower brought.
-        terms: of it.
+        message: session message from Flower.
+        terms: terms in the message.
         party: the party's own file.
-        say: the party's own log, told the counts that nobody else is told.
+        say: writes to the party's own log, the only place with the counts.
 
     Raises:
-        ConsentError: the session asks for more than the file allows; where that is about common
-            ids, without a count.
-        VFLError: anything else that ended the session; the label party was told.
+        ConsentError: the session asks for more than the file allows; without a count, if it
+            concerns common ids.
+        VFLError: any other error that ended the session; the label party received it.
     """
     began, name = time.perf_counter(), party.party
     if name not in terms.feature_parties or party.data is None:

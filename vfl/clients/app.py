@@ -27,7 +27,7 @@ from vfl.session import SessionMessage, for_others, rules, unexpected
 
 
 def client_app() -> ClientApp:
-    """The ClientApp of every project; what it may do is in the party's own file.
+    """Make the ClientApp of every project; the party's own file sets its limits.
 
     A SuperNode names that file in its ``--node-config 'party-file="..."'``. A simulation, where
     nodes have no configuration of their own, names the project's folder in ``party-files`` instead.
@@ -48,7 +48,7 @@ def client_app() -> ClientApp:
 
 
 def play(content: Mapping[str, Any], context: Context) -> ConfigRecord:
-    """One party's whole session, and its reply: its report, or why there is none."""
+    """Run one party's whole session; returns its report, or its error."""
     failure: dict[str, str | None] = {}
     report, name = "", f"of node {context.node_id}"
     try:
@@ -73,7 +73,7 @@ def _text_of(content: Mapping[str, Any]) -> str:
     try:
         return str(content["session"]["message"])
     except (KeyError, TypeError):
-        raise ProtocolError("this message is of no session") from None
+        raise ProtocolError("this message belongs to no session") from None
 
 
 def _say(line: str) -> None:
@@ -89,7 +89,7 @@ def _own_file(context: Context, asked: SessionMessage | None) -> PartyFile:
     )
     if not folder or position is None or asked is None:
         raise ConfigError(
-            "this SuperNode does not know its party's file",
+            "this SuperNode's configuration does not name its party's file",
             want="--node-config 'party-file=\"/path/to/party.toml\"'",
             fix="start it with: vfl up party.toml",
         )

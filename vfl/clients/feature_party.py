@@ -34,26 +34,26 @@ from vfl.session.secure_mode import FeatureRound
 
 
 class FeatureParty:
-    """Plays one feature party through the exchanges of a session.
+    """Runs one feature party through the exchanges of a session.
 
     Args:
-        data: its aligned rows.
+        data: aligned rows of the party.
         terms: the session's terms.
-        link: the stream to the label party.
-        own: what is its own; the bottom's first weights follow from the secret too.
-        bottom: a model or spec of its own instead of the one the terms name.
+        link: stream to the label party.
+        own: private state of the party; the bottom's initial weights also follow from its secret.
+        bottom: a model or spec in place of the one in the terms.
         weights: trained weights, for evaluation and prediction.
 
     Raises:
         DataError: the party has no columns.
-        UserError: there is no such device.
-        SpecError: codec, defense or bottom cannot be built or do not fit.
+        UserError: the device does not exist.
+        SpecError: the codec, defense or bottom cannot be built or does not fit.
         ExposedCutError: a secure sum would not hide this party's cut.
 
     Attributes:
-        inputs: all aligned rows; float32, axes (rows, ...); not numbers where it has no row.
-        half: its end of a round.
-        stopping: how long the training goes on, and which weights it keeps.
+        inputs: inputs of all aligned rows; float32, axes (rows, ...); NaN for rows that it lacks.
+        half: its end of the round.
+        stopping: early stopping: when to stop, and the best weights.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class FeatureParty:
     def _private(
         self, name: str, terms: Terms, own: Own, shape: tuple[int, ...]
     ) -> Callable[[nn.Module, Forward], PrivateHalf] | None:
-        """DP-SGD of this party's half, where it is agreed on."""
+        """DP-SGD of this party's half, if agreed."""
         plan = None if self._train is None else PrivacyPlan.of(terms, len(self._train))
         if plan is None:
             return None
@@ -128,28 +128,30 @@ class FeatureParty:
         return self.end.party
 
     def begin(self, exchange: Exchange) -> None:
-        """Send what this exchange asks for, after saving when a checkpoint is due."""
+        """Send the message for this exchange, after saving a checkpoint if one is due."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains and self._steps.changes:
             self._steps.begin(exchange.epoch, exchange.trained)
         inputs, rows = self._rows(exchange)
         if self._held is not None and not len(inputs):
-            return  # it has none of these rows, and the label party knows
+            return  # it has none of these rows, which the label party knows
         if exchange.trains:
             self.end.send_cut(inputs, exchange.step, rows)
         else:
             self.end.send_query(inputs, exchange.step)
 
     def answer(self, exchange: Exchange) -> None:
-        """Send what follows from what other feature parties said, where they say anything."""
+        """Answer the messages of other feature parties, if there are any."""
         self.end.answer(exchange.step)
 
     def finish(self, exchange: Exchange) -> None:
-        """Take what comes back; with m in flight, the gradient of the cut sent m - 1 before.
+        """Receive the gradient or receipt of a cut.
 
-        So cut t leaves after exactly gradient t - m was applied, whatever the network does, and
-        none is in flight when an epoch's training has ended, or when it has sent none.
+        With m in flight, of the cut m - 1 steps before.
+
+        Cut t therefore leaves after exactly gradient t - m was applied, independently of the
+        network. No cut is in flight at the end of an epoch's training, or if it has sent none.
         """
         if exchange.trains:
             sent = self._held is None or len(own_rows(exchange, self._held))
@@ -160,14 +162,14 @@ class FeatureParty:
             self.stopping.obey(self.end.take_receipt(exchange.step), exchange)
 
     def resume(self, step: int, before: Iterable[Exchange]) -> None:
-        """Go back to the state before exchange `step`; 0 is where a new party starts.
+        """Return to the state before exchange `step`; 0 is the state of a new party.
 
         Args:
-            step: where to go on.
-            before: the exchanges that may have been in flight then.
+            step: next exchange.
+            before: exchanges that may have been in flight then.
 
         Raises:
-            RunFolderError: there is no such checkpoint.
+            RunFolderError: the checkpoint does not exist.
         """
         if step == 0:
             self.start()
@@ -177,30 +179,30 @@ class FeatureParty:
             self.load_training_state(self._ranks.spread(self.training_state()))
 
     def start(self) -> None:
-        """What happens once, before the first step of a training."""
+        """Prepare the training once, before its first step."""
         if self._train is not None:
             train = self._train if self._held is None else self._train[self._held[self._train]]
             self.end.fit(lambda: self._fitted(torch.from_numpy(train)))
 
     def _fitted(self, rows: Tensor) -> Tensor:
-        """Inputs that a defense may look at before the first step."""
+        """Inputs that a defense may use before the first step."""
         known = self.inputs.index_select(0, rows)
         return known if self._unaligned is None else torch.cat([known, self._unaligned])
 
     def training_state(self) -> dict[str, Any]:
-        """What training needs to go on exactly."""
+        """State for an exact resume of training."""
         return self.end.training_state() | {"course": self.stopping.state()}
 
     def load_training_state(
         self, saved: Mapping[str, Any], before: Iterable[Exchange] = ()
     ) -> None:
-        """Restore what `training_state` gave; `before` are the exchanges in flight then."""
+        """Restore the state of `training_state`; `before` are the exchanges in flight then."""
         rows = {exchange.step: exchange for exchange in before}
         self.end.load_training_state(saved, lambda step: self._rows(rows[step]))
         self.stopping.restore(saved["course"])
 
     def run(self, schedule: Iterable[Exchange]) -> None:
-        """Go through a session; `stopping.follow` makes its schedule one that may stop early."""
+        """Run a session; `stopping.follow` makes a schedule that may stop early."""
         for exchange in schedule:
             self.begin(exchange)
             self.answer(exchange)
@@ -210,7 +212,7 @@ class FeatureParty:
         """The cut of some rows, as queries would send it; axes (rows, width on the wire).
 
         Args:
-            rows: positions into the aligned rows, int64.
+            rows: positions in the aligned rows, int64.
         """
         parts = torch.split(rows, QUERY_ROWS)
         return torch.cat([self.end.query_cut(self.inputs.index_select(0, one)) for one in parts])
@@ -221,7 +223,7 @@ class FeatureParty:
         return lasting(self.end.state_dict(), codecs)
 
     def weights_digest(self) -> str:
-        """SHA-256 of the weights, the only thing about them that is ever told."""
+        """SHA-256 of the weights, the only value about them that is disclosed."""
         return weights_digest(self.weights())
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor, np.ndarray]:
@@ -235,7 +237,7 @@ class FeatureParty:
 
 
 def own_bottom(text: str) -> models.Bottom:
-    """A bottom from the party's own file: a spec, or ``package.module:Class`` of its own code.
+    """Make a bottom from the party's own file: a spec, or ``package.module:Class`` of its own code.
 
     Only the party's own file may name code to import; the terms of a session never do.
     """

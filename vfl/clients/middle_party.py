@@ -3,9 +3,9 @@
     cuts -> merge -> middle model -> output -> label party
     gradient of the output -> backward -> each feature party's gradient
 
-The U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564. To the
-feature parties it is what a label party is to them without a middle, and to the label party it is
-the only feature party: the same two ends of a round.
+It is the U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564.
+To the feature parties, it acts like the label party of a session without a middle; to the label
+party, it acts like the only feature party: the same two ends of a round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vfl.session.exchange import (
 
 
 class _Model(nn.Module):
-    """The modules that the party trains: model, merger, and the codecs' modules on its end."""
+    """The modules that the party trains: model, merger, and its own ends of the codecs' modules."""
 
     def __init__(
         self, model: nn.Module, merger: nn.Module, adapters: Mapping[str, nn.Module]
@@ -48,30 +48,30 @@ class _Model(nn.Module):
         self.model, self.merger, self.adapters = model, merger, nn.ModuleDict(adapters)
 
     def forward(self, merged: Tensor) -> Tensor:
-        """The output; the cuts have gone through their adapters where they were received."""
+        """Compute the output; the adapters have already processed the received cuts."""
         output: Tensor = self.model(merged)
         return output
 
 
 class MiddleParty:
-    """Plays the party in the middle through the exchanges of a session.
+    """Runs the party in the middle through the exchanges of a session.
 
     Args:
         terms: the session's terms, which name a middle.
-        links: the stream to each feature party.
-        link: the stream to the label party.
-        own: what is its own; the first weights of its model follow from the secret.
-        model: a module from the merged cut to the output, instead of the spec of the terms.
+        links: streams to each feature party.
+        link: stream to the label party.
+        own: private state of the party; its model's initial weights follow from its secret.
+        model: a module from the merged cut to the output, in place of the spec in the terms.
         weights: trained weights, for evaluation and prediction.
-        ledger: where the links count.
+        ledger: ledger of the links.
 
     Raises:
         SpecError: a codec or the model cannot be built or does not fit.
 
     Attributes:
-        ends: its end of the round with each feature party.
+        ends: its ends of the round, one for each feature party.
         end: its end of the round with the label party.
-        stopping: how long the training goes on, and which weights it keeps.
+        stopping: early stopping: when to stop, and the best weights.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class MiddleParty:
         self._cuts = CutAggregator(self.ends, ledger or Ledger(), self.stopping)
 
     def begin(self, exchange: Exchange) -> None:
-        """Take every party's cut and send the output, after saving when a checkpoint is due."""
+        """Receive every party's cut and send the output; first save a checkpoint if due."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         set_training(self.end.model, exchange.trains)
@@ -140,10 +140,10 @@ class MiddleParty:
             self.end.send_query(merged, exchange.step)
 
     def answer(self, exchange: Exchange) -> None:
-        """Nothing is relayed to it."""
+        """Do nothing: no message is relayed to it."""
 
     def finish(self, exchange: Exchange) -> None:
-        """Take the gradient of the output and send each party that of its cut, or a receipt."""
+        """Receive the output's gradient; send each party its cut's gradient, or a receipt."""
         if not exchange.trains:
             answer = self.end.take_receipt(exchange.step)
             self.stopping.obey(answer, exchange)
@@ -158,22 +158,22 @@ class MiddleParty:
                 end.drained()
 
     def run(self, schedule: Iterable[Exchange]) -> None:
-        """Go through a session; `stopping.follow` makes its schedule one that may stop early."""
+        """Run a session; `stopping.follow` makes a schedule that may stop early."""
         for exchange in schedule:
             self.begin(exchange)
             self.finish(exchange)
 
     def resume(self, step: int) -> None:
-        """Go back to the state before exchange `step`; 0 is where a new party starts.
+        """Return to the state before exchange `step`; 0 is the state of a new party.
 
         Raises:
-            RunFolderError: there is no such checkpoint.
+            RunFolderError: the checkpoint does not exist.
         """
         if step and self.checkpoints is not None:
             self.load_training_state(self.checkpoints.load(step))
 
     def training_state(self) -> dict[str, Any]:
-        """What training needs to go on exactly; gradients that parties have not taken included."""
+        """State for an exact resume of training, with sent gradients that parties still await."""
         return {
             "end": self.end.training_state(),
             "state": self._state(),
@@ -182,7 +182,7 @@ class MiddleParty:
         }
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `training_state` gave."""
+        """Restore the state of `training_state`."""
         self.end.load_training_state(saved["end"], _nothing_in_flight)
         self.load_weights(saved["state"])
         self.stopping.restore(saved["course"])
@@ -194,16 +194,16 @@ class MiddleParty:
         return lasting(self._state(), self._stateful())
 
     def _state(self) -> dict[str, Tensor]:
-        """All of it, of the training as well."""
+        """The whole state, including that of training only."""
         state = gather(self.end.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore what `weights` gave."""
+        """Restore the weights of `weights`."""
         restore(self.end.model, self._stateful(), weights)
 
     def weights_digest(self) -> str:
-        """SHA-256 of the weights, the only thing about them that is ever told."""
+        """SHA-256 of the weights, the only value about them that is disclosed."""
         return weights_digest(self.weights())
 
     def _stateful(self) -> dict[str, compression.Codec]:
@@ -211,9 +211,9 @@ class MiddleParty:
         return {"codec": self.end.codec, **codecs}
 
 
-#: The party has none, and what it does to a gradient looks at none.
+#: The party has no labels, and its processing of a gradient uses none.
 _NO_LABELS = torch.empty(0)
 
 
 def _nothing_in_flight(step: int) -> tuple[Tensor, np.ndarray]:
-    raise AssertionError("the middle takes each gradient before it goes on")
+    raise AssertionError("the middle receives each gradient before it continues")

@@ -1,4 +1,4 @@
-"""Who answers while a run is served: one request after the other, until the session is over."""
+"""Parties that answer while a run is served: one request after the other, until the end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _SAY_EVERY_S = 60.0
 
 
 class _Served:
-    """What takes requests from one link, and says what was asked.
+    """Receives requests from one link, and reports their counts.
 
     Args:
-        name: of the party.
-        link: to who asks.
-        requests: what it is asked for, and may refuse.
-        drift: counts its own inputs that are asked; it tells nobody but its own log and folder.
-        askers: how many label parties ask, each with steps of its own; see `Askers`.
+        name: name of the party.
+        link: link to the requesting label party.
+        requests: checks and counts its requests.
+        drift: counts the queried rows of its own inputs; only its own log and folder get the
+            counts.
+        askers: number of label parties that send requests, each with separate steps; see `Askers`.
     """
 
     def __init__(
@@ -43,11 +44,11 @@ class _Served:
         self._steps = dict[int, int]()
 
     def answer(self) -> bool:
-        """Wait for one request and answer it; False when the session is over."""
+        """Wait for one request and answer it; returns False when the session is over."""
         raise NotImplementedError
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Serve until the session is over; say now and then, in counts, what was asked."""
+        """Serve until the session is over; report the counts of requests from time to time."""
         said, at = "", time.monotonic()
         while self.answer():
             if time.monotonic() - at > _SAY_EVERY_S:
@@ -57,7 +58,7 @@ class _Served:
         say(f"party {self._name} {self._summary()}")
 
     def _admit(self) -> tuple[Frame, np.ndarray | Refused | None] | None:
-        """The next request, and what to answer as `Requests` says it; None when there are no more.
+        """The next request, with the answer of `Requests`; None when there are no more.
 
         Raises:
             ProtocolError: a message out of turn, or rows that this session does not have.
@@ -66,7 +67,7 @@ class _Served:
         if frame.kind is Kind.DONE:
             return None
         asker = frame.step % self._askers
-        step = self._steps.get(asker, frame.step)  # it may have come back in the midst of a session
+        step = self._steps.get(asker, frame.step)  # a returning label party may be at a later step
         if frame.kind is not Kind.ASK or frame.step != step:
             raise ProtocolError(
                 "a message out of turn from the label party",
@@ -93,7 +94,7 @@ class AnsweringEnd(Protocol):
 
 
 class Answering(Protocol):
-    """A feature party with the weights of its training."""
+    """A feature party with its trained weights."""
 
     @property
     def name(self) -> str: ...
@@ -103,17 +104,17 @@ class Answering(Protocol):
     def end(self) -> AnsweringEnd: ...
 
     def begin(self, exchange: Exchange) -> None:
-        """Send what some rows give."""
+        """Send the values of some rows."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Send what follows from what others said."""
+        """Answer the messages of other parties."""
 
 
 class ServedParty(_Served):
-    """A feature party answers what it is asked for; see `vfl.session.serving`.
+    """A feature party that answers queries; see `vfl.session.serving`.
 
     Args:
-        feature: the party, with the weights of its training.
+        feature: the party, with its trained weights.
         requests, drift, askers: see `_Served`.
     """
 
@@ -143,10 +144,10 @@ class ServedParty(_Served):
 
 
 class ServedMiddle(_Served):
-    """The party in the middle asks the feature parties, and answers with its output of their cuts.
+    """The party in the middle, which queries the feature parties and answers with its output.
 
     Args:
-        middle: the party, with the weights of its training.
+        middle: the party, with its trained weights.
         requests: see `_Served`.
     """
 
@@ -164,7 +165,7 @@ class ServedMiddle(_Served):
         return True
 
     def ask(self) -> bool:
-        """Wait for one request and pass it on; False when the session is over."""
+        """Wait for one request and pass it on; returns False when the session is over."""
         self._asked, asked = None, self._admit()
         if asked is None:
             for link in self._links.values():
@@ -172,17 +173,17 @@ class ServedMiddle(_Served):
             return False
         self._asked = asked[0].step, asked[1]
         payload = b"" if isinstance(asked[1], Refused) else asked[0].payload
-        for link in self._links.values():  # of no rows, too: everybody counts requests alike
+        for link in self._links.values():  # an empty one too: all parties count alike
             link.send(Frame(Kind.ASK, asked[0].step, payload))
         return True
 
     def give(self) -> None:
-        """Answer what was passed on, once every feature party has.
+        """Answer the request, once every feature party has answered.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError: what a feature party sent is no answer.
+            ProtocolError, FrameError, NonFiniteError: a feature party's message is no valid answer.
         """
-        assert self._asked is not None, "something was passed on"
+        assert self._asked is not None, "a request was passed on"
         (step, asked), why = self._asked, b""
         rows = asked if isinstance(asked, np.ndarray) else None
         refused = refusals(self._links, step, self._links if rows is None else ())

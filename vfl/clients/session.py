@@ -1,4 +1,4 @@
-"""A party's way through one session: check, attach, work, keep the weights, say goodbye."""
+"""A party's part in one session: check, attach, work, store the weights, report."""
 
 from __future__ import annotations
 
@@ -77,27 +77,27 @@ from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import LinkLimits, Observed, ObservedPoll, TcpLink
 from vfl.transport.link import FanOut
 
-#: How long an attempt waits for one that lost its stream, and still writes its account.
+#: How long an attempt waits for an earlier one without a stream, which still writes its records.
 _HANDOVER_S = 10.0
 
 
 def take_part(
     message: SessionMessage, party: PartyFile, say: Callable[[str], None] = lambda line: None
 ) -> PartyReport:
-    """Play one party through a whole session: a feature party, or a third party that deals.
+    """Run one party through a whole session: a feature party, or a third party such as a dealer.
 
     Args:
-        message: what Flower brought.
+        message: session message from Flower.
         party: the party's own file.
-        say: told how large a trace may get, before it starts.
+        say: receives the largest size of a trace, before it starts.
 
     Raises:
-        ConsentError: the session asks for more than the file allows; nothing was sent, or it has
-            sent as much as it may.
-        DisagreementError: the party's file is that of another role, or its name stands for another
-            session here, and nothing was sent; or it is a training that has sent something else
-            before, and nothing else was sent.
-        VFLError: anything else that ended the session; the label party was told.
+        ConsentError: the session asks for more than the file allows, and nothing was sent; or the
+            party has sent as much as it allows.
+        DisagreementError: the party's file has another role, or the name is bound to another
+            session here, and nothing was sent; or the training would send other contents than
+            before, which were not sent.
+        VFLError: any other error that ended the session; the label party received it.
     """
     ledger = own_ledger(party)
     if isinstance(message.terms, AlignTerms):
@@ -109,13 +109,13 @@ def take_part(
 
 
 def play_rank(order: Order) -> None:
-    """Play one further rank of a feature party through a training.
+    """Run one further rank of a feature party through a training.
 
-    It has a stream of its own to the same rank of the label party, and keeps nothing: rank 0, which
-    has checked what the session asks for, does.
+    It has a separate stream to the same rank of the label party, and stores nothing: rank 0 does,
+    which has also checked the session.
 
     Raises:
-        VFLError: what ended it; the label party's rank got its error.
+        VFLError: the error that ended it; the label party's rank received it.
     """
     party = read_party_file(order.party_file)
     message = SessionMessage.model_validate(order["message"])
@@ -127,7 +127,8 @@ def play_rank(order: Order) -> None:
     with attached(message, introduction, limits) as stream:
         link = Observed(stream, party.party, "feature", [meter])
         device = device_of(party.device, order.local_rank)
-        # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
+        # Its own secret is never used: weights come from rank 0, and anything that draws is
+        # refused.
         ranks = order.join_group(device, data)
         own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
         feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
@@ -143,7 +144,7 @@ def play_rank(order: Order) -> None:
 
 
 class _PartySession:
-    """One party, what a session asks of it, and what is its own."""
+    """One party in a session, with the session's requests and the party's private state."""
 
     def __init__(
         self, message: SessionMessage, party: PartyFile, say: Callable[[str], None]
@@ -162,8 +163,8 @@ class _PartySession:
             check_dealers_consent(self.terms, self.name, party.consent)
             return
         if self._in_the_middle:
-            _check_role(party, "middle", "stand in the middle")
-            check_rows(self.name, message.rows, party.consent)  # before there is a place for them
+            _check_role(party, "middle", "be in the middle")
+            check_rows(self.name, message.rows, party.consent)  # before allocating memory
             self.split = self.terms.split_of(message.rows)
             check_middles_consent(self.terms, self.name, party.consent, self.split)
             return
@@ -174,7 +175,7 @@ class _PartySession:
             self.split = data.split
             outputs = self._outputs(data)
             check_tasks_consent(self.terms, self.name, party.consent, data.split, outputs)
-            own_recorders(party, self.terms, data, None)  # which refuses to record
+            own_recorders(party, self.terms, data, None)  # records nothing
             return
         _check_asked(party, self.terms)
         if self.terms.mode == "serve":
@@ -199,7 +200,7 @@ class _PartySession:
                 say(line)
 
     def _withdraw(self) -> None:
-        """Let rows that others have erased leave the alignment; note what this party erased."""
+        """Remove rows that others have erased from the alignment; note this party's erased rows."""
         told, session = self.message.withdrawn, self.message.session
         alignment = own_alignment(self.party, self.terms)
         if told is not None and (places := told.beyond(alignment, session)):
@@ -212,10 +213,10 @@ class _PartySession:
         return self.terms.middle is not None and self.name == self.terms.middle.party
 
     def play(self) -> PartyReport:
-        """Attach, and play the party's part."""
+        """Attach, and run the party's part."""
         helps = self.split is None and not self.mode.whole_network
         with (
-            nullcontext()  # who helps keeps nothing
+            nullcontext()  # a helper stores nothing
             if helps
             else locked(locked_for(self.folder.path, self.terms.mode), _HANDOVER_S),
             self.ledger.session(self.terms, self.message.start) as (entry, meter, sent),
@@ -250,12 +251,12 @@ class _PartySession:
         return Introduction.of(self.data, self.terms, session, announced, withdrawn=self.withdrawn)
 
     def _admit_label_party(self, stream: TcpLink) -> None:
-        """Go on with a label party whose store has not gone back."""
+        """Continue with a label party whose store has not gone back."""
         name = self.terms.label_party
         self._standing.admit(name, Announcement.parse(stream.terms.get("standing"), name))
 
     def _sealed(self, link: Link, others: Sequence[str]) -> SealedLinks:
-        """Links to others, sealed from end to end, through the label party."""
+        """Links to others through the label party, encrypted end to end."""
         terms = self.terms
         seals = PairSeals(self.party, terms, self.message.session, others, self._standing)
         links = SealedLinks(link, seals, rules.peers(terms), rules.window_frames(terms))
@@ -263,9 +264,9 @@ class _PartySession:
         return links
 
     def _mediate(self, link: Link, own: Own, meter: Meter) -> PartyReport:
-        """Play the party in the middle: every cut comes to it, and its output leaves."""
+        """Run the party in the middle: it receives every cut, and sends its output."""
         terms, start, split = self.terms, self.message.start, self.split
-        assert split is not None, "the message told how many rows there are"
+        assert split is not None, "the message has the number of rows"
         links = self._sealed(link, terms.feature_parties)
         weights = self._weights()
         middle = MiddleParty(terms, links.others, links.direct, own, weights=weights)
@@ -283,18 +284,18 @@ class _PartySession:
         return self._conclude(middle.weights_digest(), links.direct)
 
     def _weights(self) -> dict[str, Tensor] | None:
-        """What the party begins with: of this run, of an earlier one, or None for new ones."""
+        """Initial weights of the party: of this run, of an earlier one, or None for new ones."""
         folder = earlier_folder(self.party, self.terms) if self.trains else self.folder
         return None if folder is None else folder.weights()
 
     def _outputs(self, data: PartyData) -> int:
-        """Of the top of a further label party."""
+        """Number of outputs of a further label party's top."""
         labelled = self.terms.mode in ("train", "evaluate")
         classes = data.classes if labelled else self.folder.classes()
         return 1 if classes is None else len(classes)
 
     def _label_party(self, ends: Mapping[str, Link], own: Own, ledger: Ledger) -> LabelParty:
-        """A further label party, which learns its own task of the cuts."""
+        """Make a further label party, which learns its own task from the cuts."""
         assert self.data is not None, "it has labels, or rows"
         return LabelParty(
             self.data,
@@ -309,9 +310,9 @@ class _PartySession:
         )
 
     def _learn(self, link: Link, own: Own, meter: Meter) -> PartyReport:
-        """Play a further label party: it learns its own task of the cuts.
+        """Run a further label party, which learns its own task from the cuts.
 
-        Nobody else is told how well: figures and predictions are in its own part of the run.
+        Metrics and predictions are stored in its own part of the run, and not disclosed to others.
         """
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has labels"
@@ -341,7 +342,7 @@ class _PartySession:
         return self._conclude(digest, links.direct)
 
     def _answer(self, stream: TcpLink, own: Own, meter: Meter) -> PartyReport:
-        """Play a further label party that answers its own clients, at its own address."""
+        """Run a further label party that answers its own clients, at its own address."""
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has rows"
         observed = ObservedPoll(stream, name, "feature", [meter])
@@ -378,12 +379,12 @@ class _PartySession:
         return self._conclude(label.weights_digest(), links.direct)
 
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
-        """Play a feature party, and start its further ranks where the session has any."""
+        """Run a feature party, and start its further ranks if the session has any."""
         size = 1 + len(self.message.ranks)
         if size == 1:
             return self._play_rank_0(stream, link, own, meter, None)
         device = device_of(own.device, 0)
-        assert self.data is not None, "who has no data has one rank"
+        assert self.data is not None, "a party without data has one rank"
         patience_s = self.message.idle_timeout_s
         with further_ranks(self.party, size, patience_s, device) as ranks:
             watched = ranks.watch(stream, "the label party")
@@ -404,7 +405,7 @@ class _PartySession:
         ranks: FurtherRanks | None,
     ) -> PartyReport:
         terms, data, start = self.terms, self.data, self.message.start
-        assert data is not None, "who has no data deals"
+        assert data is not None, "a party without data is a dealer"
         direct: Link = link
         cuts: Link = link
         if terms.takers:
@@ -433,7 +434,7 @@ class _PartySession:
                 self.folder.save_served(drift)
             return self._conclude(feature.weights_digest(), direct)
         limits = self._limits()
-        if (layers := feature.end.layers) is not None:  # their bytes are known by now
+        if (layers := feature.end.layers) is not None:  # their bytes are known now
             check_consent(terms, self.name, self.party.consent, data.split, layers)
             limits = self._limits({self.name: layers})
             stream.agree(limits)
@@ -457,7 +458,7 @@ class _PartySession:
         return self._conclude(feature.weights_digest(), direct)
 
     def _conclude(self, weights_sha256: str, link: Link) -> PartyReport:
-        """Send the report, and wait until the label party has everybody's."""
+        """Send the report, and wait until the label party has the reports of all parties."""
         report = self._report(weights_sha256)
         link.send(report.frame())
         expect(link, Kind.DONE, 0, "the label party")
@@ -466,10 +467,10 @@ class _PartySession:
     def _share(
         self, stream: TcpLink, link: Observed, own: Own, meter: Meter, entry: Entry
     ) -> PartyReport:
-        """Play a party of a network that nobody holds, with columns or as the dealer."""
+        """Run a party of a secret-shared network, with columns or as the dealer."""
         data, folder, consent = self.data, self.folder, self.party.consent
         split = None if data is None else data.split
-        # An attempt that goes on with a training sends some of it again, and its setup.
+        # A resumed training sends some messages and its setup again.
         before = entry.spent["train"] if self.trains else Spent()
 
         def agreed(layers: Mapping[str, Layers]) -> None:
@@ -496,7 +497,7 @@ class _PartySession:
         )
 
         if self.terms.mode == "serve":
-            assert split is not None, "who has no rows does not answer"
+            assert split is not None, "a party without rows does not answer"
             whole.get_ready()
             drift = folder.drift()
             requests = Requests(split.test, consent, meter, own_rate(self.party))
@@ -528,7 +529,7 @@ class _PartySession:
         return whole.play(self.message.start, meter.through, keep, check, self._count)
 
     def _help(self, stream: TcpLink, link: Observed, meter: Meter) -> PartyReport:
-        """Play a third party without data, which deals for example; it keeps nothing."""
+        """Run a third party without data, such as a dealer; it stores nothing."""
         helper = self.mode.helper_round(self.terms, link)
         self._agree_on_keys(helper)
         stream.agree(self._limits(helper.layers))
@@ -559,12 +560,12 @@ class _PartySession:
         )
 
     def _count(self) -> int:
-        """Of the party's store, for its last word."""
+        """Counter of the party's store, for its report."""
         return self._standing.announce().count
 
 
 def _check_asked(party: PartyFile, terms: Terms) -> None:
-    """Refuse a session that asks for the cut of a party that is none of its feature parties."""
+    """Refuse a session that asks for a cut of a party that is not one of its feature parties."""
     if party.party not in terms.feature_parties:
         raise DisagreementError(
             f"party '{party.party}' is not part of this experiment",
@@ -572,17 +573,17 @@ def _check_asked(party: PartyFile, terms: Terms) -> None:
         )
     if party.role != "data":
         raise DisagreementError(
-            f"party '{party.party}' has no data, and the session asks it for a cut",
+            f"party '{party.party}' has no data, but the session asks it for a cut",
             got=f"role = '{party.role}'",
             want="[data] in its own file, or another party in the experiment's [parties]",
         )
 
 
 def _check_role(party: PartyFile, role: str, does: str) -> None:
-    """Refuse a session that asks a party of another role to play this one."""
+    """Refuse a session that gives the party another role than its own file."""
     if party.role != role:
         raise DisagreementError(
-            f"party '{party.party}' has another role, and the session asks it to {does}",
+            f"party '{party.party}' has another role, but the session asks it to {does}",
             got=f"role = '{party.role}'",
             want=f"role = '{role}' in its own file, and no [data]",
         )

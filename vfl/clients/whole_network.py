@@ -1,4 +1,4 @@
-"""A party of a network that nobody holds: a holder of shares, or a dealer."""
+"""A party of a secret-shared network: a holder of shares, or a dealer."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from vfl.session.secure_mode import AnsweringNetwork, Layers, OwnRows, Revealed,
 
 
 class WholeNetworkParty:
-    """Plays a party through a session; the same for one with columns and for one that deals.
+    """Runs a party through a session; the same class for a party with columns and for a dealer.
 
     Args:
-        party: its name.
-        data: its aligned rows; None for one that deals.
+        party: name of the party.
+        data: aligned rows; None for a dealer.
         terms: the session's terms.
-        keys: its part in the agreement on keys.
-        stream: to the label party.
-        own: what is its own.
+        keys: its part in the key agreement.
+        stream: stream to the label party.
+        own: private state of the party.
         bottom: a model of its own, which is refused.
         weights: its shares, for evaluation and prediction.
         agreed, spend: see `OwnRows`.
 
     Raises:
         DataError: the party has no columns.
-        ExposedCutError: a setting that has no place here.
+        ExposedCutError: a setting is not supported here.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class WholeNetworkParty:
         check: Callable[[], None] = lambda: None,
         count: Callable[[], int] = lambda: 0,
     ) -> PartyReport:
-        """Go through a session from exchange `start` on; the party's last word.
+        """Run a session from exchange `start` on; returns the party's report.
 
         Args:
-            start: where a training goes on; a checkpoint is read if it is not 0.
-            through: told every exchange.
-            keep: called when all is done, before this party says so.
-            check: called after every exchange; raises where the party goes no further.
-            count: gives the count of the party's store for its last word.
+            start: first exchange of a resumed training; its checkpoint is read if it is not 0.
+            through: wraps the schedule, and sees every exchange.
+            keep: called when all is done, before the party's report.
+            check: called after every exchange; raises if the party must not continue.
+            count: returns the counter of the party's store for its report.
 
         Raises:
-            VFLError: what ended the session.
+            VFLError: the error that ended the session.
         """
         started = time.perf_counter()
         state = None
@@ -151,7 +151,7 @@ class WholeNetworkParty:
         self.end.answer_rows(exchange)
 
     def answer(self, exchange: Exchange) -> None:
-        """Nothing follows."""
+        """Do nothing: no message follows."""
 
     def weights(self) -> dict[str, Tensor]:
         """This party's shares; they never leave it."""
@@ -162,17 +162,17 @@ class WholeNetworkParty:
         return weights_digest(self.weights())
 
     def column_values(self) -> np.ndarray | None:
-        """What the party's own columns add; see `WholeNetwork.column_values`."""
+        """Contributions of the party's own columns; see `WholeNetwork.column_values`."""
         return self.network.column_values()
 
     def figures(self) -> dict[str, Any]:
-        """What the training says of this party's part of the model."""
+        """Metrics of this party's part of the trained model."""
         return self.network.figures()
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """What the training promises to whoever has a row in it."""
+        """Privacy statements of the training for the owners of its rows."""
         return self.network.privacy()
 
     def revealed(self) -> list[Revealed]:
-        """What this party learned: kinds and sizes."""
+        """Values this party has learned: kinds and sizes."""
         return self.network.revealed()

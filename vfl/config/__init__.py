@@ -1,4 +1,4 @@
-"""Configuration: TOML files checked as a whole, every mistake told with its line."""
+"""Configuration: TOML files checked as a whole; every mistake is reported with its line."""
 
 from __future__ import annotations
 

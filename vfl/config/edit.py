@@ -1,6 +1,6 @@
-"""Change settings in a TOML file as text, so that what its owner wrote around them stays.
+"""Edit settings in a TOML file as text, so that the owner's comments and layout stay.
 
-The result is parsed, and compared with what was meant, before it is written.
+The result is parsed, and compared with the intended settings, before it is written.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _KEY = re.compile(r"^[ \t]*([A-Za-z0-9_\-.\"' ]+?)[ \t]*=")
 
 @dataclass(frozen=True)
 class Changed:
-    """A file's new text, which says what was meant."""
+    """A file's new text, which parses to the intended settings."""
 
     path: Path
     text: str
     checked: Any
 
     def write(self) -> None:
-        """Put it in the file's place."""
+        """Write the new text to the file."""
         write_text(self.path, self.text)
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a TOML file, as text and as settings."""
+    """An edit of a TOML file, as text and as settings."""
 
     text: Callable[[str], str]
     meant: Callable[[dict[str, Any]], object]
 
     def of(self, path: Path, model: type[Model]) -> Changed:
-        """The file with the change, not written yet.
+        """Apply the edit to a file, without writing it.
 
         Raises:
-            ConfigError: the settings would contradict each other, or stand in the file in a way
-                that this cannot edit.
+            ConfigError: the new settings contradict each other, or the file has a layout that this
+                class cannot edit.
         """
         before = path.read_text(encoding="utf-8")
         wanted = tomllib.loads(before)
@@ -63,17 +63,18 @@ class Edit:
             is_meant = False
         if not is_meant:
             raise ConfigError(
-                "this file is written in a way that this command does not edit",
+                "this file has a layout that this command does not edit",
                 where=str(path),
-                want="a header for each table, [parties.NAME] a party, each setting in one place",
-                fix="write it like that, or make the change by hand",
+                want="a header for each table, [parties.NAME] for a party, each setting in one "
+                "place",
+                fix="change it to this layout, or make the change by hand",
             )
         return Changed(path, after, checked)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A header or a setting: the table that it stands in, its key in full, and its lines."""
+    """A header or a setting: its table, its full key, and its lines."""
 
     table: tuple[str, ...]
     key: tuple[str, ...]
@@ -83,7 +84,7 @@ class Item:
 
 
 def items_of(lines: Sequence[str]) -> Iterator[Item]:
-    """The headers and settings of a TOML file, in their order; not comments and blank lines."""
+    """Yield the headers and settings of a TOML file, in order, without comments and blank lines."""
     table, at = tuple[str, ...](), 0
     while at < len(lines):
         stop = at + 1
@@ -106,14 +107,14 @@ def _parses(text: str) -> bool:
 
 
 def below(text: str, table: str, new: Sequence[str]) -> str:
-    """A new table below the last one of this kind; comments above the next table stay its own."""
+    """Insert a table below the last one of its kind; comments above the next table stay with it."""
     return _inserted(text, lambda item: item.key[0] == table, ["", *new])
 
 
 def with_settings(text: str, table: tuple[str, ...], settings: Mapping[str, Any]) -> str:
-    """A text whose table has some settings, changed or new; the others stay.
+    """Set some settings of a table in a text; the others stay.
 
-    The lines of a setting stay where it has that value, and its comments in any case.
+    The lines of a setting stay if its value does, and its comments stay in any case.
     """
     now: Any = tomllib.loads(text)
     for part in table:
@@ -129,7 +130,7 @@ def with_settings(text: str, table: tuple[str, ...], settings: Mapping[str, Any]
 def _with_changed(text: str, table: tuple[str, ...], key: str, before: Any, after: Any) -> str:
     whole = (*table, key)
     of_tables = isinstance(before, dict), isinstance(after, dict)
-    if of_tables == (True, True) and not _has_setting(text, whole):  # not {...} in one line
+    if of_tables == (True, True) and not _has_setting(text, whole):  # no inline table
         text = without_keys(text, [(*whole, name) for name in before.keys() - after.keys()])
         return with_settings(text, whole, after)
     if any(of_tables):
@@ -139,7 +140,7 @@ def _with_changed(text: str, table: tuple[str, ...], key: str, before: Any, afte
 
 
 def _with_new(text: str, table: tuple[str, ...], key: str, value: Any) -> str:
-    if isinstance(value, dict):  # a table of its own
+    if isinstance(value, dict):  # a separate table
         content: dict[str, Any] = {key: value}
         for part in reversed(table):
             content = {part: content}
@@ -159,7 +160,7 @@ def _has_setting(text: str, key: tuple[str, ...]) -> bool:
 
 
 def _inserted(text: str, after: Callable[[Item], bool], new: Sequence[str]) -> str:
-    """New lines behind the last item of some, else at the end."""
+    """Insert lines after the last matching item, else at the end."""
     lines = _ended(text).splitlines(keepends=True)
     end = max((item.stop for item in items_of(lines) if after(item)), default=len(lines))
     return "".join([*lines[:end], *(f"{one}\n" for one in new), *lines[end:]])
@@ -170,7 +171,7 @@ def _ended(text: str) -> str:
 
 
 def _commented(before: str, written: str) -> str:
-    """A setting as it is written now, with the comments of the lines that it stood in."""
+    """Format a setting, with the comments of its previous lines."""
     before, comments = _ended(before), _comments_of(before)
     written = f"{before.partition('=')[0].rstrip()} ={written.partition('=')[2]}"
     if not comments:
@@ -181,12 +182,12 @@ def _commented(before: str, written: str) -> str:
 
 
 def _comments_of(text: str) -> list[str]:
-    """The comments among the lines of a setting, whose texts may hold the same sign."""
+    """The comments among the lines of a setting, whose strings may contain the same character."""
     return [found[1].rstrip() for found in _STRING_OR_COMMENT.finditer(text) if found[1]]
 
 
 def without_keys(text: str, keys: Sequence[tuple[str, ...]]) -> str:
-    """A text without some tables and settings, and the comments right above their headers."""
+    """Remove some tables and settings, and the comments directly above their headers."""
     lines, gone = text.splitlines(keepends=True), set[int]()
     for item in items_of(lines):
         if any(item.key[: len(key)] == key for key in keys):
@@ -201,7 +202,7 @@ def without_keys(text: str, keys: Sequence[tuple[str, ...]]) -> str:
 
 
 def at_keys(text: str, key: tuple[str, ...], change: Callable[[str], str]) -> str:
-    """A text with the lines of one setting changed."""
+    """Change the lines of one setting in a text."""
     lines = text.splitlines(keepends=True)
     for item in items_of(lines):
         if not item.header and item.key == key:

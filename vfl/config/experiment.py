@@ -1,4 +1,4 @@
-"""The experiment: what is trained, by whom, how. It holds nothing a party keeps to itself."""
+"""The experiment: model, parties and training. It contains no private setting of a party."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 AlignmentName = Annotated[str, StringConstraints(pattern=ALIGNMENT_NAME)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-#: A plug-in by name, with options; every party is sent it.
+#: A plug-in by name, with options; every party receives it.
 Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
-#: What a session is for, in words; every party is sent it.
+#: Purpose of a session in words; every party receives it.
 Purpose = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
-#: A day: longer than any wait between parties is meant to be.
+#: A day: longer than any sensible wait between parties.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 _LEAST_MEMORY = 64 * 2**20
-#: Numbers of a frame's step, an unsigned 32-bit field.
+#: Number of values of a frame's step, an unsigned 32-bit field.
 MAX_STEPS = 2**32
-#: The model of bottoms and a top, where `model` says so; any other one is a secure mode by itself.
+#: Name of the model of bottoms and a top in `model`; any other model is a secure mode.
 NETWORK = "network"
 
 
-#: What validation rows are measured by; the label party alone computes it.
+#: Metrics of the validation rows for model selection; only the label party computes them.
 Measure = Literal["loss", "accuracy", "auc", "log_loss", "f1", "hit_rate", "rmse", "mae", "r2"]
-#: Of these, what is better where it is lower, and what a regression has.
+#: Metrics that are better if lower, and metrics of a regression.
 FALLING, OF_NUMBERS = ("loss", "log_loss", "rmse", "mae"), ("loss", "rmse", "mae", "r2")
-#: What becomes of rows that some feature party lacks.
+#: Treatment of rows that some feature party lacks.
 MissingRows = Literal["intersection", "token"]
 
 
 def memory_bytes(text: str) -> int:
-    """A size such as "1GiB" or "500 MB" in bytes.
+    """Convert a size such as "1GiB" or "500 MB" to bytes.
 
     >>> memory_bytes("1.5GiB")
     1610612736
 
     Raises:
-        ValueError: it is none, or too small to work in.
+        ValueError: the text is no size, or the size is too small.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(MB|MiB|GB|GiB)", text)
     if found is None:
         raise ValueError("a size is a number and MB, MiB, GB or GiB, such as '1GiB'")
     size = int(float(found[1]) * _UNITS[found[2]])
     if size < _LEAST_MEMORY:
-        raise ValueError("a table is not handled in less than 64MiB")
+        raise ValueError("a table needs at least 64MiB")
     return size
 
 
@@ -75,30 +75,30 @@ def _is_memory(text: str) -> str:
     return text
 
 
-#: How much memory a party's rows may take; see `memory_bytes`.
+#: Memory for a party's rows; see `memory_bytes`.
 Memory = Annotated[str, StringConstraints(max_length=32), AfterValidator(_is_memory)]
 
 
 class TableSettings(Settings):
-    """How a table is written, and what its numbers become.
+    """Format of a table, and encoding of its numbers.
 
     Attributes:
-        separator, encoding, decimal, skip_lines: how a CSV is written; the last are lines above
-            that of the names.
-        missing: further texts that mean a missing cell; or a table of them by column, with "*" for
-            those that are not named. Words such as NA mean it among numbers and dates anyway,
-            unless a column is named with none.
-        dates: columns of text that hold dates, and how they are written, such as "%d.%m.%Y";
-            several ways are joined with "|".
-        numbers: columns of text that hold numbers with currency, grouping or percent, and the sign
-            before their decimals: "." or ",".
+        separator, encoding, decimal, skip_lines: format of a CSV; the last is the number of lines
+            above the column names.
+        missing: further texts for a missing cell; or a table of them by column, with "*" for all
+            other columns. Words such as NA also mean a missing cell among numbers and dates, unless
+            the column's list is empty.
+        dates: text columns that contain dates, and their form, such as "%d.%m.%Y"; several forms
+            are joined with "|".
+        numbers: text columns that contain numbers with currency, grouping or percent, and their
+            decimal separator: "." or ",".
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
-        bins: most bins a number is told by (`vfl.datasets.encode.BinnedColumn`); 0 standardises
-            numbers.
-        tokenizer: name of a pretrained model on this machine; of a data set of texts, its tokens
-            take the place of words, and of a table, a party whose only column holds texts gets
-            their tokens. Rows hold a token's number plus 1, and 0 is padding.
-        length: tokens, words or items a row; without it a table's texts have 256 tokens.
+        bins: largest number of bins of a number (`vfl.datasets.encode.BinnedColumn`); 0
+            standardises numbers.
+        tokenizer: name of a pretrained model on this machine. In a data set of texts, its tokens
+            replace words; in a table, a party whose only column is texts gets their tokens. Rows
+            contain a token's number plus 1, and 0 is padding.
+        length: tokens, words or items of a row; by default 256 tokens for texts of a table.
     """
 
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -117,33 +117,32 @@ class TableSettings(Settings):
 
 
 class DataSettings(TableSettings):
-    """Where rows come from when one process plays every party.
+    """Source and split of the rows, for one process that runs every party.
 
     Attributes:
         source: the spec of a data set (`vfl list sources`; picture sets may be joined with a plus),
             or a CSV or Parquet file, relative to the experiment's file.
-        id: column that names a row, needed when parties have files of their own.
-        id_rules: how ids of several parties are written alike before a private alignment.
+        id: column that identifies a row, needed if parties have files of their own.
+        id_rules: normalisation rules for the ids of several parties, before a private alignment.
         alignment: a private alignment of the parties' own tables, which gives their rows and the
-            order: its folder, relative to the experiment's file; in a project its name.
-        missing_rows: "intersection" leaves rows out that some party lacks; "token" keeps each row
+            order: its folder, relative to the experiment's file; in a project, its name.
+        missing_rows: "intersection" leaves out rows that some party lacks; "token" keeps each row
             of the label party that at least one feature party has, and the label party learns a
-            vector that stands for a cut that is missing.
-        validation, test: shares of the rows.
-        split: how rows are dealt to those parts. "stratified" gives every part its share of every
-            class, which needs all labels in one process; "shuffled" looks at no label. None is
-            shuffled in a training of one's own, and stratified in a comparison or a grid of
-            classes.
-        memory: the rows of a table lie on disk, in files without a name in TMPDIR, and handling
-            them takes about so much memory, such as "1GiB"; None keeps them in memory. A party's
-            own file says it for its own table.
-        rows: use at most so many rows: the first ones of a data set by name, and of tables as many
-            that the seed draws, of those that all parties have.
-        folds, fold: test on the rows of one fold, counted from 1, of so many equal ones with as
-            many rows of each class; `validation` is then a share of the other rows.
-        side, classes: pictures of so many pixels a side, rows of the first so many classes only.
-        vocabulary: how many different numbers words may have, padding and the unknown word
-            included.
+            vector in place of a missing cut.
+        validation, test: shares of all rows.
+        split: assignment of rows to those parts. "stratified" gives every part the same share of
+            every class, which needs all labels in one process; "shuffled" ignores labels. None
+            means "shuffled" in a training with own code, and "stratified" in a comparison or a grid
+            of classes.
+        memory: approximate memory for a table whose rows are on disk, in unnamed files in TMPDIR,
+            such as "1GiB"; None keeps them in memory. A party's own file sets it for its own table.
+        rows: largest number of rows: the first ones of a data set by name; for tables, a draw by
+            the seed from the rows that all parties have.
+        folds, fold: test on one of several equal folds, counted from 1, which have equal numbers of
+            rows of each class; `validation` is then a share of the other rows.
+        side, classes: height and width of pictures in pixels, and number of classes to keep, the
+            first ones.
+        vocabulary: number of different word codes, including padding and the unknown word.
     """
 
     source: str = "digits"
@@ -169,13 +168,13 @@ class PartySettings(Settings):
     Attributes:
         width: width of its cut.
         bottom: its model, as a spec.
-        columns: names or globs of its columns; None takes an even share in file order.
+        columns: names or globs of its columns; None takes an equal share in file order.
         source: its own table, or the party.toml that describes it (in process only).
-        branches: so many branches have its rows, dealt out evenly by the public seed, and train the
-            bottom together, with differential privacy (in process only).
+        branches: number of branches that have its rows, divided equally by the public seed, and
+            train the bottom together, with differential privacy (in process only).
         shape: one row as a picture (channels, height, width); None keeps a row of columns.
-        augment: what it does with its own rows each time that it trains on them, as specs joined
-            with a plus (`vfl list augmentations`); in a project its own file says it.
+        augment: augmentations of the party's own rows in each training step, as specs joined with a
+            plus (`vfl list augmentations`); in a project, its own file has this setting.
     """
 
     width: int = Field(default=32, ge=1, le=65536)
@@ -191,18 +190,19 @@ class LabelSettings(Settings):
     """The party that holds the labels and the top model.
 
     Attributes:
-        party: its name; if it is one of `parties` too, it has columns of its own.
+        party: name of the party; if it is one of `parties` too, it has columns of its own.
         column: the label column of its table.
         task: whether labels are classes or numbers.
         top: the top model, as a spec.
-        loss: what a training minimises, as a spec (`vfl list losses`); None is cross-entropy of
-            classes and the squared error of numbers.
-        class_weight: "balanced" lets every class count as much as any other in the training loss,
-            however rare; how rare each is stays at the label party.
-        hits: also tell how often the label is among the so many largest outputs; 0 does not.
-        calibration: how probabilities are mended at the end of a training, by curves fitted to the
-            validation rows: "isotonic" regression or "platt" scaling. Every answer of the run is
-            calibrated from then on.
+        loss: loss of the training, as a spec (`vfl list losses`); None is cross-entropy for classes
+            and the squared error for numbers.
+        class_weight: "balanced" gives every class the same weight in the training loss; the class
+            frequencies stay at the label party.
+        hits: k of an additional metric, the share of rows whose label is among the k largest
+            outputs; 0 leaves it out.
+        calibration: correction of probabilities at the end of a training, by curves fitted to the
+            validation rows: "isotonic" regression or "platt" scaling. All later answers of the run
+            are calibrated.
     """
 
     party: PartyName = "label"
@@ -216,11 +216,11 @@ class LabelSettings(Settings):
 
 
 class TaskSettings(LabelSettings):
-    """A further label party with labels of its own over the same rows and bottoms (multi-task).
+    """A further label party with its own labels for the same rows and bottoms (multi-task).
 
     Attributes:
-        weight: of its gradients at the feature parties, where those of [label] weigh 1.
-        source: its own table, where parties have tables of their own.
+        weight: weight of its gradients at the feature parties; those of [label] weigh 1.
+        source: its own table, if parties have tables of their own.
     """
 
     weight: float = Field(default=1.0, gt=0, le=1e6)
@@ -228,13 +228,13 @@ class TaskSettings(LabelSettings):
 
 
 class MiddleSettings(Settings):
-    """A third party without data between bottoms and head (U-shape): every cut goes to it.
+    """A third party without data between bottoms and head (U-shape), which receives every cut.
 
     Attributes:
         party: its name.
-        width: of its output, which is the head's input; `label.top` is the head.
-        model: what it computes of the merged cuts, as the spec of a bottom.
-        codec: of its output and the gradient of that; `codec` is of the cuts.
+        width: width of its output, which is the head's input; `label.top` is the head.
+        model: its model of the merged cuts, as the spec of a bottom.
+        codec: codec of its output and the output's gradient; `codec` applies to the cuts.
     """
 
     party: PartyName = "middle"
@@ -244,39 +244,41 @@ class MiddleSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How long and how fast; the same at every party.
+    """Length and optimisation of a training; the same at every party.
 
     Attributes:
         epochs, batch_size: passes over the training rows, and rows of one exchange.
-        optimizer, learning_rate, momentum, weight_decay: of every party's own optimiser, whose
-            other options are in its spec (`vfl list optimizers`); momentum is of sgd.
-        schedule: how the learning rate changes from epoch to epoch, as a spec (`vfl list
-            schedules`); "none" leaves it.
-        warmup_steps: over so many first batches the learning rate rises linearly to what the
-            schedule says; 0 begins with it.
-        clip_norm: the gradient of each party's own weights is scaled down to this Euclidean norm
-            before a step; 0 leaves it. No party knows the norm of all parties' gradients.
+        optimizer, learning_rate, momentum, weight_decay: every party's optimiser, whose other
+            options are in its spec (`vfl list optimizers`); momentum is for sgd.
+        schedule: schedule of the learning rate over the epochs, as a spec (`vfl list schedules`);
+            "none" is constant.
+        warmup_steps: number of first batches over which the learning rate rises linearly to that of
+            the schedule; 0 disables it.
+        clip_norm: largest Euclidean norm of the gradient of each party's own weights in a step; 0
+            does not clip. No party knows the norm of all parties' gradients.
         checkpoint_every: exchanges between two checkpoints.
-        in_flight: cuts that may await their gradients at once. 1 is exact; m hides all but a share
-            of a slow link's delay, and each gradient is then that of weights m - 1 steps old.
-        local_steps: optimiser steps of every party for one exchange: after the first, each goes on
-            with the same batch, the cuts that it received and the gradients that it received.
-        local_angle: such a further step weighs a row by the cosine of the angle by which its cut
-            has turned since the exchange, at the label party its gradient, and by 0 beyond so many
-            degrees; 0 weighs all rows alike.
-        precision: "bfloat16" runs forward passes in automatic mixed precision; what crosses is
-            float32 either way.
-        compile: whether bottoms, top and middle run as `torch.compile` makes them, for networks
-            whose steps are long enough to make up for the minutes that compiling may take.
-        patience: stop after so many epochs without a better validation measure; 0 never stops.
-        keep: "best" ends with the weights of the best validation measure, "last" with the last.
-        measure: what of the validation rows says which epoch is better.
+        in_flight: most cuts that may await their gradients at once. 1 is exact; m hides all but 1/m
+            of a slow link's delay, but each gradient then belongs to weights that are m - 1 steps
+            old.
+        local_steps: optimiser steps of every party for one exchange: after the first, each repeats
+            the same batch, with the cuts and gradients of the exchange.
+        local_angle: in these further steps, the weight of a row is the cosine of the angle by which
+            its cut (at the label party, its gradient) has turned since the exchange, and 0 beyond
+            this many degrees; 0 gives all rows the same weight.
+        precision: "bfloat16" runs forward passes in automatic mixed precision; messages are float32
+            in any case.
+        compile: whether bottoms, top and middle run under `torch.compile`, for networks whose steps
+            are long enough to repay a compilation of minutes.
+        patience: stop after this many epochs without a better validation metric; 0 never stops
+            early.
+        keep: "best" keeps the weights with the best validation metric, "last" the last ones.
+        measure: validation metric that selects the best epoch.
         shuffle: "full" permutes all training rows in each epoch. "blocks" permutes blocks of them,
             and then the rows of each window of blocks (`vfl.session.schedule.shuffled_in_blocks`),
-            and deals rows to the parts of the split block by block: for a table on disk.
+            and splits the rows block by block: for a table on disk.
         block_rows, window_blocks: training rows of a block, and blocks of a window.
-        warm_start: name of a run that ended well; each party begins with its own part of that run,
-            its encoder and its weights, in place of new ones. Optimisers begin anew.
+        warm_start: name of a run that ended well; each party starts from its own part of that run,
+            with its encoder and its weights, instead of new ones. Optimisers start anew.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -304,30 +306,33 @@ class TrainSettings(Settings):
 
     @property
     def split_rows(self) -> int:
-        """Rows that are dealt to the parts of the split at a time; 0 deals all at once."""
+        """Rows that are split at a time; 0 splits all at once."""
         return 0 if self.shuffle == "full" else self.block_rows
 
 
 class DPSettings(Settings):
-    """Differential privacy of the models a training leaves: DP-SGD at every party.
+    """Differential privacy of the trained models: DP-SGD at every party.
 
     Attributes:
-        epsilon: the budget. Alone it gives the noise with which all epochs spend it; beside
-            `noise` the training ends before the step that would exceed it.
-        noise: multiplier of the whole network: the deviation of all halves' noise together over
-            their joint sensitivity, both in units of each half's clip norm.
-        delta: of every epsilon; below one over the training rows.
-        clip: bound of one row's gradient at one party, of all its weights together.
-        clips: other bounds, by party. A row's gradient grows with the root of a party's columns,
-            and each half's noise with its bound: equal ones favour the party of few columns.
-        clip_by: "half" bounds all weights of a half together; "layer" bounds each of n layers by
-            clip / sqrt(n).
-        quantile: the share of rows whose gradients should stay as they are: each clip norm starts
-            at `clip` and follows it, by noisy counts that the noise pays for; None keeps the norms.
-        sampling: "poisson" draws each row for each step by itself, so that batches are uneven and
-            some are empty; "shuffled" takes every row once an epoch and gains nothing by sampling.
-        accountant: what epsilons are computed with; "pld" needs vfl[dp] at every party.
-        unit: what the epsilon is of: a "record", or a "client", all rows of one branch of the party
+        epsilon: privacy budget. Without `noise`, it determines the noise with which all epochs
+            spend it; with `noise`, the training ends before the step that would exceed it.
+        noise: noise multiplier of the whole network: the standard deviation of all halves' noise
+            together over their joint sensitivity, both in units of each half's clipping norm.
+        delta: delta of every epsilon; below one over the number of training rows.
+        clip: clipping norm of one row's gradient at one party, over all its weights.
+        clips: other clipping norms, by party. A row's gradient grows with the square root of the
+            number of a party's columns, and each half's noise with its clipping norm: equal norms
+            favour the party with few columns.
+        clip_by: "half" clips all weights of a half together; "layer" clips each of n layers to clip
+            / sqrt(n).
+        quantile: target share of rows whose gradients are not clipped: each clipping norm starts at
+            `clip` and adapts, by noisy counts whose cost is part of the budget; None keeps the
+            norms.
+        sampling: "poisson" draws each row for each step independently, so that batch sizes vary and
+            some batches are empty; "shuffled" takes every row once an epoch, without amplification
+            by sampling.
+        accountant: method that computes epsilons; "pld" needs vfl[dp] at every party.
+        unit: unit of the epsilon: a "record", or a "client", all rows of one branch of the party
             that has branches; every half then clips the mean gradient of each branch's rows.
     """
 
@@ -346,12 +351,13 @@ class DPSettings(Settings):
 
 
 class TraceSettings(Settings):
-    """What a party records of its own side of a training; nothing unless it is asked for.
+    """Recording of a party's own end of a training; off by default.
 
     Attributes:
-        phases: whose frames are kept, of train, validation and test; one name needs no list.
-        epochs: epochs whose training and validation frames are kept; empty means every epoch.
-        snapshots: epochs between two snapshots of the party's own weights; 0 keeps none.
+        phases: phases whose frames are stored: train, validation and test; a single name needs no
+            list.
+        epochs: epochs whose training and validation frames are stored; empty means every epoch.
+        snapshots: epochs between two snapshots of the party's own weights; 0 stores none.
     """
 
     phases: Annotated[
@@ -367,22 +373,23 @@ class TraceSettings(Settings):
 
 
 class FederationSettings(Settings):
-    """Addresses and patience of a deployment, all at the label party.
+    """Addresses and time limits of a deployment, all at the label party.
 
     Attributes:
         superlink: host:port of the SuperLink, as the feature parties reach it.
-        stream_host: name or address feature parties reach the stream at (in the certificate).
-        stream_port: where the SuperLink listens for the streams of all sessions; 0 takes a free
-            port at each start, and the SuperLink's own port has both, which needs the same host.
-        bind_host: address the stream listens on; empty means `stream_host`.
-        certificate_days: how long the SuperLink's certificate is good; `vfl up` renews it when a
-            third is left, 30 days at most.
-        join_timeout_s: how long parties may take to come at the start.
-        step_timeout_s: how long a party may take for one frame.
-        rejoin_window_s: how long a cut stream may take to come back.
-        max_restarts: how often a training goes on from its last checkpoint after a party was lost.
-        restart_timeout_s: how long the lost party may take to come back then; Flower itself needs
-            a minute to notice that a process is gone.
+        stream_host: name or address of the stream for feature parties (in the certificate).
+        stream_port: port of the SuperLink for the streams of all sessions; 0 takes a free port at
+            each start. The SuperLink's own port can serve both, if the host is the same.
+        bind_host: address that the stream listens on; empty means `stream_host`.
+        certificate_days: lifetime of the SuperLink's certificate; `vfl up` renews it when a third
+            is left, at most 30 days.
+        join_timeout_s: time limit for parties to attach at the start.
+        step_timeout_s: time limit for one frame of a party.
+        rejoin_window_s: time limit for a lost connection to come back.
+        max_restarts: how often a training restarts from its last checkpoint after the loss of a
+            party.
+        restart_timeout_s: time limit for the lost party to come back then; Flower itself needs a
+            minute to notice the end of a process.
     """
 
     superlink: ReachedAt = "127.0.0.1:8000"
@@ -398,12 +405,12 @@ class FederationSettings(Settings):
 
 
 class AlignSettings(Settings):
-    """How `vfl align` finds the rows that all parties have.
+    """Settings of `vfl align`, which finds the rows that all parties have.
 
     Attributes:
-        protocol: how common ids are found, as a spec.
-        table: whose rows: of the parties' tables, or of the files they predict. The alignment is
-            named by `data.alignment`.
+        protocol: protocol that finds the common ids, as a spec.
+        table: rows to align: "source", the parties' tables, or "predict", the tables to predict.
+            `data.alignment` names the alignment.
     """
 
     protocol: Spec = "ecdh"
@@ -411,7 +418,7 @@ class AlignSettings(Settings):
 
 
 def with_model(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings in which `secure` names the model that `model` named.
+    """Replace `model` by the equivalent `secure` in settings.
 
     >>> with_model({"model": "trees", "seed": 3})
     {'seed': 3, 'secure': 'trees'}
@@ -427,32 +434,32 @@ def with_model(content: Mapping[str, Any]) -> Mapping[str, Any]:
     if content["model"] == NETWORK:
         return rest
     if rest.get("secure", "none") != "none":
-        raise ValueError("'model' and 'secure' both say how the parties compute together")
+        raise ValueError("'model' and 'secure' are two names of one setting; give one of them")
     return rest | {"secure": content["model"]}
 
 
 class Experiment(Settings):
-    """A whole experiment; every default is written out in the run folder's config.toml.
+    """A whole experiment; the run folder's config.toml contains every default.
 
     Attributes:
-        name: of the experiment, and the beginning of its runs' names.
-        purpose: what the sessions are for, in words that parties consent to (`consent.purposes`);
-            a run keeps the one that it was trained for.
-        seed: what everybody may know is drawn from it: splits and the order of the rows.
-        codec, defense: specs of what compresses cuts and gradients, and of what protects them.
-        merge: what the label party's top reads, as the spec of a merger: the cuts side by side
-            ("concat"), their sum, or another.
-        secure: what of the cuts the label party learns: "none" hides none, "sum" tells it their
-            sum alone (with merge = "sum"); with "beaver" no party has first-layer weights either,
-            with "permuted" none has any weight; with "pea" parties have rows of their own, and
-            nobody sees a row, a gradient or a model but the last.
-            In a file `model` may stand in its place: "network" is "none", and another model, such
-            as "trees", is a whole of its own that takes the place of bottoms, cuts and top.
+        name: name of the experiment, and start of its runs' names.
+        purpose: purpose of the sessions, to which parties consent (`consent.purposes`); a run keeps
+            the purpose of its training.
+        seed: seed of all public draws: splits and the order of the rows.
+        codec, defense: specs of the compression of cuts and gradients, and of their protection.
+        merge: spec of the merger that makes the top's input: concatenated cuts ("concat"), their
+            sum, or another.
+        secure: the label party's knowledge of the cuts: "none" protects none, "sum" discloses only
+            their sum (with merge = "sum"). With "beaver" no party has first-layer weights either;
+            with "permuted" no party has any weight. With "pea" parties have separate rows, and no
+            party sees another's row, a gradient or a model except the last. A file may use `model`
+            instead: "network" means "none", and another model, such as "trees", replaces bottoms,
+            cuts and top.
         dp: differential privacy of the models; None trains without.
-        trace: what every party records when one process plays them all; in a federation each
-            party's own file says it.
+        trace: recordings of all parties in one process; in a federation each party's own file has
+            this setting.
         middle: a third party without data that computes between bottoms and head; None without.
-        tasks: further label parties, each with a task and a top of its own; None without.
+        tasks: further label parties, each with its own task and top; None without.
     """
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
@@ -493,27 +500,27 @@ class Experiment(Settings):
 
     @property
     def validation(self) -> float:
-        """Share of rows that every epoch ends with."""
+        """Share of validation rows, which end every epoch."""
         return self.data.validation
 
     @property
     def test(self) -> float:
-        """Share of rows that a training ends with."""
+        """Share of test rows, which end a training."""
         return self.data.test
 
     @property
     def missing_rows(self) -> MissingRows:
-        """How the session treats rows that some feature party lacks."""
+        """Treatment of rows that some feature party lacks."""
         return self.data.missing_rows
 
     @property
     def has_own_tables(self) -> bool:
-        """Whether one process plays parties whose tables it names."""
+        """Whether one process runs parties whose tables the experiment names."""
         return any(party.source for party in self.parties.values())
 
     @property
     def own_sources(self) -> dict[str, str]:
-        """Each party's table or party file; none where all columns are of one table."""
+        """Each party's table or party file; empty if all columns are from one table."""
         found = {name: party.source for name, party in self.parties.items() if party.source}
         if found:
             found.setdefault(self.label.party, self.data.source)
@@ -527,7 +534,7 @@ class Experiment(Settings):
         return has_files or not is_named_set(self.data.source)
 
     def task_of(self, party: str) -> LabelSettings:
-        """What a label party learns."""
+        """Label settings of a label party."""
         return next((one for one in self.tasks or () if one.party == party), self.label)
 
 
@@ -543,17 +550,17 @@ def read_experiment(
 
 
 def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-    """The experiment with some settings changed, checked again as a whole.
+    """Change some settings of an experiment, and check it again as a whole.
 
     Raises:
-        ConfigError: an override that is no setting, or a result that is not consistent.
+        ConfigError: an override is no setting, or the result is inconsistent.
     """
     content = override(experiment.model_dump(mode="json", exclude_none=True), overrides)
     return check(content, Experiment, where="the overrides")
 
 
 def _located(experiment: Experiment, folder: Path) -> Experiment:
-    """The experiment with paths that mean the same from every working directory."""
+    """Make the paths of an experiment independent of the working directory."""
     data = experiment.data
     if not is_named_set(data.source):
         data = data.model_copy(update={"source": str(folder / data.source)})

@@ -1,4 +1,4 @@
-"""What `vfl compare` varies, and what `vfl grid` trains and attacks: `[compare]` and `[grid]`."""
+"""Settings of the studies: `[compare]` for `vfl compare`, `[grid]` for `vfl grid`, and others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
 from vfl.config.toml import Settings, several
 
-#: Stands in a spec for the whole number that is looked for.
+#: Placeholder in a spec for the integer to be searched.
 WANTED = "?"
 _SEEDS = (0, 1, 2)
 
@@ -21,14 +21,14 @@ Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)
 Part = Literal["train", "validation", "test"]
 LabelMeasure = Literal["accuracy", "balanced_accuracy", "auc", "average_precision", "r2"]
 Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random", "autoencoder"]
-#: What a training can record: frames of its training rows, frames of the last queries, or every
+#: Possible records of a training: frames of its training rows, frames of the last queries, or every
 #: bottom after each epoch.
 Records = Literal["training", "queries", "snapshots"]
 _UNDEFENDED = "none"
 _HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
 
-#: What takes a second or so a leak draw on ten thousand rows, thesis attacks first.
+#: Attacks that take about a second for each leak draw on ten thousand rows, thesis attacks first.
 LIGHT = (
     "fine_tuning",
     "logistic",
@@ -37,7 +37,7 @@ LIGHT = (
     "fine_tuning:at=before",
     "kmeans",
 )
-#: What also uses the unlabelled rows, the inputs and the bottom itself.
+#: Attacks that also use the unlabelled rows, the inputs and the bottom itself.
 HEAVY = (
     *LIGHT,
     "logistic:at=bottom",
@@ -53,56 +53,59 @@ HEAVY = (
     "model_completion",
     "gaussian_mixture",
 )
-#: Attacks that go together, by name; a grid's `attacks` may name them among its specs.
+#: Named packs of attacks; a grid's `attacks` may name them among its specs.
 PACKS: dict[str, tuple[str, ...]] = {
     "light": LIGHT,
     "heavy": HEAVY,
-    # What a feature party makes of its own cuts, beside "columns" and "members".
+    # Attacks of a feature party on labels, besides "columns" and "members".
     "labels": LIGHT,
-    # The two of the thesis (section 4.4).
+    # The two attacks of the thesis (section 4.4).
     "thesis": ("fine_tuning", "kmeans"),
-    # What the quick profile runs; where a cut is blurred on its way, its owner reads the bottom.
+    # Attacks of the quick profile; if a cut is blurred in transit, its owner reads the bottom.
     "quick": ("fine_tuning", "logistic:scaler=whiten", "logistic:at=bottom", "kmeans"),
-    # Where labels are numbers; takes the place of the four above on a regression.
+    # Attacks on numeric labels, which replace the four above for a regression.
     "numbers": (
         "regression",
         "regression:at=bottom",
         "regression:at=bottom,learner=kernel",
         "regression:at=bottom,learner=neighbours",
     ),
-    # What a label party makes of cuts it was sent; those that no other party's columns disturb.
+    # Attacks of a label party on received cuts that work despite other parties' columns.
     "columns": ("inversion", "white_box_inversion", "unsplit", "pseudo_client", "attribute"),
-    # What whoever asks for predictions finds out about training rows.
+    # Attacks of a client that asks for predictions, on training rows.
     "members": ("membership", "likelihood_ratio"),
 }
 
-#: Packs that look for classes.
+#: Packs for class labels.
 _OF_CLASSES = frozenset({"light", "heavy", "labels", "thesis", "quick"})
 
 
 def _no_doubles(listed: tuple[object, ...] | None) -> tuple[object, ...] | None:
     doubles = [item for item in listed or () if (listed or ()).count(item) > 1]
     if doubles:
-        raise ValueError(f"{doubles[0]} stands there twice")
+        raise ValueError(f"{doubles[0]} is listed twice")
     return listed
 
 
 class CompareSettings(Settings):
-    """What is trained beside what; `vfl train` does not look at it.
+    """Settings of a comparison; `vfl train` ignores them.
 
     Attributes:
-        codecs: specs. In one with ``?``, such as ``topk:k=?``, it stands for the largest whole
-            number whose training frame stays within a level.
-        seeds: one training each; 0, 1 and 2 unless `folds` is given.
-        folds: cross-validation instead of seeds: so many trainings, each with test rows of its own.
-        levels: percent of dense float32 that a training frame of the cut may take; looked at for
-            codecs with ``?`` only.
-        accuracy: the bytes until the validation rows are that good are told; one needs no list.
-        measure: what is compared, as the records name it after ``validation_`` and ``test_``;
-            unless it is named, AUC where there are two classes or one holds more than 65 % of the
-            rows, the root of the mean squared error of numbers, else accuracy.
-        baseline: the codec all others are set against, repeat by repeat; the first one otherwise.
-        variants: lists of overrides; every codec is trained under each.
+        codecs: specs. In one with ``?``, such as ``topk:k=?``, the placeholder is replaced by the
+            largest integer whose training frame stays within a level.
+        seeds: seeds of the trainings; 0, 1 and 2 unless `folds` is given.
+        folds: number of folds of a cross-validation, instead of seeds: one training for each fold,
+            with its test rows.
+        levels: allowed size of the cut's training frame, in percent of dense float32; only for
+            codecs with ``?``.
+        accuracy: validation accuracies for which the bytes until they are reached are reported; a
+            single one needs no list.
+        measure: compared metric, under its name in the records after ``validation_`` and ``test_``.
+            The default is AUC for two classes or if one holds more than 65 % of the rows, RMSE for
+            numbers, else accuracy.
+        baseline: codec with which all others are compared, repeat by repeat; by default the first
+            one.
+        variants: lists of overrides; every codec is trained with each.
     """
 
     codecs: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
@@ -118,7 +121,7 @@ class CompareSettings(Settings):
 
     @property
     def repeats(self) -> list[tuple[str, ...]]:
-        """The overrides of each repeat: a seed, or a fold."""
+        """Overrides of each repeat: a seed, or a fold."""
         if self.folds is not None:
             folds = range(1, self.folds + 1)
             return [(f"data.folds={self.folds}", f"data.fold={fold}") for fold in folds]
@@ -126,7 +129,7 @@ class CompareSettings(Settings):
 
     @property
     def reference(self) -> str:
-        """The codec all others are set against."""
+        """The codec with which all others are compared."""
         return self.baseline or self.codecs[0]
 
     _distinct = field_validator("codecs", "seeds", "levels", "accuracy")(_no_doubles)
@@ -136,51 +139,53 @@ class CompareSettings(Settings):
     def _at_most_one_wanted(cls, codecs: tuple[str, ...]) -> tuple[str, ...]:
         for spec in codecs:
             if spec.count(WANTED) > 1:
-                raise ValueError(f"{spec}: only one number of a spec can be looked for")
+                raise ValueError(f"{spec}: only one number of a spec can be searched")
         return codecs
 
 
 class GridSettings(Settings):
-    """Victims, attacks and baselines; `vfl train` does not look at it.
+    """Victims, attacks and baselines; `vfl train` ignores them.
 
     Attributes:
-        defenses: specs; each is trained once a seed. The undefended model is trained as well, for a
-            defense can only pass where an attack succeeds on that; of an empty list, alone.
-        codecs: specs; each is a victim as well, undefended: what it leaves out is not told.
-        models: specs of a model of its own, such as "trees:max_bin=8"; each is a victim as well, in
-            the place of the experiment's.
-        adversaries: specs; each defense is trained against each as well, besides honestly.
-        known: training rows of each class, at most, whose labels an adversary of a feature party
-            knew before the training.
+        defenses: specs; each is trained once for each seed. The undefended model is trained too,
+            because a defense can only pass where an attack on it succeeds; with an empty list, it
+            is the only one.
+        codecs: specs; each is another undefended victim, because values that a codec leaves out are
+            not disclosed.
+        models: specs of separate models, such as "trees:max_bin=8"; each is another victim, in
+            place of the experiment's model.
+        adversaries: specs; each defense is also trained against each of them, besides honestly.
+        known: most training rows of each class whose labels an adversary of a feature party knew
+            before the training.
         attacks: specs, or names of `PACKS`.
-        baselines: what attacks are set against: training from scratch on the leaked rows, on
-            unlabelled ones too, and the same attack on bottoms that never saw a label. All but
-            "autoencoder" unless they are named: that one is trained, a minute of a small network.
-        baseline_attacks: those of the attacks that label-free bottoms meet too; all of them unless
-            they are named. Fewer are a lower reference, so a defense passes less easily.
-        leaks: leaked labels of each class, one curve point each.
-        draws: of leaked rows, for each victim anew; the same for every defense.
-        seeds: one victim each.
-        party: the feature party that attacks; the first one unless it is named.
-        trained_by: "owner": one owner trained both halves and handed the bottom out; "split": the
+        baselines: baselines of attacks: training from scratch on the leaked rows, also with
+            unlabelled ones, and the same attack on bottoms without any label. The default is all
+            but "autoencoder", which takes a minute of training.
+        baseline_attacks: those of the attacks that also run on label-free bottoms; by default all.
+            Fewer attacks give a lower reference, so a defense passes less easily.
+        leaks: numbers of leaked labels of each class, one for each point of a curve.
+        draws: number of draws of leaked rows for each victim; the draws are the same for every
+            defense.
+        seeds: seeds, one victim each.
+        party: feature party that attacks; by default the first one.
+        trained_by: "owner": one owner trained both halves and gave the bottom away; "split": the
             feature party trained its own.
         leaks_from, unlabelled: which rows leak, and which the attacker has without labels. The test
-            rows are those that are attacked, so none of them leaks.
-        measure: of attacks on labels, by which defenses are ranked; "auto" is AUC where there are
-            two classes or one holds more than 65 % of the rows, else accuracy, and R2 where labels
-            are numbers. All are kept.
-        margin: points of accuracy that a defense may cost.
-        known_columns: rows of a feature party whose columns the label party knows as well, of the
-            validation rows, at most.
-        attribute: the column of the victim's, counted from 0, that attacks on an attribute look
-            for, above its mean or not; the one that splits the training rows most evenly unless it
-            is named.
-        pictures: test rows of each defense's first victim whose angles and t-SNE are drawn; 0 draws
-            none.
-        reconstructions: whether pictures that attacks on inputs made are drawn beside the true
-            ones; unless it is said, those of data sets by name are, and no party's own.
-        record: what trainings record and keep for attacks that come later, see `Records`; a victim
-            is trained once more for one that reads what was not kept.
+            rows are the targets, so none of them leaks.
+        measure: metric of attacks on labels, by which defenses are ranked; "auto" is AUC for two
+            classes or if one holds more than 65 % of the rows, else accuracy, and R2 for numeric
+            labels. All metrics are stored.
+        margin: accuracy that a defense may cost, in percentage points.
+        known_columns: most validation rows of a feature party whose columns the label party knows
+            as well.
+        attribute: the victim's column, counted from 0, that attribute inference targets, above its
+            mean or not; by default the column that splits the training rows most evenly.
+        pictures: number of test rows of each defense's first victim whose angles and t-SNE are
+            drawn; 0 draws none.
+        reconstructions: whether pictures from attacks on inputs are drawn beside the true ones; by
+            default only for data sets by name, not for a party's own data.
+        record: records that trainings store for later attacks, see `Records`; a victim is trained
+            again for an attack that needs a missing record.
     """
 
     defenses: Annotated[tuple[str, ...], BeforeValidator(several)] = (_UNDEFENDED,)
@@ -212,12 +217,12 @@ class GridSettings(Settings):
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """The defenses with the undefended model first, then the codecs, then other models."""
+        """Victims: the undefended model, the defenses, the codecs, and the other models."""
         defenses = (spec for spec in self.defenses if spec != _UNDEFENDED)
         return (_UNDEFENDED, *defenses, *self.codecs, *self.models)
 
     def differs(self, victim: str) -> dict[str, str]:
-        """The settings in which a victim differs from the experiment."""
+        """Settings in which a victim differs from the experiment."""
         if victim in self.codecs:
             return {"codec": victim, "defense": _UNDEFENDED}
         if victim in self.models:
@@ -226,21 +231,21 @@ class GridSettings(Settings):
 
     @property
     def trainings(self) -> tuple[str, ...]:
-        """The adversaries with the honest training first."""
+        """Adversaries, after the honest training."""
         return (_HONEST, *(spec for spec in self.adversaries if spec != _HONEST))
 
     @property
     def attack_specs(self) -> tuple[str, ...]:
-        """The attacks one by one."""
+        """The attacks as single specs."""
         return unpacked(self.attacks)
 
     @property
     def baseline_specs(self) -> tuple[str, ...]:
-        """The attacks that label-free bottoms meet, one by one."""
+        """The attacks that also run on label-free bottoms, as single specs."""
         return unpacked(self.attacks if self.baseline_attacks is None else self.baseline_attacks)
 
     def of_task(self, task: str) -> GridSettings:
-        """The same where packs of attacks on classes stand for "numbers" if labels are numbers.
+        """Replace packs of attacks on classes by "numbers" if labels are numbers.
 
         >>> GridSettings(attacks=("quick", "columns")).of_task("regression").attacks
         ('numbers', 'columns')
@@ -256,10 +261,10 @@ class GridSettings(Settings):
         return self.model_copy(update=update)
 
     def draws_rows(self, own: bool) -> bool:
-        """Whether rows may be seen on a page.
+        """Whether rows may be shown on a page.
 
         Args:
-            own: they are a party's own, and not everybody's anyway.
+            own: whether the rows are a party's own, and not public.
         """
         return not own if self.reconstructions is None else self.reconstructions
 
@@ -279,18 +284,18 @@ class GridSettings(Settings):
     @classmethod
     def _no_plain_one(cls, listed: tuple[str, ...]) -> tuple[str, ...]:
         if _UNDEFENDED in listed:
-            raise ValueError("the undefended model is a victim anyway, with the experiment's codec")
+            raise ValueError("the undefended model is always a victim, with the experiment's codec")
         return listed
 
 
 class ValueSettings(Settings):
-    """What `vfl value` trains beside each party alone, and all in one place.
+    """Settings of `vfl value`, which also trains each party alone, and a pooled model.
 
     Attributes:
-        codecs, defenses: specs whose price is measured, each in the split training.
-        seeds: one training of each kind a seed.
-        measure: what is compared, as the records name it after ``test_``; AUC unless it is named,
-            or the root of the mean squared error of a regression.
+        codecs, defenses: specs whose cost is measured, each in the split training.
+        seeds: seeds, with one training of each kind for each seed.
+        measure: compared metric, under its name in the records after ``test_``; by default AUC, or
+            RMSE for a regression.
     """
 
     codecs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
@@ -302,7 +307,7 @@ class ValueSettings(Settings):
 
 
 def unpacked(attacks: Iterable[str]) -> tuple[str, ...]:
-    """Specs with packs opened, each once, in the order in which they were named.
+    """Replace packs by their specs, each once, in the given order.
 
     >>> unpacked(["thesis", "logistic", "kmeans"])
     ('fine_tuning', 'kmeans', 'logistic')

@@ -1,4 +1,4 @@
-"""A party's own file: its data, its secret, and what it consents to. It never leaves the party."""
+"""A party's own file: its data, its secret, and its consent. It never leaves the party."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from vfl.core.errors import ConfigError
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
 MAX_RANKS = 64
-#: Environment of a party's service: how many ranks its command asked for.
+#: Environment variable of a party's service with the number of ranks from its command.
 RANKS_VARIABLE = "VFL_RANKS"
 _STORE_FOLDERS = ("sessions", "runs", "flower", "alignments", "clients")
-#: All that vfl puts into a party's store.
+#: Names of all files that vfl puts into a party's store.
 STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
 
 
@@ -61,17 +61,19 @@ class OwnData(TableSettings):
 
     Attributes:
         source: CSV or Parquet file, relative to the party file; a Parquet file in an object store,
-            "s3://BUCKET/KEY"; a database, "duckdb:FILE" or the URL that SQLAlchemy knows it by; or
-            a function "package.module:function" of one's own that gives a pandas or Arrow table.
-        query, predict_query: what is asked of a database; None predicts the rows of `query`.
+            "s3://BUCKET/KEY"; a database, "duckdb:FILE" or SQLAlchemy's URL; or a function of one's
+            own, "package.module:function", that returns a pandas or Arrow table.
+        query, predict_query: queries to a database; without `predict_query`, the rows of `query`
+            are predicted.
         predict: file with the rows to predict; None predicts those of `source`.
-        id: column both sides name a row by; several joined with plus signs, with an alignment.
-        columns: names or globs of feature columns; without them, all but id and label for a party
+        id: column that identifies a row for all parties; several joined with plus signs, with an
+            alignment.
+        columns: names or globs of feature columns; by default all but id and label, for a party
             that sends a cut.
         label: label column, at the label party.
         shape: one row as a picture (channels, height, width).
-        memory: its rows lie on disk, in files without a name in the store, and handling them takes
-            about so much memory, such as "1GiB"; None keeps them in memory.
+        memory: approximate memory for its rows, which are on disk, in unnamed files in the store,
+            such as "1GiB"; None keeps them in memory.
     """
 
     source: str
@@ -86,7 +88,7 @@ class OwnData(TableSettings):
 
 
 def _by_dotted_names(ranges: Any) -> Any:
-    """Tables in tables, as TOML reads a dotted key without quotes, by the names in full."""
+    """Flatten nested tables, as TOML parses a dotted key without quotes, to full names."""
     if not isinstance(ranges, Mapping):
         return ranges
     found: dict[str, Any] = {}
@@ -99,7 +101,7 @@ def _by_dotted_names(ranges: Any) -> Any:
 
 def _ascends(ends: tuple[float, float]) -> tuple[float, float]:
     if ends[0] > ends[1]:
-        raise ValueError("a range is its least and its most number")
+        raise ValueError("a range is a list of its least and its greatest number")
     return ends
 
 
@@ -109,68 +111,76 @@ Ranges = Annotated[dict[RangeName, Range], BeforeValidator(_by_dotted_names)]
 
 
 class Consent(Settings):
-    """The most a session may ask of this party; more is refused with the difference.
+    """Limits of this party's consent to sessions.
+
+    A session beyond them is refused with the difference.
 
     Attributes:
-        codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"]
-            refuses every session in which the label party would see this party's cuts. A glob
-            compares letters; `ranges` bounds the numbers of a spec.
+        codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"] refuses
+            every session in which the label party would see this party's cuts. A glob compares
+            text; `ranges` limits the numbers of a spec.
         models: accepted models, as globs of specs: "network" is the split network of bottoms and a
-            top. In another model, such as "trees:*", what crosses is of the cells themselves.
-        ranges: least and most of a number of the terms ("train.learning_rate" = [0, 1]), or of a
-            plug-in's option ("defense.clipped_noise.norm" = [0.5, 10]), where the party accepts
-            another range than the usual one, which `vfl check` shows.
-        min_parties: feature parties that a secure mode must have at least; not stated, 2, or 1
-            where a third party deals.
+            top. In another model, such as "trees:*", messages concern the cells themselves.
+        ranges: least and greatest value of a number of the terms ("train.learning_rate" = [0, 1]),
+            or of a plug-in's option ("defense.clipped_noise.norm" = [0.5, 10]), if the party does
+            not accept the usual range; `vfl check` shows the ranges.
+        min_parties: least number of feature parties in a secure mode; by default 2, or 1 with a
+            dealer.
         parties: names that must be among the feature parties of a secure mode; their keys are
-            pinned, so nobody can play them.
-        members: parties that a session may have beside this one, as globs of their names; with
-            anybody else in it, it is refused. `vfl init` lists those of the project.
-        purposes: accepted purposes of sessions, as globs; ["credit risk*"] refuses a session that
-            names no purpose.
-        modes: train, evaluate, predict, align; and serve, which a file has to name.
-        max_width: values a row of the cut may have, before the codec and behind it.
-        max_epochs: epochs of one training, those in which a defense makes the bottom included.
-        max_bytes: bytes one session may send and receive, estimated before it starts.
-        max_parameters: of the bottom a session names, with what defense and codec put around it;
-            a bottom named in this file may have any.
-        max_memory_bytes: that bottom, its optimiser, the activations of a batch, and what defense
-            and codec need for it may take.
-        max_parties: with columns, in one session.
+            pinned, so that no other party can impersonate them.
+        members: other parties that a session may have, as globs of their names; a session with any
+            other party is refused. `vfl init` lists those of the project.
+        purposes: accepted purposes of sessions, as globs; ["credit risk*"] refuses a session
+            without a purpose.
+        modes: accepted modes: train, evaluate, predict, align; and serve, which is not accepted by
+            default.
+        max_width: values of a row of the cut, before and after the codec.
+        max_epochs: epochs of one training, including those in which a defense prepares the bottom.
+        max_bytes: bytes that one session may send and receive, estimated before it starts.
+        max_parameters: parameters of the bottom in a session's terms, with those of defense and
+            codec; a bottom from this file has no limit.
+        max_memory_bytes: memory of that bottom, its optimiser, the activations of a batch, and of
+            defense and codec.
+        max_parties: parties with columns in one session.
         max_batch_size: rows of one training batch.
-        max_rows: different rows of the table that a session may ask for.
-        min_common: ids that all parties of an alignment must have; with fewer nobody is told more.
-        min_ids: ids that every other party's set must have in an alignment.
-        max_alignments: a day, under all names together; each may tell whether one more id is here.
-        max_id_ratio: ids of other parties' sets in the alignments of a day, all sets together and
-            padding included, for each id of this party's own: more could be a dictionary of ids.
-        explains: feature parties that may learn from this party's labels, through what trees make
-            of them, what each of their own columns adds to the answer of a row; see `--explain`.
-        missing_rows: what may become of rows that some party lacks; with "token" the label party
-            learns which of its rows this party has, those that others lack among them.
-        max_rows_per_second: that may be asked in all sessions that serve; more is refused for the
-            moment.
-        max_queries: how often any one row may be asked in one session that serves; None sets no
-            limit.
-        max_epsilon: of one row's inputs, under all names of runs together; a session without an
-            epsilon is refused then. None sets no limit.
+        max_rows: different rows of the table in one session.
+        min_common: least number of ids that all parties of an alignment have; a smaller number is
+            not disclosed.
+        min_ids: least number of ids in every other party's set in an alignment.
+        max_alignments: alignments a day, under all names together; each may disclose whether one
+            more id is in this party's table.
+        max_id_ratio: ids in other parties' sets in the alignments of a day, all sets together and
+            padding included, for each id of this party: a larger number could be a dictionary of
+            ids.
+        explains: feature parties that may learn the contribution of each of their own columns to
+            the answer of a row, which depends on this party's labels through the trees; see
+            `--explain`.
+        missing_rows: accepted treatments of rows that some party lacks; with "token" the label
+            party learns which of its rows this party has, including rows that others lack.
+        max_rows_per_second: rows a second that all serving sessions may query; further rows are
+            refused temporarily.
+        max_queries: queries of any single row in one serving session; None sets no limit.
+        max_epsilon: epsilon of one row's inputs, under all names of runs together; a session
+            without an epsilon is then refused. None sets no limit.
         max_statistics: exact statistics of its rows, such as the bads of a cell or a correlation,
-            that sessions under all names may show together, each number one; see `protect=shared`.
-            None sets no limit.
-        min_changed_rows: a session that would show such statistics is refused if its training rows
-            differ in some, and in fewer than this, from those of an earlier one: the difference of
-            both would tell of these rows. 1 takes any.
-        min_dp_noise: a training without DP-SGD, or with less `dp.noise`, is refused.
-        max_dp_epsilon: a training without DP-SGD is refused, and one whose models may cost one row
-            more than this, or whose delta is not below one over the training rows.
-        compile: whether a session may have `train.compile`, which runs a C++ compiler here.
-        label_parties: further label parties that may take this party's cuts for their own tasks.
-        middle: parties that may take this party's cuts in the label party's place, without labels.
-        warm_starts: runs that a training may go on from with this party's weights, as globs of
-            their names.
-        versions: vfl versions the party agrees to run; empty means the installed one.
-        bundles: Flower app bundles its SuperNode runs: "vfl" for the one with no code but the
-            installed vfl's, or the SHA-256 of another.
+            that sessions under all names may disclose together; each number counts as one; see
+            `protect=shared`. None sets no limit.
+        min_changed_rows: a session with such statistics is refused if its training rows differ from
+            those of an earlier one in some rows, but in fewer than this number: the difference of
+            the statistics would disclose these rows. 1 accepts any difference.
+        min_dp_noise: least `dp.noise`; a training without DP-SGD, or with less noise, is refused.
+        max_dp_epsilon: largest epsilon of one row from a training's models; a training without
+            DP-SGD is refused, and one whose delta is not below one over the number of training
+            rows.
+        compile: whether a session may use `train.compile`, which runs a C++ compiler here.
+        label_parties: further label parties that may receive this party's cuts for their own tasks.
+        middle: parties that may receive this party's cuts in place of the label party, without
+            labels.
+        warm_starts: runs from whose weights at this party a training may start, as globs of their
+            names.
+        versions: vfl versions that the party accepts; empty means the installed one.
+        bundles: Flower app bundles that its SuperNode runs: "vfl" for the one whose only code is
+            the installed vfl's, or the SHA-256 of another.
     """
 
     codecs: tuple[str, ...] = ("*",)
@@ -215,26 +225,29 @@ class Consent(Settings):
 
 
 class ServeSettings(Settings):
-    """How the label party's service listens, and what one client may do.
+    """Address of the label party's service, and limits of one client.
 
     Attributes:
-        host, port: where it listens; port 0 takes a free one. Beyond this machine with TLS only.
-        token: file of the token that clients show, readable by its owner alone; made if missing.
+        host, port: address; port 0 takes a free one. Outside this machine with TLS only.
+        token: file with the clients' token, readable by its owner only; made if missing.
         certificate, key: PEM files for TLS.
-        client_ca: PEM file of the authority whose certificates clients must have (mutual TLS).
-        wait_ms: how long a batch waits for more requests.
-        timeout_s: most time for a request.
-        max_ids: rows of one request; a query has no more.
-        max_body_bytes: of one request.
-        max_requests_per_second: of one token; a second's worth may come at once.
-        max_rows_per_day: of one token, in a day of UTC; "off" is no limit.
-        probability_decimals: to which probabilities and contributions are rounded; "off" tells them
-            whole.
-        trusted_proxy: addresses of proxies in front, whose last X-Forwarded-For says who asks.
-        explain: whether contributions of parties are told; asks for 32 rows more, once.
-        cache_rows: answers that are kept in memory; 0 keeps none.
-        partial: whether boosted trees answer without a feature party that is away; a network that
-            was trained with `data.missing_rows = "token"` always does.
+        client_ca: PEM file of the authority that must have signed clients' certificates (mutual
+            TLS).
+        wait_ms: how long a batch waits for further requests.
+        timeout_s: time limit of a request.
+        max_ids: rows of one request; a query has no more rows.
+        max_body_bytes: size of one request's body.
+        max_requests_per_second: requests of one token; the burst is that of one second.
+        max_rows_per_day: rows of one token, in a day of UTC; "off" is no limit.
+        probability_decimals: decimals to which probabilities and contributions are rounded; "off"
+            does not round.
+        trusted_proxy: addresses of proxies in front, whose last X-Forwarded-For identifies the
+            client.
+        explain: whether answers contain contributions of parties, which needs a single query of 32
+            more rows.
+        cache_rows: number of answers cached in memory; 0 disables the cache.
+        partial: whether boosted trees answer without an absent feature party; a network trained
+            with `data.missing_rows = "token"` always does.
     """
 
     host: Host = "127.0.0.1"
@@ -259,11 +272,11 @@ class ServeSettings(Settings):
 
 
 class MonitorSettings(Settings):
-    """Where `vfl up` shows this party's own metrics, for Prometheus.
+    """Address at which `vfl up` serves this party's own metrics for Prometheus.
 
     Attributes:
-        host, port: where it listens; port 0 takes a free one. Beyond this machine with TLS only.
-        allow: addresses and networks that may read, such as "10.0.4.0/24".
+        host, port: address; port 0 takes a free one. Outside this machine with TLS only.
+        allow: addresses and networks of allowed readers, such as "10.0.4.0/24".
         certificate, key: PEM files for TLS.
     """
 
@@ -277,22 +290,23 @@ class MonitorSettings(Settings):
 
 
 class Node(Settings):
-    """How this party's SuperNode reaches the SuperLink.
+    """Connection of this party's SuperNode to the SuperLink, and its ranks.
 
     Attributes:
         superlink: host:port of the SuperLink.
         ca: certificate of the authority that signed the SuperLink's.
-        key: this node's private key, whose public part the label party has registered.
-        api_port: local port the SuperNode gives to its own processes; one a SuperNode.
-        ranks: processes that share every batch of a training at this party, each with its rows and
-            model in memory; at a feature party the most of them.
-        ranks_at: HOST:PORT at which rank 0 waits for ranks on other machines, an address of the
-            party's own network, to which they come over TLS; empty where all are on one machine.
-        ranks_key: the secret that all machines of the party have in common, 64 hexadecimal digits
-            in a file that its owner alone can read. Who has it can be a rank, that is see the
-            party's gradients and change its weights.
-        rank_host: name or address at which feature parties reach a further rank of the label party
-            on this machine; empty means the experiment's `stream_host`.
+        key: this node's private key; the label party has registered its public part.
+        api_port: local port of the SuperNode for its own processes; each SuperNode needs another
+            one.
+        ranks: number of processes that share every batch of a training at this party, each with
+            rows and model in memory; at a feature party, the largest number.
+        ranks_at: HOST:PORT at which rank 0 waits for ranks on other machines, in the party's own
+            network, over TLS; empty if all are on one machine.
+        ranks_key: secret shared by all machines of the party, 64 hexadecimal digits in a file that
+            only its owner can read. Anyone with it can act as a rank, which sees the party's
+            gradients and can change its weights.
+        rank_host: name or address of a further rank of the label party on this machine, for feature
+            parties; empty means the experiment's `stream_host`.
     """
 
     superlink: ReachedAt = "127.0.0.1:8000"
@@ -306,12 +320,12 @@ class Node(Settings):
 
 
 class IdentityKeys(Settings):
-    """Who this party is to the others, for a secure mode.
+    """Identity keys of this party and of its peers, for a secure mode.
 
     Attributes:
         key: this party's private identity key.
-        peers: folder with the public ones of the other feature parties, and of a third party that
-            deals, each NAME.pub, given to this party by a way the label party does not control.
+        peers: folder with the public keys of the other feature parties, and of a dealer, each
+            NAME.pub, received by a channel that the label party does not control.
     """
 
     key: str = "identity.key"
@@ -319,58 +333,59 @@ class IdentityKeys(Settings):
 
 
 class OwnFile(Settings):
-    """A file that one party keeps to itself; a subclass says what stands in it."""
+    """A file that one party keeps private; a subclass defines its settings."""
 
     _path: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read it; relative paths in it start at its own folder.
+        """Read the file; relative paths in it start at its own folder.
 
         Raises:
-            ConfigError: the file is missing, or holds mistakes (all are listed).
+            ConfigError: the file is missing, or contains mistakes (all are listed).
         """
         found = read_toml(path, cls)
         found._path = path.resolve()
         return found
 
     def beside(self, name: str) -> Path:
-        """A path as the file means it: relative to its own folder."""
+        """Resolve a path in the file, relative to the file's folder."""
         return self._path.parent / name if self._path else Path(name)
 
     @property
     def path(self) -> Path:
-        """The file itself."""
+        """Path of the file itself."""
         assert self._path is not None, "it was read from a file"
         return self._path
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the file as it is now; empty where it was not read from one."""
+        """SHA-256 of the present file; empty if the settings were not read from a file."""
         return "" if self._path is None else hashlib.sha256(self._path.read_bytes()).hexdigest()
 
     @property
     def locations(self) -> Locations:
-        """Where the settings stand in the file."""
+        """Lines of the settings in the file."""
         return Locations.of(self._path) if self._path else Locations()
 
 
 class PartyFile(OwnFile):
-    """Everything one party says about itself.
+    """All of one party's own settings.
 
     Attributes:
-        party: its name, as the experiment has it.
-        role: "dealer" has no data and deals what shared first layers of others need; "middle" has
+        party: name of the party, as in the experiment.
+        role: "dealer" has no data and is the dealer of others' shared first layers; "middle" has
             none and computes between the bottoms of others and the label party's head.
         data: its table; only the role "data" has one.
         store: folder for this party's weights, secret and run records.
-        bottom: a model of its own instead of the experiment's; "package.module:Class" is allowed.
-        augment: what it does with its own rows each time that it trains on them, as specs joined
-            with a plus; functions of tensors, "package.module:function", are allowed.
+        bottom: a bottom instead of the experiment's; "package.module:Class" is allowed.
+        augment: augmentations of its own rows in each training step, as specs joined with a plus;
+            functions of tensors, "package.module:function", are allowed.
         device: where its models run, such as "cuda".
-        trace: what this party records of its own side of a training; nobody else is told.
-        serve: how a label party's own service listens, where no option of `vfl serve` says it.
-        monitor: where `vfl up` shows metrics of this party; None shows none.
+        trace: recording of this party's own end of a training; it is not announced to other
+            parties.
+        serve: settings of a label party's own service, unless options of `vfl serve` override them.
+        monitor: address at which `vfl up` serves metrics of this party; None serves none.
     """
 
     party: PartyName
@@ -389,13 +404,13 @@ class PartyFile(OwnFile):
 
     @property
     def table(self) -> OwnData:
-        """What it says of its table; only a party with data is asked."""
+        """Settings of its table; only for a party with data."""
         assert self.data is not None, "this party has no table"
         return self.data
 
     @property
     def ranks(self) -> int:
-        """How many ranks it has in a training: its command's option, else `node.ranks`.
+        """Number of its ranks in a training: its command's option, else `node.ranks`.
 
         Raises:
             ConfigError: the option is no number from 1 to 64.
@@ -405,7 +420,7 @@ class PartyFile(OwnFile):
             return self.node.ranks
         if not asked.isdecimal() or not 1 <= int(asked) <= MAX_RANKS:
             raise ConfigError(
-                "this is no number of ranks",
+                "this is not a number of ranks",
                 where=f"the environment variable {RANKS_VARIABLE}",
                 want=f"1 to {MAX_RANKS}",
             )
@@ -418,12 +433,12 @@ class PartyFile(OwnFile):
 
     @property
     def source_path(self) -> Path | str:
-        """The table's path, or its database."""
+        """Path of the table, or its database."""
         return self._source(self.table.source)
 
     @property
     def predict_path(self) -> Path | str:
-        """The table of rows to predict, or its database."""
+        """Path of the table of rows to predict, or its database."""
         return self._source(self.table.predict or self.table.source)
 
     def _source(self, name: str) -> Path | str:
@@ -431,33 +446,33 @@ class PartyFile(OwnFile):
         return database_beside(name, folder) if is_database(name) else self.beside(name)
 
     def run_path(self, run: str) -> Path:
-        """Where this party keeps a run."""
+        """Folder of a run at this party."""
         return self.store_path / "runs" / run
 
     @property
     def predicts_others(self) -> bool:
-        """Whether the rows to predict are others than those of the table."""
+        """Whether the rows to predict differ from those of the table."""
         return self.table.predict is not None or self.table.predict_query is not None
 
     def alignment_path(self, name: str, *, of_predicted: bool = False) -> Path:
-        """Where this party keeps the versions of an alignment: of its table, or of rows to predict.
+        """Folder of an alignment's versions at this party: for its table, or for rows to predict.
 
-        Those are the same where its file names no others.
+        Both are the same if its file names no other rows to predict.
         """
         rows = "predict" if of_predicted and self.predicts_others else "source"
         return self.store_path / "alignments" / name / rows
 
     @property
     def store_path(self) -> Path:
-        """The store's path."""
+        """Path of the store."""
         return self.beside(self.store)
 
 
 def tidy_store(store: Path) -> None:
-    """Remove what killed writes left in a party's store, and close its folders to others.
+    """Remove the remains of killed writes in a party's store, and make its folders private.
 
-    A store that holds anything vfl did not make stays as open as it is; what vfl makes in it is
-    closed all the same. Of such a store only vfl's own folders and files are swept.
+    The mode of a store with other files stays unchanged, but vfl's own folders in it are made
+    private. In such a store, only vfl's own folders and files are cleaned.
     """
     close_to_others(store, STORE)
     sweep(store, STORE)
@@ -472,5 +487,5 @@ def read_party_file(path: Path) -> PartyFile:
 
 
 def is_party_file(path: Path) -> bool:
-    """Whether a file says whose it is, as a party's own file does and an experiment does not."""
+    """Whether a file names its party, as a party's own file does and an experiment does not."""
     return path.name == "party.toml" or "party" in first_keys(path)

@@ -1,4 +1,4 @@
-"""The run folder: what one training leaves behind, versioned, readable while it is written.
+"""The run folder: versioned results of one training, readable while they are written.
 
     file              form                    content
     run.json          sealed JSON             name, time, version, mode (`in-process`,
@@ -31,7 +31,7 @@
     .lock             text                    number of the process that works in the folder;
                                               in `serving` of the one that serves the run
 
-Each may be read while it is written.
+Each file may be read while it is written.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ _HEAD, _CONFIG, _SUMMARY = "run.json", "config.toml", "summary.json"
 _AUDIT, _EVALUATIONS, _SCORED = "audit.json", "evaluations", "scored.json"
 _LABEL_ALONE = "label_alone.json"
 _SERVING = "serving"
-#: Where an earlier vfl kept the figures of the last evaluation alone.
+#: File in which an earlier vfl stored the metrics of the last evaluation only.
 _LAST_EVALUATION = "evaluation.json"
-#: What a seal adds to the figures of a run. They name their run themselves.
+#: Entries that a seal adds to the metrics of a run. The metrics name their run themselves.
 _OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
 
 
 class RunFolder:
-    """One run's folder.
+    """Folder of one run.
 
     Args:
         path: an existing run folder; use `create` for a new one.
@@ -93,13 +93,13 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, mode: str, command: str) -> RunFolder:
-        """Start a folder: who, what, with which versions.
+        """Make the folder of a new run, with its command, its experiment and versions.
 
         Raises:
-            RunFolderError: there is a run at that path already.
+            RunFolderError: a run exists at that path already.
         """
         if path.exists() and not is_empty(path):
-            raise RunFolderError("there is a run of that name already", where=str(path))
+            raise RunFolderError("a run of that name exists already", where=str(path))
         private_folder(path)
         config = to_toml(experiment)
         write_text(path / _CONFIG, config)
@@ -117,11 +117,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing folder, its record and configuration checked.
+        """Open an existing folder, and check its record and configuration.
 
         Raises:
-            RunFolderError: no run there, one of another format, or one whose record or
-                configuration is not as it was written.
+            RunFolderError: there is no run, or it has another format, or its record or
+                configuration is damaged.
         """
         if not (path / _HEAD).exists():
             raise RunFolderError(
@@ -135,10 +135,10 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """The folder of a training that did not end well, to go on with it.
+        """Open the folder of a training that did not end well, to continue it.
 
         Raises:
-            RunFolderError: no run there, one of another format, or one that has ended.
+            RunFolderError: there is no run, or it has another format, or it has ended.
         """
         folder = cls.open(path)
         if (path / _SUMMARY).exists():
@@ -148,14 +148,14 @@ class RunFolder:
 
     @property
     def mode(self) -> str:
-        """How it was trained: "in-process" or "federated", or by a caller's functions, "module"."""
+        """Kind of its training: "in-process", "federated", or "module" for a caller's functions."""
         return str(self.about()["mode"])
 
     def require_experiment(self) -> None:
-        """Refuse a run whose models and rows its experiment does not describe.
+        """Refuse a run whose models and rows are not those of its experiment.
 
         Raises:
-            RunFolderError: functions of a caller made them.
+            RunFolderError: a caller's functions made them.
         """
         if self.mode == "module":
             raise RunFolderError(
@@ -166,18 +166,18 @@ class RunFolder:
             )
 
     def about(self) -> dict[str, Any]:
-        """The run's own record.
+        """Record of the run.
 
         Raises:
-            RunFolderError: it is missing, not as it was written, or of another format.
+            RunFolderError: the record is missing, damaged, or of another format.
         """
         return read_sealed_json(self.path / _HEAD, Seal("run", None, None))
 
     def config(self) -> str:
-        """The text of the experiment the run was made with.
+        """Text of the run's experiment.
 
         Raises:
-            RunFolderError: it is missing, or not the text that was written.
+            RunFolderError: the text is missing, or has changed.
         """
         content = read_bytes(self.path / _CONFIG)
         if hashlib.sha256(content).hexdigest() != self.about().get("config_sha256"):
@@ -185,49 +185,50 @@ class RunFolder:
         return content.decode()
 
     def summary(self) -> dict[str, Any]:
-        """The figures of a run that ended well.
+        """Metrics of a run that ended well.
 
         Raises:
-            RunFolderError: it has not, or its record is not as it was written or another run's.
+            RunFolderError: the run has not ended well, or its record is damaged or belongs to
+                another run.
         """
         return self._figures(_SUMMARY)
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """The figures of every evaluation, the earliest first; see `summary`."""
+        """Metrics of every evaluation, the earliest first; see `summary`."""
         files = sorted((self.path / _EVALUATIONS).glob("*.json"))
         names = [f"{_EVALUATIONS}/{one.name}" for one in files]
         earlier = [_LAST_EVALUATION] if (self.path / _LAST_EVALUATION).exists() else []
         return [self._figures(name, "evaluation") for name in [*earlier, *names]]
 
     def evaluation(self) -> dict[str, Any]:
-        """The figures of the last evaluation; see `summary`.
+        """Metrics of the last evaluation; see `summary`.
 
         Raises:
-            RunFolderError: there was none, or its record is not as it was written.
+            RunFolderError: there was no evaluation, or its record is damaged.
         """
         if found := self.evaluations():
             return found[-1]
         raise RunFolderError(
-            "this run has not been evaluated since it was trained",
+            "there was no evaluation of this run since its training",
             where=str(self.path),
             fix="vfl evaluate RUN",
         )
 
     def audit(self) -> dict[str, Any] | None:
-        """What the last audit of its privacy proved; None where there was none. See `summary`."""
+        """Report of the last privacy audit; None if there was none. See `summary`."""
         return self._figures(_AUDIT) if (self.path / _AUDIT).exists() else None
 
     def audited(self, report: Mapping[str, Any]) -> None:
-        """Keep what an audit proved."""
+        """Store the report of a privacy audit."""
         self._write_figures(_AUDIT, report)
 
     def _figures(self, name: str, kind: str | None = None) -> dict[str, Any]:
         record = read_sealed_json(self.path / name, Seal(kind or Path(name).stem, None, None))
         if record.get("run_sha256") != self.about()["sha256"]:
             raise RunFolderError(
-                "these figures belong to another run",
+                "these metrics belong to another run",
                 where=str(self.path / name),
-                fix="put the right file back from a copy, or train again",
+                fix="restore the right file from a copy, or train again",
             )
         return {key: value for key, value in record.items() if key not in _OF_SEAL}
 
@@ -239,20 +240,20 @@ class RunFolder:
         write_sealed_json(self.path / name, {**figures, "run_sha256": head["sha256"]}, seal)
 
     def party(self, name: str) -> Path:
-        """Where one party's own files lie."""
+        """Folder of one party's own files."""
         return self.path / "parties" / name
 
     def experiment(self) -> Experiment:
-        """The experiment the run was made with.
+        """Experiment of the run.
 
         Raises:
-            RunFolderError: its text is missing, or not as it was written.
+            RunFolderError: its text is missing or damaged.
         """
         self.config()
         return read_experiment(self.path / _CONFIG)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Add the record of one epoch; after a resume it replaces that epoch and those after."""
+        """Add the record of one epoch; after a resume it replaces that epoch and later ones."""
         path = self.path / "metrics.jsonl"
         content = read_bytes(path)
         try:
@@ -266,37 +267,37 @@ class RunFolder:
             write_text(path, "".join(json.dumps(one) + "\n" for one in records))
 
     def progress(self, record: Mapping[str, Any]) -> None:
-        """How far a session is, for whoever looks; nothing waits for the disk or fails with it."""
+        """Write the progress of a session for readers; neither the disk nor its errors delay it."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         text = json.dumps({**record, "at": now, "process": os.getpid()})
         with suppress(StorageError):
             write_pieces(self.path / PROGRESS, [text.encode()], durable=False)
 
     def note(self, line: str) -> None:
-        """Add one line about what happened; whoever follows the run shows it."""
+        """Add one line about an event; commands that follow the run show it."""
         append_text(self.path / "notes.txt", f"{printable(line)}\n")
 
     def label_alone(self) -> dict[str, Any]:
-        """What the label party reaches alone; empty where that was not measured. See `summary`."""
+        """Metrics of the label party alone; empty if they were not measured. See `summary`."""
         return self._figures(_LABEL_ALONE) if (self.path / _LABEL_ALONE).exists() else {}
 
     def keep_label_alone(self, figures: Mapping[str, float]) -> None:
-        """Keep what the label party reaches alone."""
+        """Store the metrics of the label party alone."""
         self._write_figures(_LABEL_ALONE, figures)
 
     def scored(self) -> dict[str, Any]:
-        """Rows in counts, part by part; empty where there is no record. See `summary`."""
+        """Rows as counts, part by part; empty if there is no record. See `summary`."""
         return self._figures(_SCORED) if (self.path / _SCORED).exists() else {}
 
     def finish(
         self, summary: Mapping[str, Any], ledger: Ledger, scored: Mapping[str, Any] | None = None
     ) -> None:
-        """The run ended well.
+        """Store the results of a run that ended well.
 
         Args:
-            summary: its figures.
-            ledger: its traffic.
-            scored: rows in counts, part by part.
+            summary: metrics of the run.
+            ledger: traffic of the run.
+            scored: rows as counts, part by part.
         """
         if scored:
             self._write_figures(_SCORED, scored)
@@ -304,59 +305,59 @@ class RunFolder:
         self._write_figures(_SUMMARY, summary)
 
     def check_weights(self, digest: str) -> None:
-        """Refuse an answer of other weights than those the training ended with.
+        """Refuse answers of weights other than the final ones of the training.
 
         Args:
-            digest: joint one of all parties' weights, as `vfl.core.storage.joint_digest` gives it.
+            digest: joint digest of all parties' weights, from `vfl.core.storage.joint_digest`.
 
         Raises:
-            RunFolderError: they are others.
+            RunFolderError: the weights differ.
         """
         trained = str(self.summary().get("weights_sha256"))
         if digest != trained:
             raise RunFolderError(
-                "these are not the weights the training ended with",
+                "these are not the final weights of the training",
                 where=str(self.path / _SUMMARY),
                 got=f"weights {digest[:8]}...",
                 want=f"weights {trained[:8]}...",
-                fix="put the weights of that training back at every party, or train again",
+                fix="restore the weights of that training at every party, or train again",
             )
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
-        """Add the figures of a later evaluation; those before it stay."""
+        """Add the metrics of a later evaluation; earlier ones stay."""
         path = next_evaluation(self.path)
         private_folder(path.parent)
         now = {"evaluated": datetime.now(UTC).isoformat(timespec="seconds")}
         self._write_figures(str(path.relative_to(self.path)), {**summary, **now}, "evaluation")
 
     def fail(self, error: VFLError) -> None:
-        """The run ended badly; the reason can be read by whoever started it."""
+        """Store the error of a failed run, for the user who started it."""
         write_json(self.path / "failure.json", error.record() | {"exit": error.exit_code})
 
 
 def locked_for(run: Path, mode: str) -> Path:
-    """The folder whose lock a session on a run takes, or on a party's part of one.
+    """Folder with the lock for a session on a run, or on a party's part of one.
 
-    A run that is served may be evaluated and predicted with meanwhile.
+    A served run may be evaluated and used for predictions at the same time.
     """
     return run / _SERVING if mode == "serve" else run
 
 
 def next_evaluation(run: Path) -> Path:
-    """Where the next evaluation of a run, or of a party's part of one, is kept."""
+    """Path of the next evaluation of a run, or of a party's part of one."""
     folder = run / _EVALUATIONS
     numbers = [int(one.stem) for one in folder.glob("[0-9]*.json")]
     return folder / f"{max(numbers, default=0) + 1:04d}.json"
 
 
 def new_run_name(label: str) -> str:
-    """A name for a run started now: date, time to the millisecond, and the experiment's name."""
+    """Make a name for a new run: date, time to the millisecond, and the experiment's name."""
     now = datetime.now(UTC)
     return f"{now:%Y-%m-%d_%H%M%S}-{now.microsecond // 1000:03d}_{label}"
 
 
 def _processor_model() -> str:
-    """The name of the processor, where the system says it."""
+    """Name of the processor, if the system reports it."""
     with suppress(OSError):
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -367,7 +368,7 @@ def _processor_model() -> str:
 
 
 def _accelerators() -> list[str]:
-    """Names of the accelerators that PyTorch has been loaded with."""
+    """Names of the accelerators that a loaded PyTorch finds."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return []
@@ -375,7 +376,7 @@ def _accelerators() -> list[str]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and processor, what somebody needs to repeat a run."""
+    """Versions and processor, which are needed to repeat a run."""
     versions = {}
     for package in _PACKAGES:
         try:

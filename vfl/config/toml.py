@@ -1,4 +1,4 @@
-"""Read a TOML file into a checked model; all mistakes at once, each with file and line."""
+"""Read a TOML file into a checked model; reports all mistakes together, with file and line."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from vfl.core.address import parse_address, parse_host
 from vfl.core.errors import ConfigError, RenamedWarning, UserError, nearest
 
-#: A setting's parts, and its mistake.
+#: Parts of a setting's name, and its mistake.
 Mistake = tuple[tuple[str, ...], UserError]
-#: Further mistakes of raw settings.
+#: Function that yields further mistakes of raw settings.
 MoreMistakes = Callable[[Mapping[str, Any]], Iterable[Mistake]]
 
 _TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
 _OVERRIDDEN = 0
-#: Names of files that a message lists at most.
+#: Limit of file names in a message.
 _FILES = 5
-#: Settings under the names of an earlier version, which files may still use.
+#: Former names of settings, which files may still use.
 FORMER_NAMES = {"batch_rows": "batch_size", "max_batch_rows": "max_batch_size"}
 
 
 def todays_name(key: str) -> str:
-    """The name of a setting; a former one is answered with a warning that says today's."""
+    """The present name of a setting; a former name causes a warning with the present one."""
     name = FORMER_NAMES.get(key, key)
     if name != key:
         warnings.warn(f"the setting '{key}' is called '{name}' now", RenamedWarning, stacklevel=3)
     return name
 
 
-#: Why some settings do not go together; see `vfl.config.validate`.
+#: Reasons why some settings contradict each other; see `vfl.config.validate`.
 Rule = Callable[[Any], Iterable[str]]
 
 
 class BrokenRulesError(ValueError):
-    """Settings that do not go together.
+    """Settings that contradict each other.
 
     Args:
         found: each reason.
@@ -59,17 +59,17 @@ class Settings(BaseModel):
     """A frozen table of settings; unknown keys are mistakes.
 
     Attributes:
-        held_to: its rules, which `vfl.config.validate` lists.
-        usual_ranges: of what somebody else chooses: number -> the range that a party accepts unless
-            its own file says otherwise, where that is less than the schema allows.
-        limited_by: number -> the setting of [consent] that bounds it instead.
+        held_to: its rules, from the list in `vfl.config.validate`.
+        usual_ranges: for numbers that another party chooses, the range that a party accepts by
+            default, if it is narrower than the schema's.
+        limited_by: maps a number to the setting of [consent] that bounds it instead.
     """
 
     held_to: ClassVar[Sequence[Rule]] = ()
     usual_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     limited_by: ClassVar[Mapping[str, str]] = {}
 
-    # Input is hidden: a message from Flower holds a token, and an error's text may be logged.
+    # Input is hidden: a message from Flower contains a token, and an error's text may be logged.
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
     )
@@ -99,21 +99,21 @@ Model = TypeVar("Model", bound=Settings)
 def _reached(text: str) -> str:
     address = parse_address(text)
     if address.port == 0:
-        raise ValueError("nobody can reach port 0; want a port from 1 on")
+        raise ValueError("no other party can reach port 0; want a port from 1 on")
     return str(address)
 
 
-#: A host, HOST:PORT, and HOST:PORT at which others connect; see `vfl.core.address`.
+#: A host, HOST:PORT, and HOST:PORT to which others connect; see `vfl.core.address`.
 Host = Annotated[str, AfterValidator(parse_host)]
 HostPort = Annotated[str, AfterValidator(lambda text: str(parse_address(text)))]
 ReachedAt = Annotated[str, AfterValidator(_reached)]
-#: The same where an empty text says nothing.
+#: The same types, where an empty text means that there is no value.
 OptionalHost = Annotated[str, AfterValidator(lambda text: text and parse_host(text))]
 OptionalHostPort = Annotated[str, AfterValidator(lambda text: text and str(parse_address(text)))]
 
 
 def several(value: Any) -> Any:
-    """A list of one, for a single value that needs no list; for `pydantic.BeforeValidator`."""
+    """Make a list of a single value that needs no list; for `pydantic.BeforeValidator`."""
     return (value,) if isinstance(value, str | int | float) else value
 
 
@@ -123,16 +123,16 @@ def read_toml(
     overrides: Sequence[str] = (),
     more: MoreMistakes | None = None,
 ) -> Model:
-    """Read and check one file.
+    """Read and check a file.
 
     Args:
-        path: the file.
-        model: what it must look like.
-        overrides: ``key.path=value`` texts; a value is TOML, or plain text if it is none.
-        more: looks for further mistakes once there is one, so that all are told together.
+        path: path of the file.
+        model: model of its settings.
+        overrides: ``key.path=value`` texts; a value is TOML, or plain text if it is no TOML.
+        more: yields further mistakes once there is one, so that all are reported together.
 
     Raises:
-        ConfigError: the file is missing, is no TOML, or holds mistakes (all are listed).
+        ConfigError: the file is missing, is no TOML, or contains mistakes (all are listed).
     """
     text, content = _parse(path)
     override(content, overrides)
@@ -140,7 +140,7 @@ def read_toml(
 
 
 def first_keys(path: Path) -> set[str]:
-    """Keys and tables at the top of a TOML file.
+    """Keys and tables at the top level of a TOML file.
 
     Raises:
         ConfigError: the file is missing or is no TOML.
@@ -158,8 +158,8 @@ def check(
 
     Args:
         content: the settings.
-        model: what they must look like.
-        where: where they stand, or what to call the place they come from.
+        model: model of the settings.
+        where: lines of the settings, or a name for their source.
         more: see `read_toml`.
     """
     locations = Locations(where) if isinstance(where, str) else where
@@ -174,11 +174,11 @@ def check(
 
 
 def raise_mistakes(wrong: Sequence[Mistake], locations: Locations | None = None) -> None:
-    """Raise what is wrong if anything is: a single mistake as it is, several as one error.
+    """Raise the mistakes if there are any: a single one as it is, several as one error.
 
     Args:
         wrong: the mistakes.
-        locations: where the settings stand; None where the messages know no file.
+        locations: lines of the settings; None if the messages have no file.
 
     Raises:
         UserError: a single mistake.
@@ -196,12 +196,12 @@ def raise_mistakes(wrong: Sequence[Mistake], locations: Locations | None = None)
 
 
 def mistakes_of(found: Iterable[UserError]) -> list[Mistake]:
-    """Errors, each with the setting that it names as its place, if that is one."""
+    """Pair errors with the settings that they name in `where`, if these are settings."""
     return [(tuple(one.where.split(".")) if one.where else (), one) for one in found]
 
 
 def _line(setting: Sequence[str], error: UserError) -> str:
-    """A mistake in one line, among others."""
+    """Format a mistake in one line, for a list."""
     what = f"{'.'.join(setting)}: {error.what}" if setting else error.what
     if isinstance(error, ConfigError) and error.got:
         what += f" (got {error.got})"
@@ -210,7 +210,7 @@ def _line(setting: Sequence[str], error: UserError) -> str:
 
 
 def _together(found: Sequence[tuple[tuple[str, ...], str]], locations: Locations) -> ConfigError:
-    """One error that tells every mistake with its place."""
+    """Make one error that reports every mistake with its location."""
     noun = "problem" if len(found) == 1 else "problems"
     lines = [f"  {locations.before(setting)}{text}" for setting, text in found]
     source = f" in {locations.name}" if locations.name else ""
@@ -221,7 +221,7 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
     """Set ``key.path=value`` texts in a mapping, in place.
 
     Raises:
-        ConfigError: a text of another form.
+        ConfigError: a text has another form.
     """
     for assignment in overrides:
         dotted, equals, text = assignment.partition("=")
@@ -236,19 +236,17 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
         for part in tables:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise ConfigError(
-                    "an override goes through something that is no table", got=assignment
-                )
+                raise ConfigError("a part of this key is no table", got=assignment)
         table[key] = value
     return content
 
 
 def to_toml(settings: BaseModel, leave_out: Mapping[str, Any] | None = None) -> str:
-    """A model as the text of a TOML file; settings that are not set are left out.
+    """Format a model as the text of a TOML file, without unset values.
 
     Args:
         settings: the model.
-        leave_out: names of more to leave out, as pydantic's `exclude` takes them.
+        leave_out: further names to leave out, in the form of pydantic's `exclude`.
     """
     content = settings.model_dump(mode="json", exclude_none=True, exclude=dict(leave_out or {}))
     return tomli_w.dumps(content)
@@ -260,29 +258,33 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
         return text, tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(
-            "there is no such file", where=str(path), want="a TOML file", fix=_files_beside(path)
+            "this file does not exist", where=str(path), want="a TOML file", fix=_files_beside(path)
         ) from None
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"this is not TOML: {problem}", where=str(path)) from None
     except RecursionError:
-        raise ConfigError("this is not TOML: lists in lists without end", where=str(path)) from None
+        raise ConfigError(
+            "this is not TOML: lists are nested too deeply", where=str(path)
+        ) from None
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or "it is no text"
         raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None
 
 
 def _files_beside(path: Path) -> str:
-    """What the folder of a file that is missing has instead."""
+    """Files that are in the folder of a missing file."""
     if not path.parent.is_dir():
-        return f"a folder that is there; '{path.parent}' is not"
+        return f"an existing folder; '{path.parent}' does not exist"
     there = sorted(one.name for one in path.parent.glob("*.toml"))
     return nearest(path.name, there) or (
-        f"what is there: {', '.join(there[:_FILES])}" if there else "vfl init, which writes one"
+        f"the folder contains: {', '.join(there[:_FILES])}"
+        if there
+        else "vfl init, which writes one"
     )
 
 
 def _explain(error: Any, model: type[BaseModel]) -> list[tuple[tuple[str, ...], str]]:
-    """The setting that a mistake is about, and each thing that is wrong with it."""
+    """The setting of a mistake, and each of its problems."""
     location = tuple(str(part) for part in error["loc"] if part != "[key]")
     broken = error.get("ctx", {}).get("error")
     if isinstance(broken, BrokenRulesError):
@@ -319,7 +321,7 @@ def _reason(error: Any, model: type[BaseModel], location: tuple[str, ...]) -> st
 
 
 def _shown(given: object) -> object:
-    """A value as a message shows it; what is large, by its kind."""
+    """A value for a message; a large one by its type."""
     if isinstance(given, str | int | float | bool):
         return given
     if isinstance(given, list | tuple):
@@ -329,11 +331,11 @@ def _shown(given: object) -> object:
 
 @dataclass(frozen=True)
 class Locations:
-    """The lines of one file's settings; without a file there are none.
+    """Lines of one file's settings; empty without a file.
 
     Attributes:
-        name: what messages call the file.
-        lines: line of every table and key, 0 for one that an override changed.
+        name: name of the file in messages.
+        lines: line of every table and key; 0 for a value that an override changed.
     """
 
     name: str = ""
@@ -341,17 +343,17 @@ class Locations:
 
     @classmethod
     def of(cls, path: Path, overrides: Sequence[str] = ()) -> Locations:
-        """The settings of a readable file, some of them overridden by ``key=value`` texts."""
+        """Find the settings of a readable file, some of them overridden by ``key=value`` texts."""
         return cls.of_text(path.name, path.read_text(encoding="utf-8"), overrides)
 
     @classmethod
     def of_text(cls, name: str, text: str, overrides: Sequence[str] = ()) -> Locations:
-        """The settings in the text of a file."""
+        """Find the settings in the text of a file."""
         changed = {split_key(item.partition("=")[0]): _OVERRIDDEN for item in overrides}
         return cls(name, _line_numbers(text) | changed)
 
     def before(self, setting: Sequence[str]) -> str:
-        """``file:line: `` of a setting, of the table it is missing from, or of the file alone."""
+        """``file:line: `` of a setting, else of its table, else of the file."""
         parts = tuple(setting)
         known = (self.lines[parts[:n]] for n in range(len(parts), 0, -1) if parts[:n] in self.lines)
         line = next(known, _OVERRIDDEN)
@@ -361,10 +363,10 @@ class Locations:
 
     @contextmanager
     def located(self, model: Any) -> Iterator[None]:
-        """Run a block; a mistake of the user's whose `where` is a setting also gets file and line.
+        """Run a block; a user's mistake whose `where` is a setting also gets file and line.
 
         Args:
-            model: the settings the file holds; other texts in `where` are left as they are.
+            model: settings in the file; other texts in `where` stay unchanged.
         """
         try:
             yield
@@ -376,12 +378,12 @@ class Locations:
 
 
 def split_key(dotted: str) -> tuple[str, ...]:
-    """The parts of a dotted key, without quotes and blanks."""
+    """Parts of a dotted key, without quotes and blanks."""
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
 def known_keys(model: Any, location: Iterable[str]) -> list[str]:
-    """The settings that a model has in the table at `location`."""
+    """Names of a model's settings in the table at `location`."""
     for part in location:
         found = getattr(model, "model_fields", {}).get(part)
         if found is not None:
@@ -392,7 +394,7 @@ def known_keys(model: Any, location: Iterable[str]) -> list[str]:
 
 
 def _line_numbers(text: str) -> dict[tuple[str, ...], int]:
-    """Line of every table and key; good enough for messages, the parser is tomllib."""
+    """Line of every table and key; an approximation for messages, since tomllib is the parser."""
     table: tuple[str, ...] = ()
     found: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,14 +1,14 @@
-"""Every rule of a configuration: which settings do not go together, and why.
+"""All rules of a configuration: which settings contradict each other, and why.
 
-A rule yields the mistakes it finds, so that all of a file are told at once:
+A rule yields the mistakes that it finds, so that all mistakes of a file are reported together:
 
-- `HELD_TO` says which rules the settings of each class are held to when they are read.
-- `of_one_process` and `of_project` are what else an experiment is held to where one process plays
-  every party, and where each party has a file of its own.
-- `named_plugins` says which setting names a plug-in of which family. Each plug-in refuses itself
-  what it cannot do; `vfl.training.specs` asks them all.
+- `HELD_TO` lists the rules for each class of settings, which are checked on reading.
+- `of_one_process` and `of_project` are further rules for an experiment in which one process runs
+  every party, or in which each party has a file of its own.
+- `named_plugins` lists the settings that name a plug-in, with its family. Each plug-in itself
+  refuses what it does not support; `vfl.training.specs` asks all of them.
 
-What one setting may be by itself stands with it, in its type.
+The type of a setting defines the limits of that setting alone.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from vfl.core.errors import ConfigError
 from vfl.core.products import takes_missing_rows
 from vfl.core.storage import is_database, is_loader, is_named_set, is_object, may_be_csv
 
-#: A setting that changes nothing, and why.
+#: A setting without an effect, and the reason.
 Idle = tuple[str, str]
 
-#: What an alignment is called that the experiment has not named.
+#: Name of an alignment that the experiment does not name.
 UNNAMED_ALIGNMENT = "alignment"
-#: The settings of [data] that a project's experiment has; tables are in each party's own file.
+#: Settings of [data] in a project's experiment; tables are in each party's own file.
 OF_A_PROJECT = ("alignment", "id_rules", "missing_rows", "test", "validation")
-#: Of [data]: what only a CSV has, what any table has, and what data sets by name have.
+#: Settings of [data] for a CSV only, for any table, and for data sets by name.
 _OF_CSV = ("separator", "encoding", "decimal", "skip_lines")
 _OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type")
 _OF_SETS = ("side", "classes", "vocabulary")
-#: Studies, which train networks of one label party.
+#: Studies, which train networks with one label party.
 _STUDIES = ("compare", "grid", "value")
-#: What the validation rows of a classification are measured by.
+#: Validation metrics of a classification.
 _OF_CLASSES = ("loss", "accuracy", "auc", "log_loss", "f1", "hit_rate")
 
 
 class Agreed(Protocol):
-    """The settings that all parties know: an experiment's, or the terms of a session."""
+    """Settings that all parties know: those of an experiment, or the terms of a session."""
 
     @property
     def feature_parties(self) -> Collection[str]: ...
@@ -84,21 +84,21 @@ class Agreed(Protocol):
     def missing_rows(self) -> str: ...
 
 
-# One table of settings.
+# Rules for one table of settings.
 
 
 def of_data(data: DataSettings) -> Iterator[str]:
-    """Folds of a split, and what a table on disk cannot give."""
+    """Yield mistakes about folds of a split, and unsupported settings of a table on disk."""
     if data.fold > (data.folds or 1):
         have = f"data.folds is {data.folds}" if data.folds else "data.folds is not set"
         yield f"fold = {data.fold}, and {have}"
     if data.folds and data.split == "shuffled":
-        yield "folds have as many rows of each class; leave split = 'shuffled' out"
+        yield "folds are stratified; leave split = 'shuffled' out"
     if data.memory is not None:
         if data.folds or data.split == "stratified":
-            yield "memory keeps the table on disk, and folds and strata look at all labels at once"
+            yield "memory keeps the table on disk, but folds and strata need all labels at once"
         if data.rows is not None:
-            yield "memory keeps the table on disk, which gives all its rows: leave rows out"
+            yield "memory keeps the table on disk, which always uses all its rows: leave rows out"
 
 
 def of_label(label: LabelSettings) -> Iterator[str]:
@@ -109,124 +109,125 @@ def of_label(label: LabelSettings) -> Iterator[str]:
 
 
 def of_train(train: TrainSettings) -> Iterator[str]:
-    """Compiled code and the weights that it takes."""
+    """Yield mistakes about compiled code with several cuts in flight."""
     if train.local_steps > 1 and train.in_flight > 1:
         yield (
-            "train.local_steps goes on with the last exchange before the next one: leave "
+            "train.local_steps repeats the last exchange before the next one: leave "
             "train.in_flight at 1"
         )
     if train.compile and train.in_flight > 1:
         yield (
-            "train.compile needs train.in_flight = 1: with several cuts in flight a forward "
-            "pass runs on copies of the weights, which compiled code does not take"
+            "train.compile needs train.in_flight = 1: with several cuts in flight a "
+            "forward pass uses copies of the weights, which compiled code does not "
+            "support"
         )
 
 
 def _of_local_steps(agreed: Agreed) -> Iterator[str]:
-    """Steps between exchanges, which need an own model and what the last exchange brought."""
+    """Yield mistakes about steps between exchanges, which need a model and stored messages."""
     if agreed.train.local_steps == 1:
         return
     why = ""
     if agreed.dp is not None:
-        why = "[dp] counts one step of each batch"
+        why = "[dp] accounts for one step of each batch"
     elif agreed.secure.partition(":")[0] not in ("none", "sum"):
-        why = f"under secure = '{agreed.secure}' no party has a model that it could move alone"
+        why = f"under secure = '{agreed.secure}' no party has a model that it could train alone"
     elif agreed.middle is not None:
-        why = "a party in the middle ([middle]) has no inputs of its own to go on with"
+        why = "a party in the middle ([middle]) has no inputs of its own for further steps"
     elif agreed.missing_rows != "intersection":
-        why = "vectors for rows that are missing (data.missing_rows = 'token') learn at exchanges"
+        why = "vectors for missing rows (data.missing_rows = 'token') are only trained in exchanges"
     if why:
-        yield f"train.local_steps goes on between exchanges: {why}"
+        yield f"train.local_steps trains between exchanges: {why}"
 
 
 def of_dp(dp: DPSettings) -> Iterator[str]:
-    """What noise follows from."""
+    """Yield a mistake if the noise has no source."""
     if dp.epsilon is None and dp.noise is None:
         yield "dp needs an epsilon to keep, a noise, or both"
 
 
 def of_compare(compare: CompareSettings) -> Iterator[str]:
-    """Repeats, levels and the codec that others are set against."""
+    """Yield mistakes about repeats, levels and the baseline codec."""
     wanted = next((spec for spec in compare.codecs if WANTED in spec), None)
     if wanted and not compare.levels:
         yield f"'{wanted}' needs levels, such as levels = [2.86]"
     if compare.folds is not None and compare.seeds is not None:
         yield "folds take the place of seeds; give one of them"
     if compare.seeds == ():
-        yield "seeds is empty, so nothing would be trained"
+        yield "seeds is empty, so there would be no training"
     if compare.baseline is not None and compare.baseline not in compare.codecs:
-        yield f"baseline = '{compare.baseline}' is none of codecs"
+        yield f"baseline = '{compare.baseline}' is not one of codecs"
 
 
 def of_grid(grid: GridSettings) -> Iterator[str]:
-    """Attacks that label-free bottoms meet too."""
+    """Yield attacks for label-free bottoms that are not among the attacks."""
     others = [spec for spec in grid.baseline_specs if spec not in grid.attack_specs]
     if others:
-        yield f"baseline_attacks are some of the attacks, and {others[0]} is none"
+        yield f"baseline_attacks has to be a part of attacks, and {others[0]} is not one of them"
 
 
 def of_own_data(data: OwnData) -> Iterator[str]:
-    """A party's own table: pictures, and settings of other kinds of tables."""
+    """Yield mistakes about a party's own table: pictures, and settings of other kinds of tables."""
     if data.bins and data.shape:
-        yield "bins are of plain columns, and shape makes a picture of them"
+        yield "bins is for plain columns, but shape makes pictures of them"
     if data.length is not None and data.tokenizer is None:
         yield "length is a number of tokens, and needs tokenizer"
     sources = [data.source, *([data.predict] if data.predict else [])]
     if not any(map(may_be_csv, sources)):
         for name in set_by_hand(data, *_OF_CSV):
-            yield f"{name} says how a CSV is written, and no file of this party is one"
+            yield f"{name} describes a CSV, but no file of this party is one"
     if data.query is not None and not any(map(_is_asked, sources)):
-        yield "query is asked of a database, and this table is a file"
+        yield "query is for a database, but this table is a file"
     if data.predict_query is not None and not _is_asked(sources[-1]):
-        yield "predict_query is asked of a database, and the rows to predict are in a file"
+        yield "predict_query is for a database, but the rows to predict are in a file"
 
 
 def of_party_file(party: PartyFile) -> Iterator[str]:
-    """A party's role, and what only a party with data, or with labels, has."""
+    """Yield mistakes about a party's role, and settings that need data or labels."""
     if party.role == "data" and party.data is None:
-        yield "[data] is missing: which table; or role = 'dealer' or 'middle'"
+        yield "[data] is missing: add the table; or role = 'dealer' or 'middle'"
     if party.role != "data":
         if party.data is not None:
             yield f"a party with role = '{party.role}' has no data: leave [data] out"
         for name in set_by_hand(party, "bottom", "augment", "trace", "serve"):
-            yield f"a party with role = '{party.role}' has no data, so {name} changes nothing"
+            yield f"a party with role = '{party.role}' has no data, so {name} has no effect"
     elif party.data is not None and party.data.label is None and party.serve is not None:
-        yield "[serve] is of a party with labels, and data.label names none"
+        yield "[serve] is for a party with labels, but data.label names none"
     if set_by_hand(party.node, "ranks_key") and not party.node.ranks_at:
-        yield "node.ranks_key is for ranks on several machines: node.ranks_at says where they meet"
+        yield "node.ranks_key is for ranks on several machines: node.ranks_at is their address"
     for name, why in idle_in_trace(party.trace):
-        yield f"{name} would change nothing: {why}"
+        yield f"{name} would have no effect: {why}"
 
 
-# What all parties know.
+# Rules for settings that all parties know.
 
 
 def of_agreed(agreed: Agreed) -> Iterator[str]:
-    """What an experiment and the terms of a session, which somebody else may send, are held to."""
+    """Yield mistakes in an experiment, or in the terms of a session, which a peer may send."""
     if not agreed.feature_parties:
         yield "no feature party: every party in 'parties' is the label party"
     if agreed.validation + agreed.test >= 1:
-        yield "data.validation + data.test leave no rows to train on"
+        yield "data.validation + data.test leave no training rows"
     judged = agreed.train.patience > 0 or agreed.train.keep == "best"
     if judged and agreed.validation == 0:
         yield "train.patience and train.keep = 'best' need data.validation > 0"
     yield from _of_dp_beside(agreed)
     if agreed.train.warm_start and agreed.secure.partition(":")[0] not in ("none", "sum"):
         yield (
-            "train.warm_start needs secure = 'none' or 'sum': in another mode no party has a part "
-            "of a run that it could go on from alone"
+            "train.warm_start needs secure = 'none' or 'sum': in another mode no party "
+            "has a part of a run from which it could start alone"
         )
     yield from _of_branches(agreed)
     yield from _of_local_steps(agreed)
     if agreed.missing_rows == "token":
         for why in _wants_every_row(agreed):
-            yield f"data.missing_rows = 'token' does not go here: {why}"
+            yield f"data.missing_rows = 'token' is not possible here: {why}"
     yield from _of_tasks(agreed)
     yield from _of_middle(agreed)
 
 
 def _of_dp_beside(agreed: Agreed) -> Iterator[str]:
-    """Settings that are right by themselves and do not go with [dp]."""
+    """Yield settings that are valid alone but contradict [dp]."""
     dp, train = agreed.dp, agreed.train
     if dp is None:
         return
@@ -234,26 +235,30 @@ def _of_dp_beside(agreed: Agreed) -> Iterator[str]:
         why = "no party has a half whose gradients it could clip"
         yield f"[dp] needs secure = 'none', 'sum' or 'pea': {why}"
     if agreed.middle is not None or agreed.tasks:
-        yield "[dp] counts one top and its bottoms, and neither [middle] nor [[tasks]] is counted"
+        yield (
+            "[dp] accounts for one top and its bottoms, but neither for [middle] nor for [[tasks]]"
+        )
     if train.clip_norm:
         yield "[dp] bounds each row's gradient by dp.clip: leave train.clip_norm out"
     if train.precision != "float32":
-        yield "[dp] needs train.precision = 'float32': norms of rows must not be rounded below it"
+        yield (
+            "[dp] needs train.precision = 'float32': lower precision would round the norms of rows"
+        )
     if train.warm_start:
-        yield "[dp] counts a training from its first weights on: leave train.warm_start out"
+        yield "[dp] accounts for a training from its initial weights on: leave train.warm_start out"
     if train.compile:
-        yield "[dp] needs train.compile = false: it looks at every layer's gradients by row"
+        yield "[dp] needs train.compile = false: it computes every layer's gradients row by row"
     if dp.epsilon and dp.noise and (train.patience or train.keep == "best"):
         yield "a training that ends with dp.epsilon needs train.patience = 0 and keep = 'last'"
     if train.shuffle != "full":
         yield "[dp] draws batches in its own way (dp.sampling): leave train.shuffle out"
     unknown = sorted(set(dp.clips) - {*agreed.parties, agreed.label_party})
     if unknown:
-        yield f"dp.clips names no party of the experiment: {unknown[0]}"
+        yield f"dp.clips has a name that is no party of the experiment: {unknown[0]}"
 
 
 def _of_branches(agreed: Agreed) -> Iterator[str]:
-    """Branches that train one bottom together."""
+    """Yield mistakes about branches that train one bottom together."""
     dp = agreed.dp
     several = [name for name, party in agreed.parties.items() if party.branches > 1]
     if dp is None:
@@ -261,123 +266,125 @@ def _of_branches(agreed: Agreed) -> Iterator[str]:
             yield "branches train a bottom with noise, so they need [dp]"
         return
     if dp.unit == "client" and len(several) != 1:
-        yield f"dp.unit = 'client' is about the branches of one party, and {len(several)} have any"
+        yield f"dp.unit = 'client' needs one party with branches, and {len(several)} have branches"
     if dp.unit == "client" and dp.sampling != "poisson":
-        yield "dp.unit = 'client' draws each branch by itself: dp.sampling = 'poisson'"
+        yield "dp.unit = 'client' draws each branch independently: dp.sampling = 'poisson'"
     if several and dp.quantile is not None:
-        yield "dp.quantile counts rows at one place, and branches have theirs apart"
+        yield "dp.quantile counts rows at one place, but branches have separate rows"
 
 
 def _wants_every_row(agreed: Agreed) -> Iterator[str]:
-    """Why rows that some party lacks cannot stay."""
+    """Yield reasons why rows that some party lacks cannot stay."""
     mode = agreed.secure.partition(":")[0]
     if mode != "none" and not takes_missing_rows(mode):
         yield f"under secure = '{agreed.secure}' the label party never has a cut to replace"
     if agreed.dp is not None:
-        yield "[dp] does not count what a vector for missing cuts learns of a row"
+        yield "[dp] does not account for what a vector for missing cuts learns of a row"
     if agreed.tasks:
-        yield "several label parties ([[tasks]]) have rows of their own each"
+        yield "several label parties ([[tasks]]) have separate rows"
     if agreed.middle is not None:
-        yield "a party in the middle ([middle]) has no vector for a cut that is missing"
+        yield "a party in the middle ([middle]) has no vector for a missing cut"
 
 
 def _of_tasks(agreed: Agreed) -> Iterator[str]:
-    """Several label parties."""
+    """Yield mistakes about several label parties."""
     further = further_label_parties(agreed)
     if not further:
         return
     if len({agreed.label_party, *further}) <= len(further):
-        yield "two label parties of [label] and [[tasks]] have one name"
+        yield "two label parties of [label] and [[tasks]] have the same name"
     for name in further:
         if name in agreed.parties:
             yield f"'{name}' of [[tasks]] has columns; give them to a feature party"
     if agreed.secure != "none":
-        yield f"secure = '{agreed.secure}' has one label party, and [[tasks]] have more"
+        yield f"secure = '{agreed.secure}' has one label party, but [[tasks]] have more"
     if agreed.middle is not None:
-        yield "[middle] stands before one label party, and [[tasks]] have more"
+        yield "[middle] stands before one label party, but [[tasks]] have more"
     if agreed.train.patience > 0 or agreed.train.keep == "best":
         yield (
-            "train.patience and train.keep = 'best' judge the validation loss of one task, and no "
-            "label party tells another of its own; leave them out beside [[tasks]]"
+            "train.patience and train.keep = 'best' need the validation loss of one task, "
+            "but label parties do not disclose theirs to each other; leave them out with "
+            "[[tasks]]"
         )
 
 
 def _of_middle(agreed: Agreed) -> Iterator[str]:
-    """A party in the middle."""
+    """Yield mistakes about a party in the middle."""
     if agreed.middle is None:
         return
     name, label_party = agreed.middle.party, agreed.label_party
     if name == label_party or name in agreed.parties:
-        yield f"middle.party = '{name}' is another party's name as well"
+        yield f"middle.party = '{name}' is also another party's name"
     if label_party in agreed.parties:
         yield (
-            f"the label party '{label_party}' has columns, and with [middle] it computes the "
-            "head alone; give the columns to a feature party of their own"
+            f"the label party '{label_party}' has columns, but with [middle] it only "
+            "computes the head; give the columns to a separate feature party"
         )
     if agreed.secure != "none":
         yield (
-            f"secure = '{agreed.secure}' hides cuts from the label party, and with [middle] it "
-            "gets none of them"
+            f"secure = '{agreed.secure}' hides cuts from the label party, but with "
+            "[middle] it receives none"
         )
 
 
 def further_label_parties(agreed: Agreed) -> list[str]:
-    """The label parties beside the one that leads; terms have them by name."""
+    """Label parties besides the leading one; terms have them by name."""
     return [getattr(task, "party", task) for task in agreed.tasks or ()]
 
 
 def of_experiment(experiment: Experiment) -> Iterator[str]:
-    """What an experiment says beyond the terms of its sessions: its rows, traces and studies."""
+    """Yield mistakes of an experiment outside its sessions' terms: rows, traces and studies."""
     data, trace = experiment.data, experiment.trace
     if data.missing_rows == "token":
-        no_token = "data.missing_rows = 'token' does not go here"
+        no_token = "data.missing_rows = 'token' is not possible here"
         if not experiment.has_own_tables and data.alignment is None:
             yield (
-                f"{no_token}: only parties with tables of their own, [parties.NAME] with a source, "
-                "lack rows; those of a federation find them by an alignment, "
+                f"{no_token}: only parties with separate tables, [parties.NAME] with a "
+                "source, lack rows; in a federation an alignment finds them, "
                 "data.alignment = 'NAME'"
             )
         if trace.enabled:
-            why = "a trace ([trace]) and what reads it take every party to have every row"
+            why = "a trace ([trace]) and its readers assume that every party has every row"
             yield f"{no_token}: {why}"
     if data.split == "stratified" and experiment.label.task == "regression":
-        yield "data.split = 'stratified' is for classes, and these labels are numbers"
+        yield "data.split = 'stratified' is for classes, but these labels are numbers"
     if experiment.is_table and (given := set_by_hand(data, *_OF_SETS)):
-        yield f"data.{given[0]} is for data sets by name, and this is a table"
+        yield f"data.{given[0]} is for data sets by name, but this is a table"
     if experiment.is_table and data.length is not None and data.tokenizer is None:
         yield "data.length of a table is a number of tokens, and needs data.tokenizer"
     yield from _of_code(experiment)
     yield from _of_calibration(experiment)
     measure, kind = experiment.train.measure, experiment.label.task
     if measure not in (own := OF_NUMBERS if kind == "regression" else _OF_CLASSES):
-        yield f"train.measure = '{measure}' is not of a {kind}: {', '.join(own)}"
+        yield f"train.measure = '{measure}' is no metric of a {kind}: {', '.join(own)}"
     beyond = [epoch for epoch in trace.epochs if epoch > experiment.train.epochs]
     if beyond:
-        yield f"trace.epochs has {beyond[0]}, and train.epochs {experiment.train.epochs}"
+        yield f"trace.epochs contains {beyond[0]}, but train.epochs is {experiment.train.epochs}"
     for task in experiment.tasks or ():
         if task.column is None and experiment.is_table:
-            yield f"'{task.party}' of [[tasks]] needs the column that it learns"
+            yield f"'{task.party}' of [[tasks]] needs the name of its label column"
     studies = set_by_hand(experiment, *_STUDIES)
     if experiment.tasks:
         yield from (f"[{name}] trains networks with one label party" for name in studies)
         if trace.enabled:
-            yield "[trace] replays links to one label party, and [[tasks]] have others"
+            yield "[trace] replays links to one label party, but [[tasks]] have others"
     if experiment.middle is not None:
         yield from (f"[{name}] trains networks without a party in the middle" for name in studies)
         if trace.enabled:
-            yield "[trace] replays links to a label party, and [middle] has others"
+            yield "[trace] replays links to a label party, but [middle] has others"
 
 
 def _of_code(experiment: Experiment) -> Iterator[str]:
-    """Functions, which a party's own file alone may name: an experiment is written by others."""
+    """Yield functions outside a party's own file, because other parties write an experiment."""
     sources = [("data", experiment.data.source)]
     sources += [(f"parties.{name}", one.source or "") for name, one in experiment.parties.items()]
     sources += [(f"tasks of '{one.party}'", one.source or "") for one in experiment.tasks or ()]
     for where, source in sources:
         if is_loader(source):
             yield (
-                f"{where}: source = '{source}' names a function, which only [data] of that party's "
-                "own party.toml may do; an experiment takes a data set by name, which --plugin adds"
+                f"{where}: source = '{source}' names a function, which is only allowed in "
+                "[data] of that party's own party.toml; an experiment uses a data set by "
+                "name, which --plugin adds"
             )
     augmented = [name for name, one in experiment.parties.items() if one.augment != "none"]
     if augmented and experiment.secure.partition(":")[0] not in ("none", "sum"):
@@ -388,7 +395,7 @@ def _of_code(experiment: Experiment) -> Iterator[str]:
 
 
 def _of_calibration(experiment: Experiment) -> Iterator[str]:
-    """Curves that are fitted to validation rows, whose labels no noise covers."""
+    """Yield mistakes about calibration, which uses labels of validation rows without noise."""
     labels = [("label", experiment.label), *(("tasks", one) for one in experiment.tasks or ())]
     for where, label in labels:
         if label.calibration == "none":
@@ -397,14 +404,16 @@ def _of_calibration(experiment: Experiment) -> Iterator[str]:
         if experiment.data.validation == 0:
             yield f"{asked} is fitted to validation rows: data.validation > 0"
         if experiment.dp is not None:
-            yield f"{asked} reads labels of validation rows, and the noise of [dp] covers none"
+            yield (
+                f"{asked} uses labels of validation rows, which the noise of [dp] does not protect"
+            )
 
 
-# An experiment at one place.
+# Rules for an experiment in one process.
 
 
 def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
-    """Where one process that plays everybody finds rows."""
+    """Yield mistakes about the source of rows, if one process runs every party."""
     data, by_name = experiment.data, not experiment.is_table
     named = f"the bundled set '{data.source}'"
     if data.bins and by_name:
@@ -429,7 +438,7 @@ def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
         )
     if not by_name and experiment.label.column is None:
         yield ConfigError(
-            "a table needs 'label.column', the column that is learned",
+            "a table needs 'label.column', the column of the labels",
             fix='[label] with column = "NAME"',
         )
     tables = [party.source for party in experiment.parties.values() if party.source]
@@ -449,7 +458,7 @@ def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def of_own_sources(experiment: Experiment) -> Iterator[ConfigError]:
-    """Tables of the parties' own, which party files describe at every party or at none."""
+    """Yield mistakes about parties' own tables, which all or no parties describe by party files."""
     sources = experiment.own_sources
     plain = [name for name, source in sources.items() if not is_file_of_party(source)]
     if len(plain) == len(sources):
@@ -457,7 +466,7 @@ def of_own_sources(experiment: Experiment) -> Iterator[ConfigError]:
     yield from of_bins(experiment)
     if plain:
         yield ConfigError(
-            "once one party's source is a party file, every party's is",
+            "if one party's source is a party file, every party's has to be one",
             where=f"parties.{plain[0]}.source",
             got=sources[plain[0]],
         )
@@ -466,17 +475,17 @@ def of_own_sources(experiment: Experiment) -> Iterator[ConfigError]:
 def of_training_here(
     experiment: Experiment, own_parts: Collection[str], rows_apart: bool
 ) -> Iterator[ConfigError]:
-    """All that one process which plays everybody is held to before it trains.
+    """Yield all mistakes of a training in one process that runs every party.
 
     Args:
-        experiment: what is trained.
+        experiment: experiment to train.
         own_parts: see `idle_in_one_process`.
-        rows_apart: whether each party has rows of its own, see `SecureMode.divides_rows`.
+        rows_apart: whether each party has separate rows, see `SecureMode.divides_rows`.
     """
     yield from of_one_process(experiment)
     if experiment.data.folds and "test" in own_parts:
         yield ConfigError(
-            "folds take turns as test rows, and this data set has test rows of its own",
+            "folds supply the test rows in turn, but this data set has its own test rows",
             where="data.folds",
             got=f"data.source = '{experiment.data.source}'",
             fix="leave data.folds out",
@@ -488,9 +497,9 @@ def of_training_here(
 
 
 def of_rows_apart(experiment: Experiment) -> Iterator[ConfigError]:
-    """Parties with rows of their own, which have all columns."""
+    """Yield mistakes for parties with separate rows, which have all columns."""
     cure = "leave it out, or secure = 'pea:divided=columns'"
-    whole = "parties with rows of their own have all columns, and no row in common"
+    whole = "parties with separate rows have all columns, and no common rows"
     for name, party in experiment.parties.items():
         if party.columns:
             yield ConfigError(whole, where=f"parties.{name}.columns", fix=cure)
@@ -498,32 +507,32 @@ def of_rows_apart(experiment: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(whole, where="data.alignment", fix=cure)
     if experiment.has_own_tables and experiment.data.rows is not None:
         yield ConfigError(
-            "parties with rows of their own bring all of them",
+            "parties with separate rows always use all of them",
             where="data.rows",
             fix="leave data.rows out, or shorten the tables",
         )
 
 
 def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> Iterator[Idle]:
-    """Settings that change nothing in a process that plays everybody.
+    """Yield settings without an effect in a process that runs every party.
 
     Args:
-        experiment: what is trained.
-        own_parts: the shares of [data] that a data set by name does not follow, for it has such
-            rows of its own.
+        experiment: experiment to train.
+        own_parts: shares of [data] that a data set by name ignores, because it has its own rows for
+            these parts.
     """
     data, by_name = experiment.data, not experiment.is_table
     files = [party.source for party in experiment.parties.values() if party.source]
     described = any(is_file_of_party(source) for source in [*files, data.source])
     if described or by_name:
-        whose = "a party's own file says it" if described else "it is for tables"
+        whose = "a party's own file has it" if described else "it is for tables"
         of_texts = ("tokenizer", "length") if described else ()
         named = set_by_hand(data, *_OF_TABLES, *of_texts)
         yield from ((f"data.{name}", whose) for name in named)
     elif not any(map(may_be_csv, [data.source, *files])):
-        no_csv = "it says how a CSV is written, and no table is one"
+        no_csv = "it describes a CSV, but no table is one"
         yield from ((f"data.{name}", no_csv) for name in set_by_hand(data, *_OF_CSV))
-    if not files:  # `vfl align` follows both
+    if not files:  # `vfl align` uses both
         for name in set_by_hand(data, "id_rules", "alignment"):
             yield f"data.{name}", "only parties with a source each are aligned"
     for name in set_by_hand(data, *own_parts):
@@ -539,17 +548,17 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
 
 
 def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
-    """Settings that change nothing in any training."""
+    """Yield settings without an effect in any training."""
     train = experiment.train
     if train.optimizer.partition(":")[0].lower() != "sgd":
         for name in set_by_hand(train, "momentum"):
             yield f"train.{name}", f"train.optimizer = '{train.optimizer}' has none"
     if train.local_steps == 1:
         for name in set_by_hand(train, "local_angle"):
-            yield f"train.{name}", "train.local_steps = 1 takes no further step"
+            yield f"train.{name}", "train.local_steps = 1 makes no further step"
     if not train.patience and train.keep != "best":
         for name in set_by_hand(train, "measure"):
-            yield f"train.{name}", "neither train.patience nor train.keep = 'best' judges by it"
+            yield f"train.{name}", "neither train.patience nor train.keep = 'best' uses it"
     if train.shuffle != "blocks":
         for name in set_by_hand(train, "block_rows", "window_blocks"):
             yield f"train.{name}", "train.shuffle = 'full' has no blocks"
@@ -557,17 +566,17 @@ def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
 
 
 def idle_in_trace(trace: TraceSettings) -> Iterator[Idle]:
-    """Settings of a recording that records nothing."""
+    """Yield settings of a recording that records nothing."""
     if trace.epochs and not trace.phases:
-        yield "trace.epochs", "trace.phases names no frames to keep"
+        yield "trace.epochs", "trace.phases lists no frames to store"
 
 
 def idle_in_grid(grid: GridSettings, read: Collection[str]) -> Iterator[Idle]:
-    """Settings of a grid that no attack of it reads.
+    """Yield settings of a grid that none of its attacks reads.
 
     Args:
         grid: the grid.
-        read: the settings that some attack reads.
+        read: settings that some attack reads.
     """
     if len(grid.trainings) == 1:
         for name in set_by_hand(grid, "known"):
@@ -578,11 +587,11 @@ def idle_in_grid(grid: GridSettings, read: Collection[str]) -> Iterator[Idle]:
 
 
 def of_idle(found: Iterable[Idle]) -> Iterator[ConfigError]:
-    """One mistake that tells every setting which changes nothing."""
+    """Yield one mistake that reports all settings without an effect."""
     listed = list(found)
     if listed:
         yield ConfigError(
-            "settings would change nothing here",
+            "settings would have no effect here",
             where=listed[0][0],
             got="; ".join(f"{name}: {why}" for name, why in listed),
             want="settings that each have an effect",
@@ -591,7 +600,7 @@ def of_idle(found: Iterable[Idle]) -> Iterator[ConfigError]:
 
 
 def of_project(experiment: Experiment) -> Iterator[ConfigError]:
-    """What parties keep to themselves, and what no session on Flower looks at."""
+    """Yield private settings of parties, and settings that no session on Flower uses."""
     found = [
         f"parties.{name}.{setting}"
         for name, party in experiment.parties.items()
@@ -604,9 +613,9 @@ def of_project(experiment: Experiment) -> Iterator[ConfigError]:
     ]
     if found:
         yield ConfigError(
-            "a project's experiment.toml names no party's table, nor what it does with its rows",
+            "a project's experiment.toml names no party's table, and no augmentations of its rows",
             got=", ".join(found),
-            fix="put them in that party's own party.toml, those of its table in [data]",
+            fix="put them in that party's own party.toml, settings of its table in [data]",
         )
     yield from of_bins(experiment)
     data = experiment.data
@@ -614,39 +623,40 @@ def of_project(experiment: Experiment) -> Iterator[ConfigError]:
     elsewhere = set_by_hand(data, *(name for name in type(data).model_fields if name not in here))
     if elsewhere:
         yield ConfigError(
-            "no session on Flower looks at this setting: each party reads a table of its own",
+            "no session on Flower uses this setting: each party reads a table of its own",
             where=f"data.{elsewhere[0]}",
             got=", ".join(f"data.{name}" for name in elsewhere),
             want=", ".join(OF_A_PROJECT),
-            fix="leave it out, or put it in [data] of a party's own party.toml if that has it",
+            fix="leave it out, or put it in [data] of a party's own party.toml if it is "
+            "allowed there",
         )
     yield from of_idle(idle_in_training(experiment))
     if data.alignment is not None and not re.fullmatch(ALIGNMENT_NAME, data.alignment):
         yield ConfigError(
-            "a project's alignment has a name, and no folder",
+            "a project's alignment has a name, not a folder",
             where="data.alignment",
             got=data.alignment,
             fix=f'alignment = "{UNNAMED_ALIGNMENT}"',
         )
     if data.folds or data.split == "stratified":
         yield ConfigError(
-            "strata are made where all labels are, and a project's feature parties have none",
+            "stratification needs the labels, and a project's feature parties have none",
             got="data.folds" if data.folds else "data.split",
             fix="leave it out; data.test is the share of test rows",
         )
     if set_by_hand(experiment, "trace"):
         yield ConfigError(
-            "a project's experiment.toml switches on nobody's trace",
+            "a project's experiment.toml cannot enable a party's trace",
             got="[trace]",
-            fix="put it in the party.toml of the party that wants to record its own side",
+            fix="put it in the party.toml of the party that wants to record its own end",
         )
 
 
 def of_bins(experiment: Experiment) -> Iterator[ConfigError]:
-    """Bins for parties whose own files say how their tables are read."""
+    """Yield a mistake for bins, if parties' own files describe their tables."""
     if experiment.data.bins:
         yield ConfigError(
-            "each party's own file says what its numbers become",
+            "each party's own file sets the encoding of its numbers",
             where="data.bins",
             got=str(experiment.data.bins),
             fix="put 'bins' in [data] of that party's own party.toml",
@@ -654,11 +664,11 @@ def of_bins(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def of_leading_party(experiment: Experiment, party: PartyFile) -> Iterator[ConfigError]:
-    """What the leading label party's own file says, beside the experiment of its project."""
+    """Yield mistakes of the leading label party's own file, given its project's experiment."""
     named, own = experiment.label.column, party.data and party.data.label
     if named is not None and named != own:
         yield ConfigError(
-            "a project's label column is the one that the label party's own file names",
+            "the label party's own file names a project's label column",
             where="label.column",
             got=named,
             want=f"data.label of {party.party}'s own file: {own or 'none'}",
@@ -666,7 +676,7 @@ def of_leading_party(experiment: Experiment, party: PartyFile) -> Iterator[Confi
         )
     idle = []
     if party.bottom is not None:
-        idle.append(("bottom", "the label party's bottom is the one that the experiment names"))
+        idle.append(("bottom", "the experiment sets the label party's bottom"))
     if party.augment != "none" and party.party not in experiment.parties:
         idle.append(("augment", f"[parties] of the experiment has no '{party.party}'"))
     if party.data and party.data.columns and party.party not in experiment.parties:
@@ -675,17 +685,17 @@ def of_leading_party(experiment: Experiment, party: PartyFile) -> Iterator[Confi
 
 
 def of_one_label_party(experiment: Experiment, what: str) -> Iterator[ConfigError]:
-    """Roles that have no place in a study or an attack."""
+    """Yield roles that a study or an attack does not support."""
     if experiment.tasks:
         yield ConfigError(
-            f"{what} has no place for several label parties",
+            f"{what} does not support several label parties",
             got=f"[[tasks]] of {', '.join(task.party for task in experiment.tasks)}",
             want="one label party",
             fix="leave [[tasks]] out; vfl train, evaluate, predict, serve and report take them",
         )
     if experiment.middle is not None:
         yield ConfigError(
-            f"{what} has no place for a party in the middle",
+            f"{what} does not support a party in the middle",
             got=f"[middle] with party = '{experiment.middle.party}'",
             want="bottoms at the feature parties and the whole top at the label party",
             fix="leave [middle] out; vfl train, evaluate, predict, serve and report take it",
@@ -693,7 +703,7 @@ def of_one_label_party(experiment: Experiment, what: str) -> Iterator[ConfigErro
 
 
 def of_complete_rows(experiment: Experiment, what: str) -> Iterator[ConfigError]:
-    """Rows that some party lacks."""
+    """Yield a mistake if rows may be missing at some party."""
     if experiment.data.missing_rows != "intersection":
         yield ConfigError(
             f"{what} needs every party's cut of every row",
@@ -703,18 +713,18 @@ def of_complete_rows(experiment: Experiment, what: str) -> Iterator[ConfigError]
         )
 
 
-# Which setting names a plug-in of which family.
+# Settings that name a plug-in, with its family.
 
 
 class Named(NamedTuple):
     """A plug-in that a setting names.
 
     Attributes:
-        setting: the setting's parts.
-        family: what kind of plug-in it is.
-        spec: it and its options.
-        beside: what it has to go with: widths of cuts, or whether labels are numbers.
-        listed: whether it is one of several that the setting names.
+        setting: parts of the setting's name.
+        family: kind of plug-in.
+        spec: name and options of the plug-in.
+        beside: values that it has to fit: widths of cuts, or whether labels are numbers.
+        listed: whether the setting names several plug-ins.
     """
 
     setting: tuple[str, ...]
@@ -725,7 +735,7 @@ class Named(NamedTuple):
 
 
 def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
-    """Every plug-in that an experiment names; its settings may be wrong themselves."""
+    """Yield every plug-in that an experiment names; its settings may still contain mistakes."""
     label, parties = table_in(content, "label"), table_in(content, "parties")
     leading = label.get("party", LabelSettings().party)
     tasks = [one for one in content.get("tasks") or () if isinstance(one, Mapping)]
@@ -787,16 +797,16 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
 
 
 def table_in(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of some settings; an empty one where it is missing or something else."""
+    """A table of some settings; empty if it is missing or no table."""
     found = content.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-# Telling mistakes.
+# Reports of mistakes.
 
 
 def check_one_process(experiment: Experiment) -> None:
-    """Refuse an experiment that does not say where one process that plays everybody finds rows.
+    """Refuse an experiment without a source of rows for one process that runs every party.
 
     Raises:
         ConfigError: see `of_one_process`.
@@ -805,7 +815,7 @@ def check_one_process(experiment: Experiment) -> None:
 
 
 def check_one_label_party(experiment: Experiment, what: str) -> None:
-    """Refuse an experiment with a middle, or with several label parties, where it has no place.
+    """Refuse an experiment with a middle, or with several label parties, if unsupported.
 
     Raises:
         ConfigError: see `of_one_label_party`.
@@ -814,16 +824,16 @@ def check_one_label_party(experiment: Experiment, what: str) -> None:
 
 
 def refuse(found: Iterable[ConfigError]) -> None:
-    """Raise every mistake that was found, as one error.
+    """Raise all found mistakes as one error.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: there is a mistake.
     """
     raise_mistakes(mistakes_of(found))
 
 
 def set_by_hand(settings: Settings, *names: str) -> list[str]:
-    """Those of some settings that are not as they are by default."""
+    """Names of settings that differ from their defaults."""
     fields = type(settings).model_fields
     defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
     return [name for name in names if getattr(settings, name) != defaults[name]]
@@ -838,7 +848,7 @@ def _is_asked(source: str) -> bool:
     return is_database(source) and not (is_object(source) or is_loader(source))
 
 
-#: The rules of each class of settings; one that derives from it is held to the same.
+#: Rules of each class of settings; a subclass has the same rules.
 HELD_TO: Mapping[type[Settings], Sequence[Rule]] = {
     DataSettings: [of_data],
     LabelSettings: [of_label],

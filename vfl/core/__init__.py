@@ -1,4 +1,4 @@
-"""What every room stands on: errors, plug-ins by name, randomness, frames, files."""
+"""Foundations of all other packages: errors, plug-ins by name, randomness, frames, files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's ``__getattr__`` that imports what needs torch only when it is asked for.
+    """Make a package's ``__getattr__``, which imports modules that need torch on first use.
 
     The package's ``__dir__`` is its public list, so that completion finds these names.
 
     Args:
-        package: its name, for the message.
-        homes: each public name, and the module that has it or is it.
+        package: name of the package, for the message.
+        homes: maps each public name to the module that contains it or is it.
     """
 
     def find(name: str) -> Any:
@@ -32,7 +32,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def _name_the_user() -> None:
-    """Give a user without a name one, as a container's often has none: torch asks for it."""
+    """Give a user without a name one, because torch asks for it; containers often have none."""
     try:
         getpass.getuser()
     except (KeyError, OSError):

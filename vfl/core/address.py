@@ -1,4 +1,4 @@
-"""Addresses as people write them: every setting, option and message is read here."""
+"""Addresses as people write them; all settings, options and messages are parsed here."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 _LAST_PORT = 65535
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
-#: Names of a compose file or a container have underscores. Digits and dots alone are no name.
+#: Names in a compose file or a container may have underscores. Only digits and dots are no name.
 _NAME = re.compile(rf"(?=.{{1,253}}\Z)(?=.*[A-Za-z]){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 class Address(NamedTuple):
-    """Where something listens.
+    """Address of a listener.
 
     Attributes:
-        host: a name, or an address of IPv4 or IPv6 without brackets.
-        port: 0 to 65535; 0 is any free one.
+        host: a name, or an IPv4 or IPv6 address without brackets.
+        port: 0 to 65535; 0 takes any free port.
 
     >>> str(Address("::1", 8000)), str(Address("lender.example", 8000))
     ('[::1]:8000', 'lender.example:8000')
@@ -33,13 +33,13 @@ class Address(NamedTuple):
 
 
 def parse_host(text: str) -> str:
-    """The host that somebody wrote; an IPv6 address comes back in its shortest form.
+    """Parse a host; an IPv6 address is returned in its shortest form.
 
     Args:
         text: a name, an IPv4 address, or an IPv6 address with or without brackets.
 
     Raises:
-        ValueError: it is none of them; the text says why, and quotes nothing.
+        ValueError: the text is none of them; the message gives the reason, and quotes nothing.
 
     >>> parse_host("[2001:DB8:0:0::7]"), parse_host("my_host.example"), parse_host("10.0.0.7")
     ('2001:db8::7', 'my_host.example', '10.0.0.7')
@@ -48,7 +48,7 @@ def parse_host(text: str) -> str:
     bare = text[1:-1] if bracketed else text
     if "%" in bare:
         raise ValueError(
-            "an address with a zone (%) means something on one machine alone; use another address "
+            "an address with a zone (%) is valid on one machine only; use another address "
             "of that machine, or its name"
         )
     if not bracketed and _NAME.fullmatch(bare):
@@ -57,22 +57,22 @@ def parse_host(text: str) -> str:
         address = ip_address(bare)
     except ValueError:
         raise ValueError(
-            "this is no host; want a name of ASCII letters, digits, '-', '_' and '.', an IPv4 "
-            "address, or an IPv6 address"
+            "this is not a host; want a name of ASCII letters, digits, '-', '_' and '.', "
+            "an IPv4 address, or an IPv6 address"
         ) from None
     if bracketed and address.version == 4:
-        raise ValueError("brackets are for IPv6 addresses alone")
+        raise ValueError("only IPv6 addresses have brackets")
     return str(address)
 
 
 def parse_address(text: str) -> Address:
-    """Host and port that somebody wrote as HOST:PORT.
+    """Parse a host and a port in the form HOST:PORT.
 
     Args:
         text: the host as `parse_host` reads it; an IPv6 address needs its brackets here.
 
     Raises:
-        ValueError: the text is of another form; it says why, and quotes nothing.
+        ValueError: the text has another form; the message gives the reason, and quotes nothing.
 
     >>> parse_address("[0:0:0:0:0:0:0:1]:8000")
     Address(host='::1', port=8000)
@@ -85,7 +85,7 @@ def parse_address(text: str) -> Address:
         raise ValueError("an address is HOST:PORT, without a scheme such as https://")
     host, colon, port = text.rpartition(":")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError("before a port an IPv6 address stands in brackets: [2001:db8::7]:8000")
+        raise ValueError("before a port, an IPv6 address needs brackets: [2001:db8::7]:8000")
     if not (colon and host and _PORT.fullmatch(port)):
         raise ValueError("this is not HOST:PORT, such as lender.example:8000 or [2001:db8::7]:8000")
     if int(port) > _LAST_PORT:

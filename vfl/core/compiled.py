@@ -1,9 +1,9 @@
-"""Loops that run as they stand, or as machine code where numba is installed.
+"""Loops in plain Python, or as machine code if numba is installed.
 
-There is one source of each loop, so both give the same bytes. Where plain Python would take far too
-long, numpy does the same in passes over the whole batch, and `COMPILED` says which is used; tests
-hold both to the same bits. ``pip install 'vfl[fast]'`` installs numba; the environment variable
-VFL_COMPILED=0 leaves it unused.
+Each loop has one source, so both ways yield the same bytes. Where plain Python would take far too
+long, numpy computes the same in passes over the whole batch, and `COMPILED` decides which is used;
+tests check that the bits are equal. ``pip install 'vfl[fast]'`` installs numba; the environment
+variable VFL_COMPILED=0 disables it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMPILED = (
 
 
 def compiled(loop: Loop) -> Loop:
-    """A loop over integers and arrays of them, compiled at its first call if it can be."""
+    """Compile a loop over integers and arrays of them at its first call, if possible."""
     if not COMPILED:
         return loop
     from numba import njit
@@ -33,31 +33,31 @@ def compiled(loop: Loop) -> Loop:
     _teach_instructions()
     try:
         return cast(Loop, njit(cache=True, nogil=True)(loop))
-    except RuntimeError:  # installation and home are read-only, so each process compiles anew
+    except RuntimeError:  # installation and home are read-only, so each process compiles again
         return cast(Loop, njit(nogil=True)(loop))
 
 
 def native(array: np.ndarray) -> Any:
-    """The form of an array that a loop indexes fastest: plain Python reads views faster."""
+    """The form of an array with the fastest indexing in a loop: in plain Python, a view."""
     return array if COMPILED else memoryview(array)  # type: ignore[arg-type]
 
 
 def prefetch(flat: Any, place: Any) -> None:
-    """Have the processor fetch an entry of a flat array early; nothing unless it is compiled.
+    """Make the processor fetch an entry of a flat array early; without compilation, do nothing.
 
-    A loop that jumps about in a table larger than the cache calls it some jumps ahead.
+    A loop with random access to a table larger than the cache calls it some accesses ahead.
     """
 
 
 def add_pair(flat: Any, place: Any, first: Any, second: Any) -> None:
-    """Add two numbers to an entry of a flat float64 array and to the next one, in one step."""
+    """Add two numbers to neighbouring entries of a flat float64 array, in one step."""
     flat[place] += first
     flat[place + 1] += second
 
 
 @cache
 def _teach_instructions() -> None:
-    """Compile `prefetch` and `add_pair` to instructions that numba does not choose by itself."""
+    """Compile `prefetch` and `add_pair` to instructions that numba does not choose itself."""
     from llvmlite import ir
     from numba.core import types
     from numba.extending import intrinsic, overload

@@ -1,4 +1,4 @@
-"""Every error vfl raises on purpose, as one tree; the page behind each; and all other errors.
+"""All errors that vfl raises on purpose, as one tree; their pages; and the display of other errors.
 
     VFLError                   V000  exit 1
       UserError                V001  exit 2
@@ -48,12 +48,12 @@
           FrameVersionError    V454
       ReusedPadError         V501  exit 1
 
-A message says what happened, where, what was got, what was wanted and how to mend it, and ends
-with the command that explains its code: every code has a page in ``explanations/``, Markdown with
-a title ``# V104: what it is``, what causes it, ``## How it happens``, ``## How to mend it`` and
-``## Example``. Tests hold that the example is what vfl really says.
-A message never holds a cell's value, a row's id or a secret. Of an error nobody raised on purpose
-only type and place are shown (`redacted_traceback`), for its text may hold data.
+A message states what happened, where, what was found, what was expected and a cure, and ends with
+the command that explains its code. Every code has a page in ``explanations/``: Markdown with a
+title ``# V104: what it is``, the cause, ``## How it happens``, ``## How to mend it`` and ``##
+Example``. Tests check that the example is a real message of vfl. A message never contains a cell's
+value, a row's id or a secret. For an unexpected error only type and place are shown
+(`redacted_traceback`), because its text may contain data.
 """
 
 from __future__ import annotations
@@ -73,26 +73,26 @@ from typing import Any, ClassVar, TextIO
 from vfl.core.text import logged, printable, printable_lines
 
 _PAGES = Path(__file__).parent / "explanations"
-_ERROR_LIMIT = 20_000  # characters of a field: a file may hold many mistakes
+_ERROR_LIMIT = 20_000  # characters of a field: a file may contain many mistakes
 _FACTS = ("code", "what", "where", "got", "want", "fix")
 
 
 class VFLError(Exception):
-    """A failure vfl can explain.
+    """A failure that vfl can explain.
 
     Args:
         what: one sentence.
-        where: file and line, party and step, or the name of the argument.
+        where: file and line, party and step, or name of the argument.
         got: what was found (names, counts and types only).
         want: what would be accepted.
-        fix: what to do about it.
+        fix: cure.
     """
 
     code: ClassVar[str] = "V000"
     exit_code: ClassVar[int] = 1
 
     def __init_subclass__(cls, *, code: str | None = None, exit_code: int | None = None) -> None:
-        """A member of the tree; what it does not say is as in the class above it."""
+        """Define a member of the tree; omitted values are those of its base class."""
         super().__init_subclass__()
         cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
 
@@ -117,7 +117,7 @@ class VFLError(Exception):
         return "\n".join([f"error[{self.code}]: {record['what']}", *record_lines(record)])
 
     def record(self) -> dict[str, str | None]:
-        """The same facts for a machine, or for the other end of a stream; printable text only."""
+        """The facts for a program, or for the other end of a stream; printable text only."""
         facts = {name: getattr(self, name) for name in _FACTS}
         return {key: text and printable_lines(text, _ERROR_LIMIT) for key, text in facts.items()}
 
@@ -143,11 +143,11 @@ class RunFolderError(UserError, code="V007"):
 
 
 class CheckpointError(RunFolderError, code="V009"):
-    """A checkpoint is missing, damaged or somebody else's."""
+    """A checkpoint is missing, damaged, or belongs to another party or run."""
 
 
 class StorageError(UserError, code="V008"):
-    """A file of ours cannot be written."""
+    """One of vfl's own files cannot be written."""
 
 
 class SpecError(UserError, code="V100"):
@@ -183,7 +183,7 @@ class DataError(UserError, code="V200"):
 
 
 class MissingDataError(DataError, code="V201"):
-    """A file or folder is not there."""
+    """A file or folder does not exist."""
 
 
 class MissingColumnError(DataError, code="V203"):
@@ -207,7 +207,7 @@ class TooFewRowsError(DataError, code="V207"):
 
 
 class TrainedRowsError(DataError, code="V209"):
-    """No figure can be given: the rows at hand are those a run has trained on, or may be."""
+    """No metric can be computed, because the run was, or may have been, trained on these rows."""
 
 
 class RingRangeError(UserError, code="V208"):
@@ -219,11 +219,11 @@ class NotGrantedError(UserError, code="V300"):
 
 
 class PeerError(VFLError, code="V400", exit_code=3):
-    """Another party, or the way to it."""
+    """Another party failed, or the connection to it."""
 
 
 class MissingPartyError(PeerError, code="V401"):
-    """A party did not come in time."""
+    """A party did not attach in time."""
 
 
 class DisagreementError(PeerError, code="V402"):
@@ -235,7 +235,7 @@ class ConsentError(PeerError, code="V403"):
 
 
 class AuthenticationError(PeerError, code="V404"):
-    """Wrong token, node, session or certificate."""
+    """A token, node, session or certificate is wrong."""
 
 
 class LostPeerError(PeerError, code="V405"):
@@ -245,7 +245,7 @@ class LostPeerError(PeerError, code="V405"):
 class PeerFailedError(PeerError, code="V406"):
     """A party reported an error of its own."""
 
-    #: The code and the words of the error at the other party, where it told any.
+    #: Code and text of the error at the other party, if it reported any.
     peer_code: str | None = None
     peer_what: str = ""
 
@@ -267,31 +267,31 @@ class LostRankError(PeerError, code="V410"):
 
 
 class RolledBackError(PeerError, code="V411"):
-    """A party's store was put back from an earlier copy."""
+    """A party's store was restored from an earlier copy."""
 
 
 class ClockError(PeerError, code="V412"):
-    """Two machines do not agree about the time."""
+    """The clocks of two machines differ."""
 
 
 class FrameError(PeerError, code="V450"):
-    """Bytes that are not a frame we accept."""
+    """Bytes are no acceptable frame."""
 
 
 class TruncatedFrameError(FrameError, code="V451"):
-    """Fewer bytes than a frame has, or more."""
+    """A frame has fewer bytes than announced, or more."""
 
 
 class OversizedFrameError(FrameError, code="V452"):
-    """More bytes than was agreed on."""
+    """A message has more bytes than agreed."""
 
 
 class CorruptFrameError(FrameError, code="V453"):
-    """Bytes that differ from what was sent, or are no frame."""
+    """Bytes differ from those sent, or are no frame."""
 
 
 class FrameVersionError(FrameError, code="V454"):
-    """Another version of the format."""
+    """A frame has another version of the format."""
 
 
 class ReusedPadError(VFLError, code="V501"):
@@ -299,11 +299,11 @@ class ReusedPadError(VFLError, code="V501"):
 
 
 class ExposedCutError(SpecError, code="V601"):
-    """A setting would expose what a secure mode hides."""
+    """A setting would expose data that a secure mode hides."""
 
 
 class PrivacyError(SpecError, code="V603"):
-    """A promise of differential privacy would be untrue, or is no promise of one thing."""
+    """A statement of differential privacy would be untrue, or would mix different units."""
 
 
 class RingOverflowError(UserError, code="V602"):
@@ -311,13 +311,13 @@ class RingOverflowError(UserError, code="V602"):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name a typing slip most likely meant, as a hint; None when nothing is close."""
+    """Hint with the most likely known name for a typing slip; None without a similar one."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else None
 
 
 def record_lines(record: Mapping[str, Any]) -> list[str]:
-    """What follows the first line of a message, from `VFLError.record` or a part of it."""
+    """Lines below the first line of a message, from `VFLError.record` or a part of it."""
     labels = {"where": "where", "got": "got", "want": "want", "fix": "try"}
     lines = [f"  {label:<5} {record[key]}" for key, label in labels.items() if record.get(key)]
     return lines + ([f"  more  vfl explain {record['code']}"] if record.get("code") else [])
@@ -326,36 +326,36 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
 def read_record(
     record: object, where: str, shown: Callable[[str], str] = printable
 ) -> dict[str, str]:
-    """What `VFLError.record` gave in another process, filtered: ``code``, ``what`` and what is set.
+    """Filter a `VFLError.record` from another process: ``code``, ``what`` and all set fields.
 
     Args:
-        record: parsed JSON from outside; keys we do not know are ignored.
-        where: who or which file it comes from, for the message.
-        shown: the filter; a record of our own may keep its lines.
+        record: parsed JSON from outside; unknown keys are ignored.
+        where: sender or file, for the message.
+        shown: the filter; our own records may keep their line breaks.
 
     Raises:
-        ProtocolError: it is no such record.
+        ProtocolError: the record has another form.
     """
     found = {key: record.get(key) for key in _FACTS} if isinstance(record, Mapping) else {}
     texts = {key: shown(text) for key, text in found.items() if isinstance(text, str)}
     others = any(text is not None for key, text in found.items() if key not in texts)
     if others or not texts.get("what") or not re.fullmatch(r"V[0-9]{3}", texts.get("code", "")):
         raise ProtocolError(
-            "an error was told in an unknown form", where=where, want="a code and texts"
+            "an error was reported in an unknown form", where=where, want="a code and texts"
         )
     return texts
 
 
 def codes() -> list[str]:
-    """Every code that has a page, in order."""
+    """All codes with a page, in order."""
     return sorted(page.name.removesuffix(".md") for page in _PAGES.iterdir())
 
 
 def page_of(code: str) -> str:
-    """The page of one code, as Markdown.
+    """Page of a code, as Markdown.
 
     Raises:
-        UnknownNameError: there is no such code, with the nearest one.
+        UnknownNameError: there is no such code; suggests the nearest one.
     """
     wanted, known = code.strip().upper(), codes()
     if wanted not in known:
@@ -368,7 +368,7 @@ def page_of(code: str) -> str:
 
 
 def title_of(code: str) -> str:
-    """What a code means, in one line.
+    """Meaning of a code, in one line.
 
     >>> title_of("V104")
     'a plug-in does not fit the width of the cut'
@@ -377,7 +377,7 @@ def title_of(code: str) -> str:
 
 
 def file_mistake(problem: Exception) -> UserError | None:
-    """An error of the operating system as a user's mistake, if it names the file it is about.
+    """Convert an error of the operating system to a user's mistake, if it names a file.
 
     >>> file_mistake(FileNotFoundError(2, "No such file or directory", "rows.csv")).where
     'rows.csv'
@@ -388,7 +388,7 @@ def file_mistake(problem: Exception) -> UserError | None:
 
 
 def redacted_traceback(bug: BaseException) -> str:
-    """A traceback with the type of an error and without its text, which VFL_DEBUG brings back."""
+    """Format a traceback with the type of the error but without its text; VFL_DEBUG shows it."""
     if os.environ.get("VFL_DEBUG"):
         return "".join(traceback.format_exception(bug)).rstrip()
     lines = "".join(traceback.format_tb(bug.__traceback__))
@@ -397,18 +397,18 @@ def redacted_traceback(bug: BaseException) -> str:
 
 
 class RenamedWarning(FutureWarning):
-    """A user's file says something by the name of an earlier version; the text has names alone."""
+    """A user's file uses a name of an earlier version; the text contains only names."""
 
 
 class InsecureWarning(UserWarning):
-    """An option that protects nobody, for measurements, was asked for by its name."""
+    """An option without any protection, for measurements, was requested by its name."""
 
 
 @contextmanager
 def redacted_output() -> Iterator[None]:
-    """Inside, warnings and errors that end a thread are shown by type and place, as a bug is.
+    """Show warnings, and errors that end a thread, by type and place only.
 
-    Libraries quote values in both. VFL_DEBUG brings the texts back.
+    Libraries quote values in both. VFL_DEBUG shows the texts.
     """
     if os.environ.get("VFL_DEBUG"):
         yield

@@ -1,4 +1,4 @@
-"""A frame, the unit that crosses a link: 16 bytes of header and a payload; and what a link is.
+"""Frames, the messages on a link: 16 bytes of header and a payload; and the link interface.
 
 All numbers are little-endian:
 
@@ -12,12 +12,12 @@ All numbers are little-endian:
     12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS of
                                        bytes 0 to 11 alone, for TLS finds accidents too
 
-Check a header before anything is allocated: version, `body_bytes` against the agreed limit of that
-kind, kind, checksum. Codec, width and rows were agreed in the handshake and are in no frame.
+Check a header before memory is allocated: version, `body_bytes` against the agreed limit of that
+kind, kind, checksum. Codec, width and rows are agreed in the handshake, and no frame contains them.
 
 A `Link` is one end of an ordered, authenticated stream of frames between two parties. A `Hub` is
-the label party's side of several links, one a feature party; it hides reconnects. Sockets live in
-`vfl.transport` only; a protocol takes the link it is handed.
+the label party's end of several links, one for each feature party; it hides reconnects. Only
+`vfl.transport` uses sockets; a protocol receives its link.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Payload = bytes | bytearray | memoryview
 
 HEADER_BYTES = 16
 VERSION = 0x51  # high nibble: this is a vfl frame; low nibble: version 1
-#: Largest payload of a frame where nothing smaller was agreed: in a three-party computation, in
-#: measurements, and as the ceiling of whatever is agreed.
+#: Largest payload of a frame without a smaller agreed limit: in a three-party computation, in
+#: measurements, and as the maximum of agreed limits.
 LIMIT_BYTES = 512 * 1024 * 1024
 HANDSHAKE_LIMIT_BYTES = 8192
 
@@ -50,10 +50,10 @@ _CRC = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """What a frame carries.
+    """Kind of a frame.
 
     Attributes:
-        HELLO: JSON of at most 8192 bytes: who comes, with its token
+        HELLO: JSON of at most 8192 bytes: the greeting of a party, with its token
         WELCOME: JSON: the answer
         CUT: a cut of training rows, encoded
         GRAD: its gradient
@@ -63,9 +63,9 @@ class Kind(IntEnum):
         ERROR: JSON: code, what, where, got, want, fix
         PROTOCOL: a message of a protocol of several parties
         OPENING: masked operands of shared layers, in training
-        QUERY_OPENING: the same of other rows
-        ASK: rows of the next query, while serving, or nothing to learn who is there
-        REFUSAL: no query comes for these rows, and why
+        QUERY_OPENING: masked operands of shared layers, for other rows
+        ASK: rows of the next query, while serving; empty to check which parties are present
+        REFUSAL: reason why no query comes for these rows
     """
 
     HELLO = 1
@@ -83,7 +83,7 @@ class Kind(IntEnum):
     REFUSAL = 13
 
 
-#: Largest payloads that are accepted: of every kind, or by kind, where the others carry nothing.
+#: Largest accepted payload: for all kinds, or by kind, where other kinds have no payload.
 PayloadLimit = int | Mapping[Kind, int]
 
 
@@ -92,10 +92,10 @@ class Frame:
     """One message of a link.
 
     Attributes:
-        kind: what it carries.
-        step: number of the exchange, the same on both sides.
-        payload: encoded bytes, already final (a resend repeats them).
-        branch: attempt number; frames of an abandoned attempt are recognised by it.
+        kind: kind of the message.
+        step: number of the exchange, the same at both ends.
+        payload: encoded bytes in final form (a resend repeats them).
+        branch: attempt number, by which frames of an abandoned attempt are recognised.
     """
 
     kind: Kind
@@ -105,7 +105,7 @@ class Frame:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes this frame takes on a stream, header and length prefix included."""
+        """Bytes of this frame on a stream, including header and length prefix."""
         return HEADER_BYTES + len(self.payload)
 
 
@@ -122,10 +122,10 @@ class Header:
 
 
 def pack_header(frame: Frame, *, payload_checked: bool = True) -> bytes:
-    """The 16 header bytes of `frame`.
+    """Encode the 16 header bytes of `frame`.
 
     Args:
-        frame: what will follow.
+        frame: frame that follows.
         payload_checked: whether the checksum covers the payload; over TLS, which authenticates
             every byte, it covers the header only.
     """
@@ -134,17 +134,17 @@ def pack_header(frame: Frame, *, payload_checked: bool = True) -> bytes:
 
 
 def to_bytes(frame: Frame) -> bytes:
-    """The whole frame as one byte string."""
+    """Encode the whole frame as one byte string."""
     return pack_header(frame) + bytes(frame.payload)
 
 
 def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Header:
-    """Check 16 bytes before anything is allocated for the payload.
+    """Check 16 bytes before memory is allocated for the payload.
 
     Args:
         raw: exactly 16 bytes.
-        limit_bytes: largest payload accepted now (8,192 until a peer is known), of every kind or
-            by kind.
+        limit_bytes: largest payload accepted now (8,192 before a peer is authenticated), for all
+            kinds or by kind.
 
     Raises:
         TruncatedFrameError: fewer bytes than a header.
@@ -183,7 +183,7 @@ def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Heade
 
 
 def join(header: Header, payload: Payload, *, payload_checked: bool = True) -> Frame:
-    """Header and payload as a frame, the checksum checked; see `pack_header`.
+    """Join header and payload to a frame, after a check of the checksum; see `pack_header`.
 
     Raises:
         TruncatedFrameError: the payload is shorter or longer than announced.
@@ -205,7 +205,7 @@ def _checksum(fields: bytes, payload: Payload) -> int:
 
 
 def from_bytes(raw: Payload, limit_bytes: int = LIMIT_BYTES) -> Frame:
-    """One whole frame from bytes; see `parse_header` and `join` for what is refused."""
+    """Decode one whole frame from bytes; see `parse_header` and `join` for its errors."""
     header = parse_header(raw, limit_bytes)
     return join(header, memoryview(raw)[HEADER_BYTES:])
 
@@ -214,22 +214,22 @@ class Link(Protocol):
     """One end of a stream of frames."""
 
     def send(self, frame: Frame) -> None:
-        """Hand over one frame.
+        """Send one frame.
 
         Raises:
-            LostPeerError: the other end is gone for good.
+            LostPeerError: the connection is lost for good.
         """
 
     def receive(self) -> Frame:
         """Wait for the next frame.
 
         Raises:
-            LostPeerError: nothing came in time, or the other end is gone for good.
+            LostPeerError: no frame came in time, or the connection is lost for good.
             FrameError: the bytes are no frame.
         """
 
     def close(self) -> None:
-        """Release the link; closing twice is harmless."""
+        """Close the link; a second call has no effect."""
 
 
 class Hub(Protocol):
@@ -241,15 +241,15 @@ class Hub(Protocol):
         """Block until every party has attached; `poll` runs while waiting and may raise.
 
         Raises:
-            MissingPartyError: names who did not come.
+            MissingPartyError: names the missing parties.
         """
 
     def link(self, party: str) -> Link:
         """The link to one attached party."""
 
     def close(self) -> None:
-        """End every link and stop listening; nobody can attach afterwards."""
+        """End every link and stop listening; no party can attach afterwards."""
 
 
-#: Told about every frame of a link: party, direction ("up" = towards the label party), frame.
+#: Receives every frame of a link: party, direction ("up" = towards the label party), frame.
 Observer = Callable[[str, str, Frame], None]

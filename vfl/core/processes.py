@@ -1,8 +1,8 @@
-"""Processes that run beside ours: their start, what they say, their end, and starting them again.
+"""Child processes: their start, output, end and restart.
 
-A `Process` is ended by its own process id and by nothing else. A `Service` writes a log, a `Worker`
-answers lines with lines. A secret goes to its input or to a file of its owner, never to its
-arguments, which every user of the machine can read.
+A `Process` is ended only by its own process id. A `Service` writes a log, a `Worker` answers lines
+with lines. A secret is passed by standard input or by a file of its owner, never by arguments,
+which every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from vfl.core.errors import LostPeerError
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.text import printable, printable_lines
 
-#: Where a process reads from or writes to, as `Process` takes it; nothing, or a pipe to us.
+#: Standard streams for `Process`: none, or a pipe to us.
 DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
-#: A service's log, database and other files are for its owner alone.
+#: Only the owner may read a service's log, database and other files.
 _UMASK = 0o077
-#: Flower counts a SuperNode that was killed as online for a minute and refuses its key meanwhile.
+#: Flower treats a killed SuperNode as online for a minute and refuses its key meanwhile.
 PATIENCE_S = 300.0
 _END_S = 10.0
 _FIRST_PAUSE_S = 1.0
@@ -32,13 +32,13 @@ _LONGEST_PAUSE_S = 15.0
 
 
 class Process:
-    """A child process; as a context manager it ends with the block, at once after an error.
+    """A child process; as a context manager it ends with the block, immediately after an error.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         command: program and arguments.
-        environment: all its variables.
-        options: how else it is started; see `subprocess.Popen`.
+        environment: all its environment variables.
+        options: further options of its start; see `subprocess.Popen`.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, below 0 the signal it died of; None while it runs."""
+        """Exit code; a negative one is the signal that killed it; None while it runs."""
         return self._process.poll()
 
     @property
@@ -65,33 +65,33 @@ class Process:
         return self.exit_code is None
 
     def wait(self) -> int:
-        """Block until it ends; its exit code."""
+        """Block until it ends; returns its exit code."""
         return self._process.wait()
 
     def ends_within(self, patience_s: float) -> bool:
-        """Wait for its end; whether it came in time."""
+        """Wait for its end; returns whether it ended in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         return not self.alive
 
     def send(self, line: str) -> None:
-        """Write a line to its input, which is a pipe; `receive` finds out whether it is gone."""
+        """Write a line to its input, which is a pipe; only `receive` reports that it has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
     def close_input(self) -> None:
-        """Tell it that no line follows, where its input is a pipe."""
+        """Close its input, if it is a pipe."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def receive(self) -> str:
-        """Wait for its next line, without the line's end; its output is a pipe.
+        """Wait for its next line, without the line break; its output is a pipe.
 
         Raises:
-            LostPeerError: it has ended, or closed its output, instead.
+            LostPeerError: it has ended, or closed its output.
         """
         assert self._process.stdout is not None
         line: str = self._process.stdout.readline()
@@ -100,23 +100,25 @@ class Process:
         ended = self.ends_within(_END_S)
         raise LostPeerError(
             f"the process of {self.name} ended early",
-            got=f"exit status {self.exit_code}" if ended else "no word more, while it still runs",
-            fix="its own words are on standard error",
+            got=f"exit status {self.exit_code}"
+            if ended
+            else "no further line, while it still runs",
+            fix="its standard error has its own messages",
         )
 
     def ask_to_end(self) -> None:
-        """Send it SIGTERM, which ends a program without a handler; return at once."""
+        """Send it SIGTERM, which ends a program without a handler; return immediately."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill it immediately."""
         self._process.kill()
         self._process.wait()
 
     def stop(self, patience_s: float = _END_S) -> None:
-        """Close its input, on which some end by themselves; ask it to end; insist after a while.
+        """Close its input, which ends some programs; send SIGTERM; kill it after a while.
 
-        Its children watch it and follow.
+        Its children watch it and end with it.
         """
         self.close_input()
         if self._process.stdin is not None:
@@ -145,13 +147,13 @@ class Process:
 class Worker(Process):
     """A process that reads lines and answers with lines; it ends when its input is closed.
 
-    Its input closes with the process that started it, however that ends.
+    Its input closes at any end of the process that started it.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         command: program and arguments.
-        environment: all its variables.
-        options: how else it is started; see `subprocess.Popen`.
+        environment: all its environment variables.
+        options: further options of its start; see `subprocess.Popen`.
     """
 
     def __init__(
@@ -165,10 +167,10 @@ class Service(Process):
     """A long-running process with a log.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         command: program and arguments.
-        environment: all its variables.
-        log: file for what it prints.
+        environment: all its environment variables.
+        log: file for its output.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class Service(Process):
         log.touch()
         log.chmod(PRIVATE_FILE)
         with log.open("ab") as output:
-            self._log_start = output.tell()  # the log of an earlier start says nothing of this one
+            self._log_start = output.tell()  # skips the log of earlier starts
             super().__init__(
                 name, command, environment, stdout=output, stderr=subprocess.STDOUT, umask=_UMASK
             )
@@ -187,12 +189,12 @@ class Service(Process):
     def wait_for(
         self, marker: str, timeout_s: float = 120.0, *, refusals: Sequence[str] = ()
     ) -> None:
-        """Block until the log shows a text.
+        """Block until the log contains a text.
 
         Args:
             marker: the text.
-            timeout_s: how long it may take.
-            refusals: texts after which the other cannot come, however long a program tries again.
+            timeout_s: limit of the waiting time.
+            refusals: texts after which the marker cannot come, even if the program tries again.
 
         Raises:
             LostPeerError: the process ended, or the text did not come in time.
@@ -212,12 +214,12 @@ class Service(Process):
             sleep(0.1)
 
     def said(self) -> str:
-        """What it has printed since this start."""
+        """Output since this start."""
         return self.log.read_bytes()[self._log_start :].decode(errors="replace")
 
 
 def _reason(said: str) -> tuple[str | None, str, str]:
-    r"""Where, what and the cure of the last error of ours in a log; else the last words alone.
+    r"""Place, text and cure of the last vfl error in a log; without one, only the last line.
 
     >>> _reason("error[V001]: no port\n  where h:1\n  got   busy\n  try   0\n  more  vfl explain")
     ('h:1', ': no port: busy', '0')
@@ -233,7 +235,7 @@ def _reason(said: str) -> tuple[str | None, str, str]:
 
 
 def return_memory() -> None:
-    """Return what was allocated and freed to the operating system, where its C library can."""
+    """Return freed memory to the operating system, if the C library can."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -250,18 +252,18 @@ def supervise(
     say: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Start a service and follow it; when it ends, start it again. Returns never.
+    """Start a service and wait for its end; when it ends, start it again. It never returns.
 
     Args:
-        start: gives the running service.
-        follow: returns once the service has ended by itself; Ctrl-C goes through.
-        say: told in one line why the service is started again, and when. Each pause is twice the
+        start: starts the service and returns it.
+        follow: returns once the service has ended by itself; Ctrl-C passes through.
+        say: receives one line with the reason and the time of each restart. Each pause is twice the
             one before, from 1 s up to 15 s.
-        patience_s: how long starting may fail in a row.
+        patience_s: limit of the time of repeated failures.
 
     Raises:
-        LostPeerError: starting has failed for so long.
-        VFLError: what waiting does not mend, such as a certificate that is not trusted.
+        LostPeerError: the start has failed for this long.
+        VFLError: an error that waiting cannot cure, such as an untrusted certificate.
     """
     deadline, pause_s = monotonic() + patience_s, _FIRST_PAUSE_S
     while True:

@@ -1,10 +1,10 @@
 """Plug-ins by name, spelt ``name:key=value,key=value`` in Python, TOML and on the command line.
 
-A family (codecs, defenses, models) is a `Registry`. Members are named ``module:Class`` and are
-imported when first used, so listing names costs no torch. Outside packages use an entry point.
-The options of a member are the arguments of its constructor, with their annotated types. What a
-type does not say, such as a range, the constructor checks itself with the `require` functions, for
-it is called from Python too.
+A family (codecs, defenses, models) is a `Registry`. Members are listed as ``module:Class`` and
+imported on first use, so listing names does not import torch. Outside packages use an entry point.
+The options of a member are the arguments of its constructor, with their annotated types. The
+constructor checks conditions that a type cannot express, such as a range, by the `require`
+functions, because it is called from Python too.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from vfl.core.errors import (
 from vfl.core.products import members_of
 
 Member = TypeVar("Member")
-#: A week: no wait is meant to be longer, and a socket refuses numbers that are far larger.
+#: One week: longer waits make no sense, and a socket refuses far larger numbers.
 _MOST_SECONDS = 7 * 24 * 3600.0
-#: No option is larger, unless its member says so.
+#: Largest value of an option, unless its member allows more.
 MOST = 1e9
-#: The largest factor of a loss, or of a distance that a loss is made of.
+#: Largest factor of a loss, or of a distance in a loss.
 MOST_WEIGHT = 1e6
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:
-    """Split a spec into its name and its options, all still text.
+    """Split a spec into its name and its options, all as text.
 
     >>> parse("randtopk:k=4,alpha=0.1")
     ('randtopk', {'k': '4', 'alpha': '0.1'})
 
     Raises:
-        SpecError: the text is not of that form, or an option stands twice.
+        SpecError: the text has another form, or an option occurs twice.
     """
     name, _, tail = (piece.strip() for piece in spec.partition(":"))
     options: dict[str, str] = {}
@@ -74,7 +74,7 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def parts(spec: str) -> list[str]:
-    """The specs that a joined one is made of; the sign of a number, as in 1e+2, joins nothing.
+    """Split a joined spec into its specs; the sign of a number, as in 1e+2, is no separator.
 
     >>> parts("layer_norm+noise:sigma=1e+2")
     ['layer_norm', 'noise:sigma=1e+2']
@@ -82,7 +82,7 @@ def parts(spec: str) -> list[str]:
     return re.split(r"\+(?=\s*[A-Za-z_])", spec)
 
 
-#: Files of plug-ins that this process loaded; the processes that it starts load them as well.
+#: Files of loaded plug-ins; child processes load them as well.
 PLUGINS = "VFL_PLUGINS"
 
 
@@ -90,8 +90,8 @@ def load_plugin(path: Path) -> None:
     """Run a file that registers members, as `--plugin` does.
 
     Raises:
-        UserError: there is no such file, a module of that name is loaded, it does not run, or it
-            takes a name that another member has.
+        UserError: the file does not exist, a module of that name is loaded, the file fails, or it
+            uses a name of another member.
     """
     path, name = path.resolve(), path.stem
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -99,17 +99,17 @@ def load_plugin(path: Path) -> None:
         return
     if name in sys.modules or not path.is_file():
         raise UserError(
-            "no plug-in can be loaded from there", got=str(path),
-            want="a Python file with a name that no loaded module has",
+            "no plug-in can be loaded from this file", got=str(path),
+            want="a Python file whose name is not that of a loaded module",
         )  # fmt: skip
-    sys.path.append(str(path.parent))  # what it imports from beside it
+    sys.path.append(str(path.parent))  # for imports of files in its folder
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except UserError:  # such as a name that is taken
+    except UserError:  # for example, a name that is in use
         del sys.modules[name]
         raise
     except Exception as error:
@@ -125,7 +125,7 @@ def load_plugin(path: Path) -> None:
 
 
 def command_of(*words: str, settings: Sequence[str] = (), device: str = "cpu") -> str:
-    """A command of vfl that a shell takes, with its settings, device and plug-ins.
+    """Format a vfl command for a shell, with its settings, device and plug-ins.
 
     >>> command_of("train", "my loans.toml", settings=["codec=topk:k=4"])
     "vfl train 'my loans.toml' -s codec=topk:k=4"
@@ -136,13 +136,13 @@ def command_of(*words: str, settings: Sequence[str] = (), device: str = "cpu") -
 
 
 def plugin_words() -> list[str]:
-    """The options that load the same plug-ins in another command."""
+    """Options that load the same plug-ins in another command."""
     files = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
     return [word for file in files for word in ("--plugin", file)]
 
 
 def named(path: str) -> Any:
-    """The object that a path "module:name" names; its module is imported now."""
+    """Import the object with the path "module:name"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -185,19 +185,21 @@ def imported(path: str, what: str) -> Any:
 
 
 class Registry(Generic[Member]):
-    """The members of one family: the kernel's, those of products and those from outside.
+    """The members of one family: those of the kernel, of products and of outside packages.
 
     Args:
-        kind: the family's word, as messages say it ("codec").
-        contract: the class every member derives from.
-        members: name -> "module:Class".
-        group: entry-point group of outside packages ("vfl.codecs"); "" if no package may add one.
-        aliases: a name under which a member was published -> its name here.
-        former_options: an option's name in an earlier version -> its name; accepted with a warning.
-        option_aliases: another word for an option -> its name.
+        kind: the family's name in messages ("codec").
+        contract: base class of every member.
+        members: maps a name to "module:Class".
+        group: entry-point group of outside packages ("vfl.codecs"); "" if no package may add
+            members.
+        aliases: maps a member's published name to its name here.
+        former_options: maps an option's name in an earlier version to its name; accepted with a
+            warning.
+        option_aliases: maps another word for an option to its name.
 
     Attributes:
-        own: names of the members that it began with.
+        own: names of its initial members.
     """
 
     def __init__(
@@ -224,14 +226,14 @@ class Registry(Generic[Member]):
     def register(self, name: str, member: type[Member]) -> None:
         """Add a member in this process (tests, notebooks); packages use the entry point.
 
-        The same class from its module loaded anew takes the place of the former.
+        A class replaces its former version if its module is loaded again.
 
         Raises:
             TakenNameError: another member has the name.
         """
         self._read_outside()
         found = self._members.get(self.aliases.get(name, name), member)
-        if isinstance(found, str):  # a package may name a class where it is not written
+        if isinstance(found, str):  # a package may re-export a class
             module, _, attribute = found.partition(":")
             found = getattr(sys.modules.get(module), attribute, found)
         if name in self.aliases or _path_of(found) != _path_of(member):
@@ -239,7 +241,7 @@ class Registry(Generic[Member]):
         self._members[name] = member
 
     def registered_by(self, module: str) -> list[str]:
-        """Names of the members that a module of that name registered, in its order."""
+        """Names of the members that a module registered, in its order."""
         return [
             name for name, one in self._members.items()
             if not isinstance(one, str) and one.__module__ == module
@@ -251,11 +253,11 @@ class Registry(Generic[Member]):
         return sorted(self._members)
 
     def member(self, name: str) -> type[Member]:
-        """The class behind a name.
+        """The class of a name.
 
         Raises:
-            UnknownNameError: with the nearest known name.
-            TakenNameError: an installed package takes the name for a member of its own.
+            UnknownNameError: suggests the nearest known name.
+            TakenNameError: an installed package uses the name for another member.
         """
         self._read_outside()
         name = self.aliases.get(name, name)
@@ -279,24 +281,24 @@ class Registry(Generic[Member]):
         return found
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """The options a member's constructor takes."""
+        """The options of a member's constructor."""
         member: Any = self.member(name)
         return dict(_options_of(member))
 
     def make(self, spec: str) -> Member:
-        """Build the member a spec names.
+        """Build the member of a spec.
 
         Raises:
-            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: states the cure.
         """
         name, values = self.read(spec)
         return self.member(name)(**values)
 
     def numbers(self, spec: str) -> dict[str, float]:
-        """The numeric options of a spec by ``name.option``, those that it leaves out included.
+        """The numeric options of a spec by ``name.option``, including those with default values.
 
         Raises:
-            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: states the cure.
         """
         name, values = self.read(spec)
         name = self.aliases.get(name, name)
@@ -311,10 +313,10 @@ class Registry(Generic[Member]):
         return [key for key, one in options if _required(one.annotation) in (int, float)]
 
     def read(self, spec: str) -> tuple[str, dict[str, Any]]:
-        """The name in a spec, and the options that it gives, converted.
+        """Parse a spec: the name, and the given options, converted.
 
         Raises:
-            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: with the cure.
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: states the cure.
         """
         name, given = parse(spec)
         known = self.options(name)
@@ -323,7 +325,7 @@ class Registry(Generic[Member]):
             if key not in known:
                 raise UnknownOptionError(
                     f"{self.kind} '{name}' has no option '{key}'",
-                    want=", ".join(known) or "no option at all",
+                    want=", ".join(known) or "no options",
                     fix=nearest(key, known),
                 )
         missing = [k for k, p in known.items() if p.default is p.empty and k not in given]
@@ -385,7 +387,7 @@ class Registry(Generic[Member]):
 
     def _taken(self, name: str, found: str, other: str) -> TakenNameError:
         return TakenNameError(
-            f"two members want to be the {self.kind} '{name}'",
+            f"two members have the {self.kind} name '{name}'",
             got=other,
             want=f"a name that no other has: '{name}' is {found}",
             fix="give the plug-in another name, or uninstall its package",
@@ -394,30 +396,30 @@ class Registry(Generic[Member]):
 
 @cache
 def _options_of(member: type) -> Mapping[str, inspect.Parameter]:
-    """Remembered: a session reads the same specs again in every epoch."""
+    """Options with a cache: a session reads the same specs again in every epoch."""
     parameters = inspect.signature(member, eval_str=True).parameters
     return {k: p for k, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
 
 
 def _path_of(member: object) -> str:
-    """Where a member stands, as its entry point would say it."""
+    """Path of a member, as in its entry point."""
     if isinstance(member, str):
         return member
     return f"{getattr(member, '__module__', '')}:{getattr(member, '__qualname__', '')}"
 
 
 def _required(wanted: Any) -> Any:
-    """The type an option has when it is given: ``int`` for ``int | None``."""
+    """The type of an option that is given: ``int`` for ``int | None``."""
     arguments = typing.get_args(wanted)
     given = [argument for argument in arguments if argument is not type(None)]
     return given[0] if len(given) == 1 < len(arguments) else wanted
 
 
 def require(option: str, given: object, want: str, holds: bool) -> None:
-    """Refuse an option's value unless `holds`; for what the two below do not say.
+    """Refuse an option's value unless `holds`; for conditions other than the two below.
 
     Raises:
-        BadOptionError: with what would be accepted.
+        BadOptionError: states the accepted values.
     """
     if not holds:
         raise BadOptionError("out of range", where=f"option '{option}'", got=str(given), want=want)
@@ -427,7 +429,7 @@ def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
     """Refuse a word that is none of the choices.
 
     Raises:
-        BadOptionError: with the choices and the nearest of them.
+        BadOptionError: states the choices, and suggests the nearest one.
     """
     if given not in choices:
         raise BadOptionError(
@@ -443,22 +445,22 @@ def require_range(option: str, given: float, least: float, most: float = MOST) -
     """Refuse a number outside [least, most], and NaN; a peer may have chosen it.
 
     Raises:
-        BadOptionError: with the range.
+        BadOptionError: states the range.
     """
     require(option, shortened(given), f"{least:g} to {most:g}", least <= given <= most)
 
 
 def shortened(number: float) -> str:
-    """A number in few letters; the largest ones a spec has room for are no floats."""
+    """Format a number briefly; the largest numbers in a spec do not fit into a float."""
     if isinstance(number, int) and abs(number) >= 2**63:
         return "a number of more than 18 digits"
     return f"{number:g}"
 
 
 def require_seconds(option: str, given: float) -> None:
-    """Refuse a wait that is none, or longer than a week; NaN and infinity too.
+    """Refuse a time of 0 or less, or longer than a week; NaN and infinity too.
 
     Raises:
-        BadOptionError: with the range.
+        BadOptionError: states the range.
     """
     require_range(option, given, 0.001, _MOST_SECONDS)

@@ -1,9 +1,9 @@
-"""Where randomness comes from, and how little of it is shared.
+"""Randomness: public draws from the run's seed, and private draws from a party's secret.
 
-Public choices (batch order, splits) derive from the run's seed, which every party has.
-Whatever protects somebody derives from a `Secret` that one party owns and no message carries.
-Nothing here touches a global generator for longer than a `scoped` block.
-`use_one_thread` is the other half of a run that repeats bit for bit.
+Public choices (batch order, splits) derive from the run's seed, which every party has. Protective
+draws derive from a `Secret` that one party owns and no message contains. No function changes a
+global generator beyond a `scoped` block. Together with `use_one_thread`, a run is reproducible bit
+for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECRET_BYTES = 32
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """A 63-bit number for one purpose of a public seed.
+    """Derive a 63-bit number for one purpose of a public seed.
 
     >>> derive(0, "order", 1) == derive(0, "order", 1)
     True
@@ -43,14 +43,17 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A torch generator for one purpose of a public seed."""
+    """Make a torch generator for one purpose of a public seed."""
     import torch
 
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
 def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
-    """A permutation of ``range(rows)`` every party computes alike; shape (rows,), int64."""
+    """Draw a permutation of ``range(rows)`` that every party computes alike.
+
+    The axes are (rows,), int64.
+    """
     import torch
 
     draw = generator(seed, *purpose)
@@ -59,22 +62,23 @@ def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
 
 
 def use_one_thread() -> None:
-    """One torch thread: several parties share a machine, and sums keep their order bit for bit."""
+    """Use one torch thread: parties share a machine, and sums keep their order bit for bit."""
     import torch
 
     torch.set_num_threads(1)
 
 
-#: Held while a block draws from it; the same thread may begin another block inside.
+#: Held while a block draws from it; the same thread may start another block inside.
 _GLOBAL_GENERATOR = threading.RLock()
 
 
 class scoped:
-    """Run a block with torch's global generator seeded by `key`; its old state returns after.
+    """Run a block with torch's global generator seeded by `key`, then restore its old state.
 
-    Threads take turns: the generator is one for all of them. A block must wait for no other thread.
+    Threads take turns, because they share one generator. A block must not wait for another thread.
 
-    A class, for it runs three times a training step, where `contextmanager` shows.
+    It is a class because it runs three times in a training step, where `contextmanager` is too
+    slow.
     """
 
     __slots__ = ("_before", "_before_cuda", "_key")
@@ -103,19 +107,19 @@ class scoped:
 
 
 def fingerprint(rows: Tensor) -> str:
-    """A text that two tensors share only when all their values are the same.
+    """Text that two tensors share only if all their values are equal.
 
-    Noise is bound to it: were a step repeated with other rows, after a restart or in another
-    session, equal noise on both would show their difference.
+    Noise is bound to it: if a step were repeated with other rows, after a restart or in another
+    session, equal noise on both would reveal their difference.
     """
     return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 class Secret:
-    """32 bytes that one party owns, and the streams that follow from them.
+    """32 bytes that one party owns, and the streams derived from them.
 
-    Every stream is bound to its purpose; two purposes never share a key.
-    The bytes are kept out of `repr`, comparisons leak no timing, and the object refuses pickling.
+    Every stream is bound to its purpose; two purposes never share a key. The bytes are not in
+    `repr`, comparisons take constant time, and the object refuses pickling.
     """
 
     __slots__ = ("_bytes",)
@@ -127,19 +131,19 @@ class Secret:
 
     @classmethod
     def fresh(cls) -> Secret:
-        """A new secret from the operating system."""
+        """Draw a new secret from the operating system."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def keep_at(self, path: Path) -> None:
-        """Write the secret to a file only its owner can read."""
+        """Write the secret to a file that only its owner can read."""
         write_bytes(path, self._bytes)
 
     @classmethod
     def kept_at(cls, path: Path) -> Secret:
-        """The secret in a file, made by the operating system if there is none yet.
+        """Load the secret from a file; if there is none, draw it from the operating system first.
 
         Raises:
-            RunFolderError: the file holds something else.
+            RunFolderError: the file contains something else.
         """
         try:
             raw = path.read_bytes()
@@ -154,19 +158,19 @@ class Secret:
 
     @classmethod
     def of_simulation(cls, seed: int, party: str) -> Secret:
-        """A repeatable stand-in for one process that plays every party.
+        """Derive a repeatable substitute for one process that runs every party.
 
-        It protects nobody: whoever knows the seed knows it. Deployments never use it.
+        It protects no party: anyone with the seed can compute it. Deployments never use it.
         """
         return cls(hashlib.blake2b(f"{seed}\x1f{party}".encode(), digest_size=32).digest())
 
     def key(self, *purpose: str | int) -> bytes:
-        """A 32-byte key for one purpose."""
+        """Derive a 32-byte key for one purpose."""
         text = "\x1f".join(map(str, purpose)).encode()
         return hmac.digest(self._bytes, text, "sha256")
 
     def number(self, *purpose: str | int) -> int:
-        """A 63-bit number for one purpose, to start a generator that must stay private."""
+        """Derive a 63-bit number for one purpose, as the seed of a private generator."""
         return int.from_bytes(self.key(*purpose)[:8], "little") >> 1
 
     def stream(self, count: int, *purpose: str | int) -> bytes:
@@ -175,17 +179,17 @@ class Secret:
         return cipher.encryptor().update(bytes(count))
 
     def words(self, count: int, *purpose: str | int) -> npt.NDArray[np.int64]:
-        """The `stream` of one purpose as whole numbers of 64 bits, in memory to write to."""
-        found = np.empty(8 * count + 15, np.uint8)  # room that `update_into` asks for
+        """The `stream` of one purpose as 64-bit integers, in writable memory."""
+        found = np.empty(8 * count + 15, np.uint8)  # `update_into` needs the additional room
         cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
         cipher.encryptor().update_into(bytes(8 * count), found.data)
         return found[: 8 * count].view("<i8")
 
     def tag(self, values: npt.NDArray[Any], *purpose: str | int) -> str:
-        """A text that two arrays share only when all their bytes are the same, like `fingerprint`.
+        """Text that two arrays share only if all their bytes are equal, like `fingerprint`.
 
-        Only who has the secret can compute it: a GMAC of AES-256 (NIST SP 800-38D), whose tag
-        enters a key and is shown to nobody.
+        Only the owner of the secret can compute it: a GMAC of AES-256 (NIST SP 800-38D), whose tag
+        is used in a key and is never disclosed.
         """
         cipher = Cipher(algorithms.AES(self.key("tag", *purpose)), modes.GCM(bytes(12)))
         tagging = cipher.encryptor()
@@ -196,7 +200,7 @@ class Secret:
     def uniform(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
         """Uniform draws on [0, 1) with 53 random bits each; float64 of `shape`.
 
-        Row r of a two-dimensional draw does not depend on how many rows follow it.
+        Row r of a two-dimensional draw does not depend on the number of rows after it.
         """
         words = np.frombuffer(self.stream(8 * math.prod(shape), *purpose), dtype="<u8")
         return _unit(words).reshape(shape)
@@ -204,9 +208,9 @@ class Secret:
     def uniform_rows(
         self, rows: npt.NDArray[np.int64], width: int, *purpose: str | int
     ) -> np.ndarray:
-        """Some rows of a `uniform` draw of that width, by number; nothing else is computed.
+        """Selected rows of a `uniform` draw of that width; only these are computed.
 
-        The key stream of CTR is the cipher of the numbers of its blocks, of two draws each.
+        The key stream of CTR is the encryption of the block numbers; a block gives two draws.
         """
         starts = rows[:, None] * width
         blocks = np.zeros((len(rows), width // 2 + 1, 2), ">u8")
@@ -219,8 +223,8 @@ class Secret:
     def normal(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
         """Standard normal draws; float64 of `shape`.
 
-        One of each pair of Box and Muller (1958, eq 1), of magnitudes up to 10.3; see `log_unit`.
-        Rows as in `uniform`.
+        One of each Box-Muller pair (1958, eq. 1), with magnitudes up to 10.3; see `log_unit`. Rows
+        are independent as in `uniform`.
         """
         words = np.frombuffer(self.stream(16 * math.prod(shape), *purpose), dtype="<u8")
         words = words.reshape(*shape, 2)
@@ -231,7 +235,7 @@ class Secret:
     def laplace(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
         """Laplace draws of scale 1 (variance 2), of magnitudes up to 52.7; float64 of `shape`.
 
-        See `log_unit`. Rows as in `uniform`.
+        See `log_unit`. Rows are independent as in `uniform`.
         """
         words = np.frombuffer(self.stream(16 * math.prod(shape), *purpose), dtype="<u8")
         words = words.reshape(*shape, 2)
@@ -240,26 +244,26 @@ class Secret:
         return laplace
 
     def discrete_normal(self, count: int, deviation: float, *purpose: str | int) -> np.ndarray:
-        """Whole numbers with weights exp(-x^2 / 2 deviation^2); int64 of axes (count,).
+        """Draw integers with weights exp(-x^2 / 2 deviation^2); int64 of axes (count,).
 
-        Canonne, Kamath and Steinke 2020, algorithms 2 and 3: two-sided geometric draws, some of
-        them refused. Each refusal is decided with 53 random bits.
+        Canonne, Kamath and Steinke 2020, algorithms 2 and 3: two-sided geometric draws with
+        rejection. Each rejection uses 53 random bits.
 
         Args:
-            count: how many.
-            deviation: at least 1, at most 2^40.
+            count: number of draws.
+            deviation: standard deviation, at least 1, at most 2^40.
             purpose: see `stream`.
         """
         if not 1 <= deviation <= 2**40:
-            raise ValueError("the deviation of whole numbers is 1 to 2^40")
+            raise ValueError("the deviation of integer draws is 1 to 2^40")
         scale, found, drawn = math.floor(deviation) + 1, np.empty(0, np.int64), 0
         while len(found) < count:
-            # About a third is taken.
+            # About a third of the candidates are accepted.
             draws = np.frombuffer(
                 self.stream(40 * (4 * (count - len(found)) + 64), *purpose, drawn), "<u8"
             ).reshape(5, -1)
             drawn += 1
-            inside = (draws[0] % np.uint64(scale)).astype(np.int64)  # even to 2^-23
+            inside = (draws[0] % np.uint64(scale)).astype(np.int64)  # uniform up to 2^-23
             runs = np.floor(-np.log1p(-_unit(draws[1]))).astype(np.int64)
             sizes = inside + scale * runs
             negative = (draws[2] >> np.uint64(63)).astype(bool)
@@ -282,19 +286,19 @@ class Secret:
         raise TypeError("a party secret is never serialised")
 
     def __deepcopy__(self, memo: object) -> Secret:
-        """The secret itself, which never changes; copies of a model keep their party's."""
+        """The secret itself, which is immutable; copies of a model keep their party's secret."""
         return self
 
 
 def log_unit(words: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> np.ndarray:
-    """The logarithm of uniform draws on (0, 1), of the 53 upper bits of words and 22 spare ones.
+    """Logarithm of uniform draws on (0, 1), from the 53 upper bits of words and 22 spare bits.
 
-    Draws near 0 make the tail of a law. From 53 bits alone it has gaps that are wider than a grid
-    of noise: beyond 6.7 deviations, or 24 scales, a number would tell which sum it lies over.
+    Draws near 0 form the tail of a distribution. With only 53 bits, the tail has gaps wider than a
+    grid of noise: beyond 6.7 deviations, or 24 scales, a number would disclose the sum below it.
 
     Args:
-        words: of 64 random bits.
-        others: whose lower 11 bits nothing else uses.
+        words: words of 64 random bits.
+        others: words whose lower 11 bits are otherwise unused.
     """
     spare = ((words & np.uint64(2047)) << np.uint64(11)) | (others & np.uint64(2047))
     above = np.uint64(1 << 53) - (words >> np.uint64(11))

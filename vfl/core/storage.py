@@ -1,8 +1,9 @@
-"""Files that are either whole or not there, are what was written, and are for their owner alone.
+"""Files with atomic writes and integrity checks, readable by their owner only.
 
-Writing goes aside, to the disk, and then in place. What a later step relies on is sealed: the file
-has `kind`, `party`, `run`, `step`, `format` (2) and `sha256`, that of the whole file with 64 zeros
-in its own place, which is compared before anything else looks at it:
+A write goes to a temporary file, is flushed to disk, and then replaces the target. Files that later
+steps rely on are sealed: the file contains `kind`, `party`, `run`, `step`, `format` (2) and
+`sha256`, the digest of the whole file with 64 zeros in its own place, which is checked before any
+other use:
 
     form         where the seal is
     JSON         keys of the object; `"sha256": "..."` is its last line
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 2
-#: Whatever the umask: files for their owner, in folders for their owner.
+#: Modes for files and folders of their owner only, independent of the umask.
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 _MAGIC = b"vflseal1"
@@ -46,7 +47,7 @@ _HEADER_LIMIT_BYTES = 4096
 _ALIGNED_BYTES = 64
 _PIECE_BYTES = 1 << 20
 _ZEROS = "0" * 64
-#: Where the digest stands in a record of JSON, at its end, and in the header of safetensors.
+#: Position of the digest in a JSON record, at its end, and in the header of safetensors.
 _JSON_DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n}\n\Z')
 _TENSORS_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _LOCK = ".lock"
@@ -56,13 +57,13 @@ _ASIDE = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a stored file is, and whose.
+    """Kind and owner of a stored file.
 
     Attributes:
-        kind: such as "checkpoint" or "weights".
-        party: whose it is.
-        run: name of the run it belongs to. In a seal to compare with, None is any.
-        step: the exchange it belongs to; 0 where it belongs to none.
+        kind: kind, such as "checkpoint" or "weights".
+        party: party that owns it.
+        run: name of its run. In a seal to compare with, None matches any.
+        step: its exchange; 0 if it belongs to none.
     """
 
     kind: str
@@ -77,11 +78,10 @@ class Seal:
         return f"{self.kind}{party}{run}{step}"
 
     def check(self, record: Mapping[str, Any], path: Path) -> None:
-        """Refuse a file whose own record says that it is something else.
+        """Refuse a file whose own record has another seal.
 
         Raises:
-            RunFolderError: with both seals; or the record says nothing of that kind, or is of
-                another format.
+            RunFolderError: states both seals; or the record has no seal, or another format.
         """
         check_format(record, path)
         said = [record.get(name) for name in ("kind", "party", "run", "step")]
@@ -92,31 +92,31 @@ class Seal:
         run = found.run if self.run is None else self.run
         if found != replace(self, party=party, run=run):
             raise RunFolderError(
-                "this file belongs to something else",
+                "this file has another kind, party or run",
                 where=str(path),
                 got=str(found),
                 want=str(self),
-                fix="put the right one back from a copy; files of a run are not exchanged",
+                fix="restore the right file from a copy; files of a run cannot be exchanged",
             )
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder holds nothing, but perhaps the lock of whoever is about to fill it."""
+    """Whether a folder is empty, except for the lock of a process that is about to fill it."""
     return not any(path.name != _LOCK for path in folder.iterdir())
 
 
 def damaged(path: Path) -> RunFolderError:
-    """What is raised about a file that is not as it was written."""
+    """Make the error for a damaged file."""
     return RunFolderError(
         "a file is not as it was written",
         where=str(path),
         got="bytes that do not fit its SHA-256, or no SHA-256",
-        fix="put it back from a copy; a training goes on from an older checkpoint",
+        fix="restore it from a copy; a training continues from an older checkpoint",
     )
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner alone."""
+    """Make a folder and its missing parents, accessible to their owner only."""
     if path.is_dir():
         return
     if path.exists() and not path.is_dir():  # another party's thread may have just made it
@@ -130,9 +130,10 @@ def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
     """Make an existing folder private if it is ours: an earlier vfl, or a copy, left it open.
 
     Args:
-        folder: the folder; nothing happens where there is none, or where another user owns it.
-        ours: names of all that vfl puts there, for a folder that a user names. One that holds
-            anything else is the user's, and stays as it is. None for a folder vfl itself names.
+        folder: the folder; it stays unchanged if it does not exist or belongs to another user.
+        ours: names of all files that vfl puts there, for a folder that a user names. A folder with
+            other files belongs to the user and stays unchanged. None for folders that vfl itself
+            names.
     """
     if not folder.is_dir() or folder.stat().st_uid != os.geteuid():
         return
@@ -144,12 +145,12 @@ def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
 
 
 def sweep(folder: Path, names: Collection[str] | None = None) -> None:
-    """Remove what killed writes left aside; one that another process is writing stays.
+    """Remove temporary files of killed writes, but not those of running writes.
 
     Args:
-        folder: vfl's own, and searched with all that is in it; with `names` any folder, and only
-            what lies in it directly.
-        names: of the files whose writes are meant.
+        folder: vfl's own folder, which is searched recursively; with `names`, any folder, which is
+            searched without its subfolders.
+        names: names of the target files.
     """
     if not folder.is_dir():
         return
@@ -159,7 +160,7 @@ def sweep(folder: Path, names: Collection[str] | None = None) -> None:
             continue
         if path.is_symlink() or not path.is_file():
             continue
-        with suppress(OSError):  # another's, or gone meanwhile
+        with suppress(OSError):  # another user's, or removed meanwhile
             handle = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,28 +171,28 @@ def sweep(folder: Path, names: Collection[str] | None = None) -> None:
 
 @contextmanager
 def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
-    """Be the only process that writes in a folder; what a killed one left aside is removed.
+    """Be the only process that writes in a folder; temporary files of killed ones are removed.
 
-    The operating system lets go of the lock when the process ends, however it ends.
+    The operating system releases the lock at any end of the process.
 
     Args:
-        folder: where to write.
-        patience_s: how long to wait for another process that has it.
+        folder: folder to lock.
+        patience_s: how long to wait for another process with the lock.
 
     Raises:
-        RunFolderError: another process has it, and this one does not wait.
+        RunFolderError: another process has the lock, and this one does not wait.
     """
     with writing(folder):
         private_folder(folder)
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
-        # Somebody may just be looking whether it is taken.
+        # Another process may be just checking the lock.
         deadline = time.monotonic() + max(patience_s, _LOCK_POLL_S)
         while not _takes(handle):
             if time.monotonic() >= deadline:
                 owner = os.pread(handle, 32, 0).decode(errors="replace")
                 raise RunFolderError(
-                    "another process is at work in this folder",
+                    "another process is using this folder",
                     where=str(folder),
                     got=f"process {owner}" if owner.isdigit() else None,
                     fix="wait until it has ended, or end it",
@@ -207,7 +208,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def worker_of(folder: Path) -> int | None:
-    """Id of the process that is at work in a folder; None where none is."""
+    """Id of the process that holds a folder's lock; None if there is none."""
     try:
         handle = os.open(folder / _LOCK, os.O_RDONLY)
     except OSError:
@@ -223,7 +224,7 @@ def worker_of(folder: Path) -> int | None:
 
 
 def _takes(handle: int) -> bool:
-    """Whether nobody else has the lock of an open file, which is then this process's."""
+    """Take the lock of an open file; returns False if another process has it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -233,10 +234,10 @@ def _takes(handle: int) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Tell of a disk that is full, or a folder that takes no files, in our own words.
+    """Convert errors of a full disk, or of an unwritable folder, to our own.
 
     Raises:
-        StorageError: what is done inside cannot write.
+        StorageError: a write inside the block fails.
     """
     try:
         yield
@@ -250,10 +251,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
-    """Replace a file atomically; a crash leaves the old one or the new one, never a part.
+    """Replace a file atomically; a crash leaves either the old or the new file.
 
     Raises:
-        StorageError: the disk is full, or the folder takes no files.
+        StorageError: the disk is full, or the folder is not writable.
     """
     write_pieces(path, [content], mode)
 
@@ -261,9 +262,9 @@ def write_bytes(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
 def write_pieces(
     path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
 ) -> None:
-    """`write_bytes` of bytes in pieces, which are not joined in memory.
+    """Replace a file as `write_bytes` does, by pieces that are not joined in memory.
 
-    What is not durable is not waited for: a crash of the machine may leave an empty file.
+    A write that is not durable is not awaited: a crash of the machine may leave an empty file.
     """
     with writing(path), prepared(path, pieces, mode, durable=durable):
         pass
@@ -273,13 +274,13 @@ def write_pieces(
 def prepared(
     path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
 ) -> Iterator[None]:
-    """Write content beside a file first, and replace the file with it where the block ends well.
+    """Write a temporary file first, and replace the target with it if the block succeeds.
 
-    For a record of something that the block does: a full disk is found before it is done, and the
-    replacement afterwards takes no room.
+    It is for records of the block's own action: a full disk is detected before the action, and the
+    replacement afterwards needs no room.
 
     Raises:
-        StorageError: the disk is full, or the folder takes no files.
+        StorageError: the disk is full, or the folder is not writable.
     """
     with _replacing(path, mode) as file:
         with writing(path):
@@ -290,7 +291,7 @@ def prepared(
 
 @contextmanager
 def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
-    """A new file beside another, which it replaces where the block ends well."""
+    """Open a temporary file beside another, and replace that one if the block succeeds."""
     with writing(path):
         private_folder(path.parent)
         handle, aside = _aside(path)
@@ -312,17 +313,17 @@ def _flush(file: BinaryIO, *, durable: bool = True) -> None:
 
 
 def _aside(path: Path) -> tuple[int, str]:
-    """A new file beside another; it is locked while it is open, so that `sweep` leaves it."""
+    """Make a temporary file beside another; it stays locked while open, which stops `sweep`."""
     while True:
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, aside
-        os.close(handle)  # swept before it was locked
+        os.close(handle)  # removed by a sweep before it was locked
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk: new ones, and those that went."""
+    """Wait until new and removed names in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -344,36 +345,36 @@ def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder.
 
     Raises:
-        RunFolderError: it is missing, cannot be read, or is no JSON.
+        RunFolderError: the file is missing, unreadable, or no JSON.
     """
     return _parsed(read_bytes(path), str(path))
 
 
 def _parsed(content: bytes, where: str) -> Any:
-    """JSON of a file of ours, whatever was done to its bytes."""
+    """Parse the JSON of one of our files, with any contents."""
     try:
         return json.loads(content)
     except json.JSONDecodeError as problem:
         where = f"{where}:{problem.lineno}" if problem.lineno > 1 else where
-    except (ValueError, RecursionError):  # no UTF-8, or lists in lists without end
+    except (ValueError, RecursionError):  # no UTF-8, or too deeply nested lists
         pass
     raise RunFolderError("a file of the run folder is not JSON", where=where) from None
 
 
 def append_line(path: Path, record: Any) -> None:
-    """Append one JSON line and make it durable.
+    """Append a JSON line, durably.
 
     Raises:
-        StorageError: the disk is full, or the file cannot be written to.
+        StorageError: the disk is full, or the file is not writable.
     """
     append_text(path, json.dumps(record) + "\n")
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a text file, for its owner alone, and make it durable.
+    """Append to a text file, readable by its owner only, durably.
 
     Raises:
-        StorageError: the disk is full, or the file cannot be written to.
+        StorageError: the disk is full, or the file is not writable.
     """
     with writing(path):
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
@@ -385,10 +386,10 @@ def append_text(path: Path, text: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """The records of a ``.jsonl`` file; a torn last line (a crash while appending) is left out.
+    """Yield the records of a ``.jsonl`` file; a last line torn by a crash is left out.
 
     Raises:
-        RunFolderError: it is missing, cannot be read, or a line is no JSON.
+        RunFolderError: the file is missing or unreadable, or a line is no JSON.
     """
     *whole, _ = read_bytes(path).split(b"\n")
     for number, line in enumerate(whole, 1):
@@ -404,9 +405,9 @@ def write_sealed(path: Path, payload: Iterable[bytes], seal: Seal) -> None:
 
 @contextmanager
 def sealing(path: Path, seal: Seal) -> Iterator[Callable[[bytes], None]]:
-    """`write_sealed` for a payload that is made inside the block, which hands over its pieces."""
+    """Write a sealed container whose payload is made inside the block, piece by piece."""
     header = json.dumps(stamp() | asdict(seal)).encode()
-    # Numbers that are mapped from the file begin at a multiple of their size.
+    # Numbers that are mapped from the file start at a multiple of their size.
     header += b" " * (-(len(_MAGIC) + _LENGTH.size + len(header)) % _ALIGNED_BYTES)
 
     digest = hashlib.sha256()
@@ -425,10 +426,10 @@ def sealing(path: Path, seal: Seal) -> Iterator[Callable[[bytes], None]]:
 
 
 def read_sealed(path: Path, seal: Seal) -> bytes:
-    """The payload of a sealed container.
+    """Read the payload of a sealed container.
 
     Raises:
-        RunFolderError: it is missing, not as it was written, or something else.
+        RunFolderError: it is missing or damaged, or has another seal.
     """
     content = read_bytes(path)
     view = memoryview(content)
@@ -446,10 +447,10 @@ def read_sealed(path: Path, seal: Seal) -> bytes:
 
 
 def checked_span(path: Path, seal: Seal) -> range:
-    """Where the payload of a sealed container lies in its file, which is read in pieces.
+    """Range of a sealed container's payload in its file, which is checked in pieces.
 
     Raises:
-        RunFolderError: it is missing, not as it was written, or something else.
+        RunFolderError: it is missing or damaged, or has another seal.
     """
     least, start = len(_MAGIC) + _LENGTH.size + _DIGEST_BYTES, len(_MAGIC) + _LENGTH.size
     try:
@@ -472,7 +473,7 @@ def checked_span(path: Path, seal: Seal) -> range:
 
 
 def sealed_text(record: Mapping[str, Any], seal: Seal) -> str:
-    """A record as JSON text that says what it is and ends with its own digest."""
+    """Format a record as JSON text with its seal, and with its own digest at the end."""
     whole = stamp() | asdict(seal) | dict(record) | {"sha256": _ZEROS}
     text = json.dumps(whole, indent=2) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -486,10 +487,10 @@ def write_sealed_json(path: Path, record: Mapping[str, Any], seal: Seal) -> None
 
 
 def read_sealed_json(path: Path, seal: Seal) -> dict[str, Any]:
-    """The record of a sealed JSON file, its seal included.
+    """Read the record of a sealed JSON file, with its seal.
 
     Raises:
-        RunFolderError: it is missing, not as it was written, or something else.
+        RunFolderError: it is missing or damaged, or has another seal.
     """
     content = read_bytes(path)
     _check_digest(content, _JSON_DIGEST.search(content), path)
@@ -499,10 +500,10 @@ def read_sealed_json(path: Path, seal: Seal) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file.
+    """Read the content of a file.
 
     Raises:
-        RunFolderError: it is missing or cannot be read.
+        RunFolderError: it is missing or unreadable.
     """
     try:
         return path.read_bytes()
@@ -528,7 +529,7 @@ def _check_digest(content: bytes, found: re.Match[bytes] | None, path: Path) -> 
 
 
 def _check_unsealed(content: bytes, path: Path) -> None:
-    """Tell a record of another format, which may be sealed otherwise, from a damaged one.
+    """Distinguish a record of another format, which may be sealed differently, from a damaged one.
 
     Raises:
         RunFolderError: it is JSON of another format.
@@ -542,10 +543,10 @@ def _check_unsealed(content: bytes, path: Path) -> None:
             check_format(record, path)
             if "sha256" not in record:
                 raise RunFolderError(
-                    "this record has no SHA-256, so nobody can say whether it is as it was written",
+                    "this record has no SHA-256, so it may have been changed",
                     where=str(path),
-                    got="a record of an earlier vfl, or one that was changed",
-                    fix="train again; to look at the figures, open the file in an editor",
+                    got="a record of an earlier vfl, or a changed one",
+                    fix="train again; to read the metrics, open the file in an editor",
                 )
 
 
@@ -560,7 +561,7 @@ def _record(content: bytes | memoryview, path: Path) -> dict[str, Any]:
 
 
 def stamp() -> dict[str, Any]:
-    """What every record begins with: the format, and the version of vfl that wrote it."""
+    """First fields of every record: the format, and the version of vfl."""
     return {"format": FORMAT, "vfl": VERSION}
 
 
@@ -568,11 +569,11 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
     """Refuse a record that a version of vfl with another format wrote.
 
     Args:
-        record: what begins with a `stamp`.
-        path: where it lies, for the message.
+        record: a record with a `stamp`.
+        path: path of its file, for the message.
 
     Raises:
-        RunFolderError: which version wrote it, in which format, and what reads it.
+        RunFolderError: states the version and the format, and which version reads it.
     """
     found, writer = record.get("format"), record.get("vfl")
     if found == FORMAT:
@@ -584,7 +585,7 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
         where=str(path),
         got=f"{number}, by vfl {writer if known else 'of a version it does not name'}",
         want=f"format {FORMAT}, as vfl {VERSION} writes it",
-        fix=f"pip install vfl=={writer} in an environment of its own reads it"
+        fix=f"pip install vfl=={writer} in a separate environment can read it"
         if known
         else "read it with the version that wrote it, or train again",
     )
@@ -593,17 +594,17 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
 def pack_weights(
     state: Mapping[str, Tensor], seal: Seal, notes: Mapping[str, str] | None = None
 ) -> bytes:
-    """A state dict as sealed safetensors.
+    """Encode a state dict as sealed safetensors.
 
     Args:
         state: the tensors.
-        seal: what they are, and whose.
-        notes: more for the metadata.
+        seal: kind and owner of the tensors.
+        notes: further metadata.
     """
     from safetensors.torch import save
 
     about = {name: str(value) for name, value in (stamp() | asdict(seal)).items()}
-    # A copy of each: the format refuses tensors that share memory, as tied weights do.
+    # Copies: the format refuses tensors that share memory, such as tied weights.
     packed: bytes = save(
         {name: value.contiguous().clone() for name, value in state.items()},
         {**(notes or {}), **about, "sha256": _ZEROS},
@@ -614,10 +615,10 @@ def pack_weights(
 
 
 def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Tensor], Notes]:
-    """The state dict that `pack_weights` gave, and the notes; `path` is for the message.
+    """Decode the state dict and the notes of `pack_weights`; `path` is for the message.
 
     Raises:
-        RunFolderError: the content is not as it was written, or something else.
+        RunFolderError: the content is damaged, or has another seal.
     """
     from safetensors.torch import load
 
@@ -631,7 +632,7 @@ def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Te
     number = {name: int(notes[name]) for name in ("format", "step") if notes[name].isdigit()}
     seal.check(notes | number, path)
     state: dict[str, Tensor] = load(content)
-    return {name: state[name] for name in record}, notes  # `load` has another order each time
+    return {name: state[name] for name in record}, notes  # the order of `load` varies
 
 
 Notes = dict[str, str]
@@ -646,14 +647,14 @@ def load_weights(path: Path, seal: Seal) -> dict[str, Tensor]:
     """Read a state dict from sealed safetensors.
 
     Raises:
-        RunFolderError: the file is missing, not as it was written, or something else.
+        RunFolderError: the file is missing or damaged, or has another seal.
     """
     state, _ = unpack_weights(read_bytes(path), seal, path)
     return state
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes of a state dict, in name order."""
+    """Compute SHA-256 over names, types, shapes and bytes of a state dict, in name order."""
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
@@ -663,7 +664,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def joint_digest(digests: Iterable[tuple[str, str]]) -> str:
-    """One digest for a whole model from each party's own, in name order."""
+    """Compute one digest of a whole model from the parties' digests, in name order."""
     text = "".join(f"{party}:{digest}\n" for party, digest in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -673,7 +674,7 @@ DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 
 
 def is_database(source: object) -> bool:
-    """Whether a source is a database, an object in a store, or a function: it has no path here.
+    """Whether a source is a database, an object in a store, or a function, without a local path.
 
     >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
     (True, True, False)
@@ -696,8 +697,8 @@ def is_loader(source: object) -> bool:
     return _LOADER.fullmatch(source) is not None
 
 
-#: Of object stores, which fsspec knows by these schemes; "memory" is one of the process itself,
-#: "file" what this host has mounted.
+#: Schemes of object stores in fsspec; "memory" is one in the process itself, "file" a mounted
+#: folder of this host.
 _STORES = ("s3", "gs", "az", "abfs", "file", "memory")
 
 
@@ -711,7 +712,7 @@ def is_object(source: object) -> bool:
 
 
 def may_be_csv(source: str | Path) -> bool:
-    """Whether a source is a file, or a folder, whose name is not that of a Parquet file.
+    """Whether a source is a file, or a folder, without the name of a Parquet file.
 
     >>> may_be_csv("loans.csv.gz"), may_be_csv("loans.parquet"), may_be_csv("duckdb:loans.db")
     (True, False, False)
@@ -730,7 +731,7 @@ def is_named_set(source: str) -> bool:
 
 
 def database_beside(source: str, folder: Path) -> str:
-    """A database whose file lies relative to a folder; any other one stays as it is.
+    """Resolve a database whose file is relative to a folder; other databases stay unchanged.
 
     >>> database_beside("duckdb:loans.db", Path("/data"))
     'duckdb:/data/loans.db'
@@ -743,10 +744,10 @@ def database_beside(source: str, folder: Path) -> str:
 
 
 def rename_sealed(path: Path, party: str, new: str) -> bool:
-    """Let a sealed JSON file of a party belong to it under another name; whether it was its own.
+    """Change the party in the seal of a sealed JSON file; returns whether it was the owner.
 
     Raises:
-        RunFolderError: it is not as it was written.
+        RunFolderError: the file is damaged.
     """
     content = read_bytes(path)
     if not content.startswith(b"{") or (found := _JSON_DIGEST.search(content)) is None:

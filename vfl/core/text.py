@@ -1,4 +1,4 @@
-"""Text of others, before it reaches a terminal, a log, an error, a page or a table."""
+"""Untrusted text, before it reaches a terminal, a log, an error, a page or a table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-#: Of one text from another party; an error's fields may be no longer either.
+#: Characters of a text from another party, and of an error's field.
 TEXT_LIMIT = 2000
-_MARKS = 3  # combining characters in a row: no script needs more, and they paint over other lines
+_MARKS = 3  # combining characters in a row: no script needs more, and they could cover other lines
 _REPLACEMENT = "?"
-#: Control, format (bidirectional, zero-width), and what is no character.
+#: Control, format (bidirectional, zero-width) and unassigned characters.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
 _SPACES = {"Zs", "Zl", "Zp"}
 _BREAKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85")
-#: Letters and marks that show as nothing, so that two texts look alike (Unicode's
+#: Invisible letters and marks, with which two texts can look alike (Unicode's
 #: Default_Ignorable_Code_Point outside the categories above, and the empty Braille pattern).
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
@@ -28,16 +28,16 @@ _INVISIBLE = re.compile(
 
 
 def printable(text: str, limit: int = TEXT_LIMIT) -> str:
-    r"""One line of visible text; what could steer a terminal or hide in it becomes "?".
+    r"""Make one line of visible text; characters that could control a terminal or hide become "?".
 
-    Control characters (with them every ANSI escape sequence), bidirectional overrides, zero-width
-    and invisible characters, surrogates and unassigned characters are replaced; line breaks, tabs
-    and unusual spaces become spaces; no more than three combining characters follow each other. A
-    text that is printable already comes back as it is, so filtering twice is filtering once.
+    Control characters (and thus every ANSI escape sequence), bidirectional overrides, zero-width
+    and invisible characters, surrogates and unassigned characters are replaced. Line breaks, tabs
+    and unusual spaces become spaces. At most three combining characters follow each other.
+    Printable text is returned unchanged, so filtering twice has the same effect as once.
 
     Args:
-        text: of any length; what lies beyond the limit is not looked at.
-        limit: characters of the answer, at least 3; a text that was cut ends in "...".
+        text: text of any length; characters beyond the limit are ignored.
+        limit: characters of the result, at least 3; a text that was cut ends in "...".
 
     >>> printable("bank\x1b[31m is gone\nerror[V000]: \u202eall well")
     'bank?[31m is gone error[V000]: ?all well'
@@ -62,7 +62,7 @@ def printable(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
-    r"""`printable` of every line; for text of our own that has lines and quotes what is not ours.
+    r"""Apply `printable` to every line; for our own text that has lines and quotes other texts.
 
     >>> printable_lines("2 problems\n  codec = \x1b[2J")
     '2 problems\n  codec = ?[2J'
@@ -70,7 +70,7 @@ def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
     return "\n".join(printable(line, limit) for line in text[:limit].split("\n"))
 
 
-# A cell that begins like this, after quotes and what spreadsheets skip, is computed by them. The
+# Spreadsheets compute a cell that begins like this, after quotes and characters that they skip. The
 # fullwidth forms count: some programs read them as the plain ones.
 _FORMULA = re.compile(
     "[\\s'\"`\u200b-\u200f\u2060\ufeff\x00-\x1f]*[=+\\-@\uff1d\uff0b\uff0d\uff20]|[ '\"]*[\t\r\n]"
@@ -79,10 +79,10 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def formula_free(cell: str) -> str:
-    r"""A cell of a CSV that no spreadsheet takes for a formula: an apostrophe goes before it.
+    r"""Put an apostrophe before a CSV cell that a spreadsheet would take for a formula.
 
-    Cells that begin with ``= + - @``, a tab or a line break, also after quotes and spaces, are
-    changed; plain numbers and all other texts are not. `as_written` takes it back.
+    It changes cells that begin with ``= + - @``, a tab or a line break, also after quotes and
+    spaces, but not plain numbers and other texts. `as_written` reverses it.
 
     >>> [formula_free(text) for text in ("=1+1", "-5", "-5+2", "o'neill", '"@x')]
     ["'=1+1", '-5', "'-5+2", "o'neill", '\'"@x']
@@ -91,7 +91,7 @@ def formula_free(cell: str) -> str:
 
 
 def as_written(cell: str) -> str:
-    """The cell that `formula_free` was given: without the apostrophe, if a formula follows it.
+    """The original cell of `formula_free`: without the apostrophe, if a formula follows it.
 
     >>> as_written("'=1+1"), as_written("'t is"), as_written("-5")
     ('=1+1', "'t is", '-5')
@@ -100,7 +100,7 @@ def as_written(cell: str) -> str:
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """A table as CSV: names of columns, then each row's values, with no formula among them."""
+    """Format a table as CSV: names of columns, then each row's values, without formulas."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([formula_free(name) for name in head])
@@ -110,10 +110,10 @@ def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-#: Environment variable: "json" has lines of the log written as JSON objects.
+#: Environment variable: with "json", lines of the log are JSON objects.
 LOG_VARIABLE = "VFL_LOG"
 _ERROR = re.compile(r"(?:vfl: )?error\[(V[0-9]{3})\]: (.*)")
-#: What follows the first line of an error; see `vfl.core.errors.record_lines`.
+#: Lines below the first line of an error; see `vfl.core.errors.record_lines`.
 _FACT = re.compile(r"(?:vfl: )? {2}(where|got|want|try|more) +(.*)")
 
 
@@ -123,7 +123,7 @@ def logs_json() -> bool:
 
 
 def log_entries(lines: Iterable[str]) -> list[str]:
-    r"""Lines of a log as entries: an error with the facts about it is one.
+    r"""Group lines of a log into entries: an error and its facts form one entry.
 
     >>> log_entries(["begins", "error[V405]: bank is gone", "  got   a closed stream", "ends"])
     ['begins', 'error[V405]: bank is gone\n  got   a closed stream', 'ends']
@@ -138,15 +138,15 @@ def log_entries(lines: Iterable[str]) -> list[str]:
 
 
 def logged(text: str, level: str | None = None) -> str:
-    """An entry of the log as it is written: as it stands, or as a JSON object in a line.
+    """Format an entry of the log: unchanged, or as a JSON object in one line.
 
     Args:
-        text: printable, as everything that vfl says: no cell, id or secret.
-        level: "info", "warning" or "error"; None finds it in the text.
+        text: printable text, like all output of vfl: no cell, id or secret.
+        level: "info", "warning" or "error"; None determines it from the text.
 
     Returns:
-        With `VFL_LOG=json` an object of `time` (UTC), `level`, `message`, and of an error `code`
-        and its facts `where`, `got`, `want`, `try`.
+        With `VFL_LOG=json`, an object with `time` (UTC), `level` and `message`; for an error also
+        `code` and its facts `where`, `got`, `want`, `try`.
     """
     if not logs_json():
         return text

@@ -1,8 +1,9 @@
-"""Devices, compiled models and optimisers: the one place that touches what torch keeps private.
+"""Devices, compiled models and optimisers: the only module that uses private parts of torch.
 
-What torch may change without notice is used where it gains enough, and has a public way beside it,
-taken where torch has the private one no more; where none does the same, it says so. Gains are CPU
-time of an exchange in one process: two feature parties with a hidden layer of 16 units, 32 rows.
+Private parts of torch, which may change without notice, are used where the gain is large. Each has
+a public alternative, which is used if torch lacks the private part; where there is none, a comment
+states it. Gains are CPU time of an exchange in one process: two feature parties with a hidden layer
+of 16 units, 32 rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-# What sees every operation of a model, and finds the tensors in it; torch has no public names.
+# Classes that see every operation of a model, and find its tensors; torch has no public names.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 
@@ -30,8 +31,8 @@ from vfl.core.errors import UserError
 
 _COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"
 
-#: The `__torch_function__` of a subclass of tensors whose results are plain tensors. There is no
-#: public one: what torch gives otherwise is of the subclass again.
+#: The `__torch_function__` of a tensor subclass whose results are plain tensors. Torch has no
+#: public one: its default results are of the subclass again.
 PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
@@ -41,11 +42,11 @@ class Compute:
     """A party's device; no other party knows it or needs to.
 
     Args:
-        device: "cpu", "cuda", "cuda:1", as torch names it.
+        device: "cpu", "cuda", "cuda:1", a device name of torch.
         precision: "float32", or "bfloat16" for automatic mixed precision in the forward passes;
-            weights, cuts and gradients stay float32. On a card float32 convolutions are exact,
-            where torch would round what they multiply to 10 bits (TF32).
-        compiled: whether models run as `torch.compile` makes them; dropout draws the same.
+            weights, cuts and gradients stay float32. On a card, float32 convolutions are exact;
+            torch would by default round their factors to 10 bits (TF32).
+        compiled: whether models run under `torch.compile`; dropout draws stay the same.
 
     Raises:
         UserError: torch cannot use that device here, or cannot compile for it.
@@ -70,23 +71,24 @@ class Compute:
         self._compiled_parts: dict[str, Callable[[Tensor], Tensor]] = {}
         if compiled and self.device.type == "cpu" and shutil.which("g++") is None:
             raise UserError(
-                "torch compiles models for the processor with a C++ compiler, and none is here",
+                "torch needs a C++ compiler to compile models for the processor, and none "
+                "is installed",
                 where="train.compile",
                 want="g++ in the path of this party",
                 fix="install it, or leave train.compile = false",
             )
 
     def take(self, model: nn.ModuleDict) -> None:
-        """Bring a party's model here; names and values of its weights stay."""
+        """Move a party's model to the device; names and values of its weights stay."""
         model.to(self.device)
         if not self._compiled:
             return
-        # torch's own folder for this has a name that anybody on the machine could be first to use.
+        # The name of torch's own folder is predictable, so another user could create it first.
         if _COMPILED_CODE not in os.environ:
             folder = TemporaryDirectory(prefix="vfl-compiled-")
             os.environ[_COMPILED_CODE] = folder.name
             atexit.register(folder.cleanup)
-        # torch's compiler looks at every input so, a merged cut among them.
+        # torch's compiler looks at every input in this way, also at a merged cut.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         options: dict[str, str | int | bool | Callable[..., Any]] = {
             "fallback_random": True,
@@ -99,12 +101,12 @@ class Compute:
         }
 
     def run(self, model: nn.ModuleDict, part: str, values: Tensor) -> Tensor:
-        """What one part of a model that was taken makes of `values`."""
+        """Run one part of a model, after `take`, on `values`."""
         outputs: Tensor = self._compiled_parts.get(part, model[part])(values)
         return outputs
 
     def forward(self) -> AbstractContextManager[None]:
-        """What a model's forward pass runs under."""
+        """Context of a model's forward pass."""
         if not self._mixed:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
@@ -120,13 +122,13 @@ else:
 
 
 def unhooked(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
-    """An optimiser of torch without the hooks of torch.compile, whose import takes a second of CPU.
+    """An optimiser of torch without the hooks of torch.compile, whose import takes 1 s of CPU.
 
-    Its methods are torch's own, as they stand behind those hooks, and a step is no range of torch's
-    profiler: 7 % of a step. What was registered to run before and after a step does.
+    Its methods are torch's own, from behind those hooks. A step opens no range of torch's profiler,
+    which saves 7 % of a step. Registered hooks before and after a step still run.
 
     Returns:
-        The class itself where it is not torch's, or torch has other insides.
+        The class itself if it is not torch's, or torch's internals differ.
     """
     if not _KNOWN_HOOKS or not kind.__module__.startswith("torch.optim."):
         return kind
@@ -145,15 +147,15 @@ def unhooked(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
     return type(kind.__name__, (kind,), plain | {"step": step})
 
 
-#: Runs backward passes; None where torch has it under another name.
+#: Runs backward passes; None if torch has it under another name.
 _ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
 def go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-    """`torch.autograd.backward`, which imports torch's symbolic shapes to compare two sizes.
+    """Run `torch.autograd.backward` without its import of torch's symbolic shapes.
 
-    They take a second of CPU once, and the comparison 5 % of a step. The engine
-    refuses sizes that differ by itself.
+    The import takes a second of CPU once, and the comparison of sizes 5 % of a step. The engine
+    itself refuses different sizes.
     """
     if _ENGINE is None:
         torch.autograd.backward(roots, grads)
@@ -163,10 +165,10 @@ def go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
 
 
 def gloo_at(host: str, store: Any, rank: int, size: int, timeout_s: float) -> Any:
-    """A group of gloo among processes of one machine, which listens at this address alone.
+    """Make a gloo group of processes on one machine, which listens only at this address.
 
-    The public way is no fallback: it listens where the machine's name leads, and gloo, which does
-    not encrypt, lets everybody in who reaches its port.
+    The public alternative is no fallback: it listens at the address of the machine's name, and
+    gloo, which does not encrypt, accepts any process that reaches its port.
     """
     from torch import distributed
 

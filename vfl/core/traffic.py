@@ -1,4 +1,4 @@
-"""The ledger: bytes and seconds that really happened, counted at the link."""
+"""The ledger: actual bytes and seconds, counted at the link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from vfl.core.frame import HEADER_BYTES, Frame, Kind
 from vfl.core.text import csv_text
 
-#: Phase of greetings and goodbyes, whose size says nothing about the training.
+#: Phase of greetings and reports, whose size is independent of the training.
 CONTROL = "control"
 _PHASES = {
     Kind.CUT: "train",
@@ -24,13 +24,13 @@ _PHASES = {
 
 @dataclass(slots=True)
 class Traffic:
-    """What went one way between one feature party and the label party in one phase.
+    """Traffic in one direction between one feature party and the label party in one phase.
 
     Attributes:
         direction: "up" is towards the label party.
-        payload_bytes: encoded cuts or gradients.
+        payload_bytes: bytes of encoded cuts or gradients.
         wire_bytes: payload plus the 16-byte headers; TLS records come on top.
-        seconds: time spent waiting for these frames, at the label party.
+        seconds: time that the label party waited for these frames.
     """
 
     party: str
@@ -43,7 +43,7 @@ class Traffic:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them.
+    """Format a number of bytes for people.
 
     >>> size(1_234_567)
     '1.23 MB'
@@ -59,7 +59,7 @@ class Ledger:
     """Counts every frame of every link; an `Observer`.
 
     Attributes:
-        phase: of the frames that come now; None where their kind says it.
+        phase: phase of the next frames; None determines it from their kind.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Ledger:
         self._rows: dict[tuple[str, str, str], Traffic] = {}
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Count one frame."""
+        """Count a frame."""
         row = self._row(party, direction, self.phase or _PHASES.get(frame.kind, CONTROL))
         payload_bytes = len(frame.payload)
         row.frames += 1
@@ -83,7 +83,7 @@ class Ledger:
         return [self._rows[key] for key in sorted(self._rows)]
 
     def bytes_by_party(self, direction: str) -> dict[str, int]:
-        """Wire bytes of each party one way: cuts, gradients and receipts, without greetings."""
+        """Wire bytes of each party in one direction: cuts, gradients, receipts; no greetings."""
         totals: dict[str, int] = defaultdict(int)
         for row in self.rows():
             if row.direction == direction and row.phase != CONTROL:
@@ -95,7 +95,7 @@ class Ledger:
         return sum(row.payload_bytes for row in self.rows() if row.phase == phase)
 
     def total_bytes(self, direction: str) -> int:
-        """Wire bytes one way over all parties; see `bytes_by_party`."""
+        """Wire bytes in one direction over all parties; see `bytes_by_party`."""
         return sum(self.bytes_by_party(direction).values())
 
     def state(self) -> list[dict[str, str | int | float]]:
@@ -103,7 +103,7 @@ class Ledger:
         return [asdict(row) for row in self.rows()]
 
     def restore(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Go on from counts that `state` gave; what was counted since is forgotten."""
+        """Continue from counts of `state`; later counts are dropped."""
         rows = [Traffic(**row) for row in state]
         self._rows = {(row.party, row.direction, row.phase): row for row in rows}
 

@@ -1,8 +1,9 @@
-"""What cells mean: missing words, numbers and dates as people write them, and Arrow's own types.
+"""Parsing of cells: words for missing cells, numbers and dates as people write them, Arrow types.
 
-Every source comes through here: a CSV as texts, Parquet and databases as Arrow. Where a source has
-types they count first; a column of text becomes numbers or dates only where the table's format says
-so (`TableFormat.numbers`, `TableFormat.dates`), and in a CSV where every cell is a plain number.
+Every source passes through here: a CSV as texts, Parquet and databases as Arrow. Types of the
+source take precedence. A column of text becomes numbers or dates only where the table's format
+requires it (`TableFormat.numbers`, `TableFormat.dates`), and in a CSV where every cell is a plain
+number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: Words that mean a missing cell among numbers and dates; in a column of text they are texts.
+#: Words for a missing cell among numbers and dates; in a column of text they are texts.
 WORDS = frozenset(
     (
         *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
@@ -37,7 +38,7 @@ _UNIT = rf"(?:%|\x{{2030}}|{_MONEY})"
 
 
 def _written_number(decimal: str) -> str:
-    """RE2's pattern of a number for people, whose decimals stand behind `decimal`."""
+    """Build RE2's pattern of a human-written number, with `decimal` before its decimals."""
     other = r"\." if decimal == "," else ","
     whole = "|".join(
         [
@@ -60,9 +61,9 @@ _FORMS = {decimal: _written_number(decimal) for decimal in ".,"}
 
 
 def plain(cells: pa.Array) -> pa.Array:
-    """Cells of the types that the rest reads: numbers, booleans, texts and dates.
+    """Convert cells to the types that later steps read: numbers, booleans, texts and dates.
 
-    Types that mean one of those are cast; lists, structs, maps and bytes stay as they are.
+    Compatible types are cast; lists, structs, maps and bytes stay unchanged.
 
     >>> plain(pa.array(["a", "b", "a"]).dictionary_encode()).type
     DataType(string)
@@ -87,7 +88,7 @@ def plain(cells: pa.Array) -> pa.Array:
 
 
 def of_values(values: Sequence[Any]) -> pa.Array:
-    """Cells of a database that gives no types; those of several kinds become texts.
+    """Cells of a database without types; cells of several kinds become texts.
 
     >>> of_values([1, None, "a"]).to_pylist()
     ['1', None, 'a']
@@ -99,19 +100,22 @@ def of_values(values: Sequence[Any]) -> pa.Array:
 
 
 def without(cells: pa.Array, words: Collection[str]) -> pa.Array:
-    """Texts without those that mean a missing cell."""
+    """Replace words for a missing cell by null."""
     meant = pa.array([*words], cells.type)
     return pc.if_else(pc.is_in(cells, meant), pa.scalar(None, cells.type), cells)
 
 
 def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
-    """Texts that are all plain numbers, none missing, in one step; None of others."""
+    """Parse texts in one step if all are plain numbers and none is missing.
+
+    Otherwise return None.
+    """
     first = cells[0].as_py() if len(cells) and decimal == "." else ""
     if not first[:1].isdigit() and first[:1] != "-":
         return None
     try:
         read = cells.cast(pa.float64() if "." in first else pa.int64())
-    except pa.ArrowInvalid:  # whose text quotes a cell
+    except pa.ArrowInvalid:  # its text quotes a cell
         return None
     if "." in first:
         return read if np.isfinite(read.to_numpy()).all() else None
@@ -119,7 +123,7 @@ def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
 
 
 def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
-    """Texts as numbers or booleans; None where a cell is neither.
+    """Parse texts as numbers or booleans; returns None if a cell is neither.
 
     >>> plain_numbers(pa.array(["1", None]), ".").to_pylist(), plain_numbers(pa.array(["a"]), ".")
     ([1, None], None)
@@ -139,24 +143,24 @@ def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
     for kind in (pa.int64(), pa.float64()):
         try:
             read = cells.cast(kind)
-        except pa.ArrowInvalid:  # whose text quotes a cell
+        except pa.ArrowInvalid:  # its text quotes a cell
             continue
-        # Arrow alone reads 0x1F as a number.
+        # Only Arrow reads 0x1F as a number.
         return None if pc.any(pc.match_substring(cells, "x", ignore_case=True)).as_py() else read
     return None
 
 
 def numbers_of(cells: pa.Array, decimal: str) -> tuple[pa.Array, int]:
-    """Texts as numbers, whatever currency, grouping, percent or sign they are written with.
+    """Parse texts as numbers, with any currency, grouping, percent sign or sign.
 
     Args:
         cells: texts, missing ones null.
-        decimal: the sign before decimals, point or comma; the other one, blanks and apostrophes
-            group thousands. A text that can only be read the other way round is.
+        decimal: the decimal separator, point or comma; the other one, blanks and apostrophes group
+            thousands. A text that can only be read with the other separator is read that way.
 
     Returns:
-        float64, null where a cell is missing or no number; and how many are no number. A percent
-        is a hundredth.
+        Numbers as float64, null where a cell is missing or no number; and the count of the latter.
+        A percent is a hundredth.
 
     >>> cells = pa.array(["€ 75 997,97", "73.208,40", "(1.234)", "12,5 %", "5,-", "$5,156.91", "-"])
     >>> numbers_of(cells, ",")[0].to_pylist()
@@ -170,12 +174,12 @@ def numbers_of(cells: pa.Array, decimal: str) -> tuple[pa.Array, int]:
 
 
 def _alike(texts: pa.Array) -> pa.Array:
-    """One kind of blanks, digits and percent signs (NFKC)."""
+    """Unify blanks, digits and percent signs (NFKC)."""
     return pc.utf8_trim_whitespace(pc.utf8_normalize(texts, form="NFKC"))
 
 
 def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
-    """Texts as float64, null where they are no number with that sign before decimals."""
+    """Parse texts as float64, null where they are no number with that decimal separator."""
     found = pc.extract_regex(texts, _FORMS[decimal])
     core, before, after = (found.field(name) for name in ("core", "before", "after"))
     digits = pc.replace_substring_regex(core, rf"[^\deE{decimal}+-]", "")
@@ -193,9 +197,9 @@ def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
 
 
 def decimal_of(texts: Collection[str], usual: str) -> str | None:
-    """The sign before the decimals of texts that are all numbers for people; None of others.
+    """The decimal separator of texts that are all human-written numbers; None for others.
 
-    What most texts show decides: `1.234,50` has a comma, `12,5` too. Where each could be read
+    The majority of the texts decides: `1.234,50` and `12,5` have a comma. If each text can be read
     either way, such as `1,234`, it is the usual one.
 
     >>> decimal_of(["73.208,40", "1.000"], "."), decimal_of(["$5,156.91"], ",")
@@ -206,13 +210,13 @@ def decimal_of(texts: Collection[str], usual: str) -> str | None:
 
 
 def read_with(texts: Collection[str]) -> dict[str, np.ndarray]:
-    """Which texts are numbers with each sign before decimals, booleans, axes (texts,)."""
+    """Masks of the texts that are numbers with each decimal separator, axes (texts,)."""
     cells = _alike(pa.array(list(texts), pa.string()))
     return {sign: np.asarray(_numbers_written(cells, sign).is_valid()) for sign in ".,"}
 
 
 def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
-    """How many texts are numbers with each sign before decimals; None unless all are numbers.
+    """Count the texts that are numbers with each separator; returns None if some are no numbers.
 
     >>> decimal_counts(["73.208,40", "1.000"])
     {'.': 1, ',': 2}
@@ -228,7 +232,7 @@ def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
 # Dates.
 
 DAY_FIRST, MONTH_FIRST, DIGITS = "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d"
-#: How dates are written, the usual ones first.
+#: Forms of dates, the usual ones first.
 DATE_FORMS = (
     *("%Y-%m-%d", "%d.%m.%Y", DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", DIGITS, "ISO8601"),
     *("%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d %B %Y"),
@@ -236,25 +240,26 @@ DATE_FORMS = (
     *("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
     *("%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p"),
 )
-#: Between the forms of a column whose dates are written in several ways.
+#: Separator between the forms of a column with several forms of dates.
 EITHER = "|"
-#: Forms that read the same text as different days.
+#: Pairs of forms that read the same text as different days.
 AMBIGUOUS = ((DAY_FIRST, MONTH_FIRST), ("%d-%m-%Y", "%m-%d-%Y"), ("%d/%m/%y", "%m/%d/%y"))
 _MAY_BE_DATE = re.compile(
     r"(?=(?:\D*\d){4})(?:[\d ,./:+-]|T|Z|[AaPp][Mm]"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}){6,40}",
     re.IGNORECASE,
 )
-#: Days outside of 1600 to 2500 stand for none: 9999-12-31 until further notice, year 1 since ever.
+#: Days outside 1600 to 2500 are placeholders: 9999-12-31 for no end, year 1 for no start.
 FIRST_DAY, LAST_DAY = (date(year, 1, 1).toordinal() - 719163 for year in (1600, 2500))
 
 
 def days_of_texts(texts: Sequence[str] | np.ndarray, written: str) -> np.ndarray:
-    """Days since 1970 in UTC of texts, float64, axes (texts,); NaN where a text is no such date.
+    """Parse texts to days since 1970 in UTC, float64, axes (texts,); NaN where a text is no date.
 
     Args:
         texts: none missing.
-        written: as `strptime` says it, or "ISO8601"; several are joined with `|` and tried in turn.
+        written: form as in `strptime`, or "ISO8601"; several forms are joined with `|` and tried in
+            turn.
 
     >>> days_of_texts(["1970-01-02", "31.12.9999", "never"], "%Y-%m-%d|%d.%m.%Y").tolist()
     [1.0, 2932896.0, nan]
@@ -273,7 +278,7 @@ def _days_of_form(texts: np.ndarray, form: str) -> np.ndarray:
     except (ValueError, TypeError, OverflowError):  # a form that strptime lacks
         return np.full(len(texts), np.nan)
     days = days_of_times(read)
-    for place in np.flatnonzero(np.isnan(days)):  # before pandas 3 it reads 1677 to 2262 alone
+    for place in np.flatnonzero(np.isnan(days)):  # before pandas 3 it reads 1677 to 2262 only
         days[place] = _far_day(texts[place], form)
     return days
 
@@ -289,7 +294,7 @@ def _far_day(text: str, form: str) -> float:
 
 
 def day_of(moment: date) -> float:
-    """Days since 1970 in UTC of a date or a time; one without a zone is in UTC.
+    """Days since 1970 in UTC of a date or a time; a time without a zone is taken as UTC.
 
     >>> day_of(date(9999, 12, 31)), day_of(date(1, 1, 1))
     (2932896.0, -719162.0)
@@ -317,12 +322,12 @@ def days_of_times(column: pd.Series) -> np.ndarray:
 
 
 def is_open_end(days: np.ndarray) -> np.ndarray:
-    """Which days stand for no day, such as 9999-12-31; axes (rows,)."""
+    """Mask of the days that are placeholders, such as 9999-12-31; axes (rows,)."""
     return (days < FIRST_DAY) | (days >= LAST_DAY)
 
 
 def circles_of(days: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How far a day is through the year, by its month, and through the week; each 0 to below 1.
+    """Position of a day in the year, by its month, and in the week; each from 0 to below 1.
 
     >>> [turn.tolist() for turn in circles_of(np.array([0.0, 31.0]))]  # a Thursday, a Sunday
     [[0.0, 0.08333333333333333], [0.42857142857142855, 0.8571428571428571]]
@@ -333,7 +338,7 @@ def circles_of(days: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def may_be_dates(texts: Iterable[str]) -> bool:
-    """Whether texts have nothing that no date has."""
+    """Whether texts contain only characters that occur in dates."""
     return all(map(_MAY_BE_DATE.fullmatch, texts))
 
 
@@ -350,7 +355,7 @@ def forms_of(texts: Sequence[str], forms: Iterable[str] = DATE_FORMS) -> list[st
 
 
 def date_form(texts: Sequence[str]) -> str | None:
-    """How texts are written if all of them are dates; several forms joined with `|`, at most three.
+    """The form of texts that are all dates; up to three forms joined with `|`; None for others.
 
     >>> date_form(["2024-01-31", "2023-05-01"]), date_form(["2024-01-31", "31.12.9999"])
     ('%Y-%m-%d', '%Y-%m-%d|%d.%m.%Y')

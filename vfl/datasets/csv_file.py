@@ -1,4 +1,4 @@
-"""CSV files: how one is written, found from its first lines, and its rows, some at a time."""
+"""CSV files: detection of the format from the first lines, and the rows in blocks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _CHUNK_BYTES = 1 << 20
 _MOST_CELLS = 10_000
 _SEPARATORS = (",", ";", "\t", "|")
 _LONGEST_CELL = 1 << 24
-#: The last line that a reader is given: it comes back alone unless a quotation mark is open.
+#: An extra last line for the reader: it is a row of its own unless a quotation mark is open.
 _END = "\x1fend of file"
-#: How files begin that are no CSV, what they are, and what to do.
+#: First bytes of files that are no CSV, their kind, and the cure.
 _OTHERS = (
     (b"PK\x03\x04", "an Excel workbook (.xlsx) or another zip archive", "save its sheet as CSV"),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook (.xls)", "save its sheet as CSV"),
@@ -50,16 +50,16 @@ def is_csv(source: Source) -> bool:
     return not isinstance(source, pd.DataFrame) and may_be_csv(source)
 
 
-# How it is written.
+# The format.
 
 
 def sniff(source: Source) -> TableFormat:
-    """How a CSV is written: encoding, separator, decimals, and lines above that of the names.
+    """Detect the format of a CSV: encoding, separator, decimals, and lines above the column names.
 
-    Anything else has a usual format.
+    Other sources get the default format.
 
     Raises:
-        DataError: its first line is no line of names.
+        DataError: its first line has no column names.
     """
     if not is_csv(source):
         return TableFormat()
@@ -72,7 +72,7 @@ def sniff(source: Source) -> TableFormat:
         with _opened(path) as file:
             top = codecs.getincrementaldecoder(encoding)().decode(file.read(_TOP_BYTES))
     except (OSError, EOFError, ValueError):
-        return TableFormat()  # reading it says what is wrong
+        return TableFormat()  # reading it raises the error
     lines = list(io.StringIO(top, newline=""))[:_TOP_LINES]
     declared = re.fullmatch(r"\ufeff?sep=(.)\s*", lines[0], re.IGNORECASE) if lines else None
     skip = 1 if declared else 0
@@ -88,16 +88,17 @@ def sniff(source: Source) -> TableFormat:
 
 
 def _reader(lines: Iterable[str], separator: str) -> Any:
-    csv.field_size_limit(_LONGEST_CELL)  # of the process
+    csv.field_size_limit(_LONGEST_CELL)  # a setting of the process
     return csv.reader(lines, delimiter=separator, skipinitialspace=True)
 
 
 def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
-    """How well a separator fits, and how many lines stand above the line of names.
+    """Rate a separator, and count the lines above the column names.
 
     Returns:
-        2 where all rows have as many cells, 1 where those below some lines do, else 0, and how many
-        cells those are; lines above a row of names, which have few cells each.
+        A pair: 2 where all rows have the same number of cells, 1 where those below some lines do,
+        else 0, with this number of cells; and the number of lines above the column names, which
+        have few cells.
     """
     reader = _reader(lines, separator)
     rows, begins, begin = list[list[str]](), list[int](), 0
@@ -119,7 +120,7 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
 
 
 def _encoding(path: Path) -> str:
-    """By its mark, else UTF-8 if all of it is that; else Western Windows or latin-1."""
+    """Detect the encoding: by its mark, else UTF-8 if valid; else Western Windows or latin-1."""
     letters = set[int]()
     try:
         with _opened(path) as file:
@@ -154,39 +155,39 @@ def _encoding(path: Path) -> str:
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
-    """Refuse a first line of data; names that count columns or years are names."""
+    """Refuse a first line of data; column names may be counters or years."""
     numbers = [float(name) for name in names if _NUMBER.fullmatch(name.strip())]
     counted = numbers in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
     if numbers and not counted and not all(1800 <= number <= 2200 for number in numbers):
         raise DataError(
-            "the first line of this table is no line of column names",
+            "the first line of this table contains no column names",
             where=str(path),
             got=f"{len(numbers)} of its {len(names)} cells are numbers",
-            want="one name a column, in the first line of a CSV",
-            fix="write a line of names above it",
+            want="one name for each column, in the first line of a CSV",
+            fix="write a line of column names above it",
         )
 
 
-# Its rows.
+# The rows.
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked if gzip packed them, whatever its name says."""
+    """Open a file, unpacked if gzip packed it, whatever its name is."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
 
 
 class CsvRows:
-    """The rows of a CSV, some at a time.
+    """Rows of a CSV, in blocks.
 
     Args:
-        path: the file.
-        form: how it is written.
+        path: path of the file.
+        form: format of the file.
 
     Raises:
-        DataError: a file of another kind, columns without a name of their own, a line with another
-            number of cells. It says which line, and quotes no cell.
+        DataError: a file of another kind, columns without a unique name, or a line with another
+            number of cells. It states the line, and quotes no cell.
     """
 
     def __init__(self, path: Path, form: TableFormat) -> None:
@@ -200,7 +201,7 @@ class CsvRows:
                 "this file has no line of column names",
                 where=str(path),
                 got=f"nothing below line {form.skip_lines}" if form.skip_lines else "blank lines",
-                want="a line of column names and one line a row",
+                want="a line of column names and one line for each row",
             )
         self.names = _names(names, path)
 
@@ -217,11 +218,11 @@ class CsvRows:
     def blocks(
         self, rows: int, columns: Sequence[str] | None = None, as_text: Sequence[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """The cells, so many rows at a time; one batch without rows if there is none.
+        """Yield the cells in blocks of rows; one batch without rows if there is no row.
 
         Args:
-            rows: how many.
-            columns: those that are kept; None keeps all. Every line is looked at whole.
+            rows: rows of a block.
+            columns: columns to keep; None keeps all. Every line is parsed as a whole.
             as_text: columns that stay text.
         """
         kept = self.names if columns is None else list(columns)
@@ -242,7 +243,7 @@ class CsvRows:
         raw, stays = pa.array(texts, pa.large_string()), {*as_text}
         form = self._form
         usual = name not in stays and name not in form.numbers and name not in form.dates
-        if words := form.words_of(name)[0]:  # which may be a number, such as -999
+        if words := form.words_of(name)[0]:  # a word may be a number, such as -999
             usual = usual and not pc.any(pc.is_in(raw, pa.array([*words], raw.type))).as_py()
         if usual and (read := whole_numbers_of(raw, form.decimal)) is not None:
             return read
@@ -250,7 +251,7 @@ class CsvRows:
         return cells_of(cells, name, self._form, as_text=name in as_text, of_csv=True)
 
     def _whole(self, rows: _Rows) -> Iterator[list[str]]:
-        """Rows that have as many cells as there are names."""
+        """Yield rows with as many cells as there are names."""
         wanted, ended = len(self.names), False
         for row in rows:
             if not row:
@@ -276,15 +277,16 @@ class CsvRows:
             "this file cannot be read as a table",
             where=str(self._path),
             got=told,
-            want="as many cells in every line as columns have a name",
+            want="the same number of cells in every line as there are column names",
             fix=written_otherwise(self._path, self._form)
-            or f"look at line {begin}: a text that holds the separator "
-            f"({printable(self._form.separator)!r}) or a quotation mark needs quotation marks",
+            or f"look at line {begin}: a text that contains the separator "
+            f"({printable(self._form.separator)!r}) or a quotation mark needs quotation "
+            "marks",
         )
 
 
 class _Rows:
-    """Cells of lines, and in which line a row begins and ends, counted from 1."""
+    """Cells of lines, with the first and last line of each row, counted from 1."""
 
     def __init__(self, lines: Iterator[str], form: TableFormat) -> None:
         self._rows = _reader(lines, form.separator)
@@ -301,7 +303,7 @@ class _Rows:
 
 
 def _names(row: Sequence[str], path: Path) -> list[str]:
-    """The names of columns; a first one without, where a frame's index was written, is "index"."""
+    """The column names; a nameless first column, which is the index of a frame, is "index"."""
     names = [name.strip() for name in row]
     names[0] = names[0].removeprefix("\ufeff")
     while len(names) > 1 and not names[-1]:
@@ -323,7 +325,7 @@ def _check_kind(path: Path) -> None:
 
 
 def written_otherwise(path: Path, form: TableFormat) -> str | None:
-    """The settings that say how a CSV is really written, where that is not what `form` says."""
+    """The settings that describe a CSV's real format, where it differs from `form`."""
     try:
         found, usual = sniff(path), form
         with _opened(path) as file:
@@ -339,4 +341,4 @@ def written_otherwise(path: Path, form: TableFormat) -> str | None:
     if not told:
         return None
     settings = printable(", ".join(told).replace("\t", "\\t"))
-    return f"this file looks as if written with {settings}: set that in [data]"
+    return f"this file seems to be written with {settings}: set that in [data]"

@@ -1,7 +1,7 @@
-"""What a table holds, column by column: format, kinds, ids, dates, what predicts the label.
+"""Description of a table, column by column: format, kinds, ids, dates, predictors of the label.
 
-The table is read some rows at a time, one column after another. Of a column there are in memory at
-most its hashes, and the cells of a sample of the rows. What is told are names, kinds and counts.
+The table is read in blocks of rows, one column after another. Memory holds at most the hashes of a
+column and the cells of a sample of rows. The report contains names, kinds and counts.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from vfl.datasets.table import (
 Cells = TypeVar("Cells", pd.Series, np.ndarray)
 Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "constant", "other"]
 
-SAMPLE_ROWS = 100_000  # in which columns are compared with the label
-ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of one column on rows it was not fitted on
+SAMPLE_ROWS = 100_000  # rows of the sample in which columns are compared with the label
+ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of one column on held-out rows
 _BINS = 20
-FEW_CLASSES = 20  # whole numbers of a label that are classes, not a measure
-RARE = 0.2  # share of the rarest class below which classes are worth a weight
-#: Signs of a missing cell beside `WORDS`, in a column that is numbers or dates otherwise.
+FEW_CLASSES = 20  # up to this many different whole numbers, a label is classes, not a measure
+RARE = 0.2  # share of the rarest class below which class weights are advised
+#: Words for a missing cell besides `WORDS`, in a column of numbers or dates.
 _SIGNS = frozenset(("?", "-", "--", ".", "n.a.", "unknown", "missing", "\u2013", "\u2014"))
 _TOLD = 2000  # columns between two lines of progress
-_MOST = 1000  # different cells that are counted
+_MOST = 1000  # limit of counted different cells
 _WHOLE, _SHORT = re.compile(r"\d+(\.0*)?"), re.compile(r"\d{1,18}(\.0*)?")
 _KEY_NAME = re.compile(
     r"(^|[^a-z])(u?u?id|key|nr|no|number|account|customer|client|member|person|patient|case|row)s?$",
@@ -69,18 +69,18 @@ _KEY_NAME = re.compile(
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """What one column holds and becomes; no cell of it.
+    """Description of one column and of its inputs; it contains no cell.
 
     Attributes:
-        name: the column.
-        kind: what it is.
+        name: name of the column.
+        kind: kind of its values.
         missing: share of the rows without a cell.
-        different: how many different cells, or None where they are more than were counted.
-        becomes: in words, what is made of it.
-        inputs: how many inputs of a model that is; 0 where it is left out.
-        notes: what a reader should look at.
-        score: how well it predicts the label alone, on rows it was not fitted on: AUC, or R2 of a
-            regression; None without a label.
+        different: number of different cells, or None above the limit of counting.
+        becomes: its inputs, in words.
+        inputs: number of inputs of a model; 0 if it is left out.
+        notes: warnings about it.
+        score: quality of a prediction of the label by this column only, on rows it was not fitted
+            on: AUC, or R2 of a regression; None without a label.
     """
 
     name: str
@@ -93,7 +93,7 @@ class ColumnReport:
     score: float | None = None
 
     def as_used(self, inputs: int) -> ColumnReport:
-        """The same column where a party made so many inputs of it."""
+        """The same column with the number of inputs that a party made of it."""
         if inputs == self.inputs:
             return self
         if not inputs:
@@ -104,16 +104,16 @@ class ColumnReport:
 
 @dataclass(frozen=True)
 class TableReport:
-    """What a table holds, and the settings of a party file that read it.
+    """Description of a table, and the settings of a party file that read it.
 
     Attributes:
-        rows: how many there are.
+        rows: number of rows.
         columns: in the table's order.
-        form: how it is written.
-        id: the column of ids.
+        form: format of the table.
+        id: name of the id column.
         label: the label column, if there is one.
-        task: what the label is for.
-        notes: about the table as a whole.
+        task: learning task of the label.
+        notes: warnings about the table as a whole.
         whole_ids: whether every id is a whole number, of any length.
     """
 
@@ -128,12 +128,12 @@ class TableReport:
 
     @property
     def features(self) -> list[str]:
-        """The columns that become inputs."""
+        """Names of the columns that become inputs."""
         return [column.name for column in self.columns if column.inputs]
 
     @property
     def left_out(self) -> list[str]:
-        """Lines that name every column that becomes no input, and why."""
+        """Lines that name every column without inputs, with the reason."""
         idle = {
             one.name: one.becomes
             for one in self.columns
@@ -142,19 +142,19 @@ class TableReport:
         return left_out_lines(idle, "left out:")
 
     def settings(self) -> dict[str, Any]:
-        """[data] of a party file, without its source; what is as it always is, is left out."""
+        """The [data] table of a party file, without its source; default values are left out."""
         plain, form = TableFormat(), asdict(self.form)
         own = {name: value for name, value in form.items() if value != getattr(plain, name)}
         own["columns"] = self.features
         return own | {"id": self.id} | ({"label": self.label} if self.label else {})
 
     def lines(self) -> list[str]:
-        """The table of columns for people."""
+        """The table of columns as text."""
         return table_of_columns(self.columns, self.notes)
 
 
 def table_of_columns(columns: Sequence[ColumnReport], notes: Sequence[str] = ()) -> list[str]:
-    """Columns with kind, share missing and what each becomes, then what should be looked at."""
+    """Format columns with kind, missing share and inputs, followed by the warnings."""
     wide = max(6, *(len(column.name) for column in columns))
     lines = [f"{'column':<{wide}}  {'kind':<8}  missing  becomes"]
     lines += [
@@ -174,19 +174,19 @@ def describe(
     query: str | None = None,
     told: Callable[[str], None] | None = None,
 ) -> TableReport:
-    """What a table holds.
+    """Describe a table.
 
     Args:
         source: a CSV or Parquet file, a database, or a frame.
-        form: how it is written; None finds it out.
-        id_column: its column of ids; None finds it.
-        label: its label column; None for a table without labels.
+        form: format of the table; None detects it.
+        id_column: name of its id column; None finds it.
+        label: name of its label column; None for a table without labels.
         task: "classification" or "regression"; None finds it.
-        query: what is asked of a database whose form is to be found out.
-        told: is given a line after every few thousand columns.
+        query: query to a database whose format is to be detected.
+        told: receives a line after every few thousand columns.
 
     Raises:
-        DataError: no readable table, or no column whose cells name the rows.
+        DataError: the table is not readable, or no column identifies the rows.
     """
     found_out = form is None
     form = replace(sniff(source), query=query) if form is None else form
@@ -200,20 +200,20 @@ def describe(
             "this table has no rows",
             where="the frame" if isinstance(source, pd.DataFrame) else "data.source",
             got=f"{len(names)} names of columns and nothing below them",
-            fix="write the table again, or look at the query",
+            fix="write the table again, or check the query",
         )
     facts = dict[str, _Facts]()
     for name in names:
         facts[name] = _facts(table, name, form)
         if told is not None and not len(facts) % _TOLD:
-            told(f"looked at {spaced(len(facts))} of {spaced(len(names))} columns")
+            told(f"read {spaced(len(facts))} of {spaced(len(names))} columns")
     if found_out:
         classes = label if is_csv(source) and task != "regression" else None
         form = _found_form(source, form, facts, classes)
         if changed := [name for name, fact in facts.items() if fact.changed(form)]:
             table = read_table(source, form)
             facts |= {name: _facts(table, name, form) for name in changed}
-    letters = dict[str, _Facts]()  # of what would lose digits as numbers
+    letters = dict[str, _Facts]()  # columns that would lose digits as numbers
     if found_out and (long := [name for name, fact in facts.items() if fact.long]):
         texts = read_table(source, form, long, columns=long)
         letters = {name: replace(_facts(texts, name, form), long=True) for name in long}
@@ -233,17 +233,18 @@ def describe(
 
 @dataclass
 class _Facts:
-    """What was found of a column before its part in the table is known.
+    """Facts about a column before its part in the table is known.
 
     Attributes:
-        different: how many cells are different; None for more than were counted.
-        whole_numbers: whether all cells are; `long`, beyond what id_type = "number" reads exactly.
-        dates: the form of dates that are texts or numbers such as 20240131.
-        either: whether days and months cannot be told apart.
-        decimal: the sign before decimals of numbers that are texts.
-        signs: cells that mean a missing one, beside what the format says.
-        words: how many cells of a text are among `WORDS`.
-        open: whether days are there that stand for none, such as 9999-12-31.
+        different: number of different cells; None above the limit of counting.
+        whole_numbers: whether all cells are whole numbers; `long`: whether some exceed the exact
+            range of id_type = "number".
+        dates: form of dates that are texts or numbers such as 20240131.
+        either: whether the order of day and month is ambiguous.
+        decimal: decimal separator of numbers that are texts.
+        signs: words for a missing cell, besides those of the format.
+        words: number of text cells that are among `WORDS`.
+        open: whether some days are placeholders, such as 9999-12-31.
     """
 
     name: str
@@ -267,7 +268,7 @@ class _Facts:
         return self.missing / self.rows
 
     def changed(self, form: TableFormat) -> bool:
-        """Whether the column reads otherwise in the format that was found."""
+        """Whether the detected format reads the column differently."""
         named = isinstance(form.missing, Mapping) and self.name in form.missing
         return bool(self.decimal or self.signs or named or self.dates)
 
@@ -280,7 +281,7 @@ def _facts(table: Table, name: str, form: TableFormat) -> _Facts:
 
 
 class _Finder:
-    """What a column holds, block by block."""
+    """Collects the facts of a column, block by block."""
 
     def __init__(self, name: str, form: TableFormat) -> None:
         self._name, self._form = name, form
@@ -288,13 +289,13 @@ class _Finder:
         self._known, self._hashes = np.empty(0, np.uint64), list[np.ndarray]()
         self._whole, self._long, self._many = True, False, False
         self._kinds, self._signs = set[str](), dict[str, None]()
-        # What texts may all be; None is nothing any more.
+        # Possible forms of all texts; None means that no form is possible.
         self._forms: list[str] | None = list(DATE_FORMS)
         self._mixed, self._open = "", False
         self._decimals: Counter[str] | None = Counter()
 
     def add(self, block: pd.Series) -> None:
-        """The next rows."""
+        """Add the next rows."""
         self._rows += len(block)
         known = block.notna().to_numpy()
         present = block if known.all() else block[known]
@@ -318,7 +319,7 @@ class _Finder:
         numbers = np.asarray(present.to_numpy(dtype=float))
         low, high = float(numbers.min()), float(numbers.max())
         self._whole = self._whole and not bool((numbers != np.round(numbers)).any())
-        exact = pd.api.types.is_integer_dtype(present.dtype)  # beyond what float64 tells apart
+        exact = pd.api.types.is_integer_dtype(present.dtype)  # beyond the exact range of float64
         self._long |= self._whole and max(high, -low) >= 2.0 ** (63 if exact else 53)
         self._decimals = None
         if self._forms is not None:
@@ -326,7 +327,7 @@ class _Finder:
             texts = as_texts(pd.Series(np.unique(numbers))).tolist() if able else []
             self._forms = forms_of(texts, [DIGITS]) or None
         own: np.ndarray = present.to_numpy(dtype=np.int64) if exact else numbers + 0.0
-        return own.view(np.uint64)  # a number's bits stand for it; -0.0 is 0.0
+        return own.view(np.uint64)  # the bits of a number are its hash; -0.0 is 0.0
 
     def _add_texts(self, present: pd.Series, kind: str) -> np.ndarray:
         codes, different = pd.factorize(present.astype(object) if kind == "text" else present)
@@ -341,7 +342,7 @@ class _Finder:
         return pd.util.hash_array(texts, categorize=False)[codes]
 
     def _try_texts(self, texts: list[str]) -> None:
-        """Leave out what these texts cannot be."""
+        """Exclude forms that these texts cannot have."""
         if not texts:
             return
         if self._forms is not None:
@@ -357,7 +358,7 @@ class _Finder:
             self._decimals = None if counts is None else self._decimals + Counter(counts)
 
     def facts(self) -> _Facts:
-        """What all rows say together."""
+        """The facts over all rows."""
         kinds = self._kinds
         kind: Any = next(iter(kinds)) if len(kinds) == 1 else "text" if kinds else "number"
         every = np.sort(np.concatenate(self._hashes)) if self._hashes else np.empty(0)
@@ -394,14 +395,14 @@ class _Finder:
 def _found_form(
     source: Source, form: TableFormat, facts: Mapping[str, _Facts], classes: str | None
 ) -> TableFormat:
-    """The format with what columns say: missing words, dates, numbers; `classes` is the label."""
+    """Add the columns' missing words, dates and numbers to the format; `classes` is the label."""
     missing: dict[str, tuple[str, ...]] = {
         name: fact.signs for name, fact in facts.items() if fact.signs
     }
     anywhere = tuple({sign for signs in missing.values() for sign in signs if sign == "?"})
     missing = {name: signs for name, signs in missing.items() if signs != anywhere}
     if classes is not None and facts[classes].missing:
-        # A class that is called None is a class.
+        # A class may have the name None.
         texts = _facts(read_table(source, form, [classes], columns=[classes]), classes, form)
         if texts.words and texts.different is not None and texts.different <= FEW_CLASSES:
             missing[classes] = ()
@@ -422,7 +423,7 @@ def _kind(present: pd.Series) -> str:
 
 
 def _id_of(source: Source, facts: Mapping[str, _Facts], rows: int, label: str | None) -> str:
-    """The column whose cells name the rows: by its name, else the first that can."""
+    """The column that identifies the rows: by its name, else the first possible one."""
     may_be = {
         name: fact
         for name, fact in facts.items()
@@ -438,21 +439,23 @@ def _id_of(source: Source, facts: Mapping[str, _Facts], rows: int, label: str | 
         fact = min((facts[name] for name in close), key=lambda fact: fact.repeated + fact.missing)
         different = fact.rows - fact.missing - fact.repeated
         got = (
-            f"'{fact.name}' is nearest: {spaced(different)} different ids in {spaced(rows)} rows, "
-            f"{spaced(fact.repeated)} repeat another row's, {spaced(fact.missing)} are missing"
+            f"'{fact.name}' is nearest: {spaced(different)} different ids in "
+            f"{spaced(rows)} rows; {spaced(fact.repeated)} rows repeat another row's id, "
+            f"{spaced(fact.missing)} have none"
         )
         fix = _one_row_each(source, fact, facts)
     raise DataError(
-        "no column of this table names its rows",
+        "no column of this table identifies its rows",
         where="data.id",
         got=got,
-        want="a column that names what a row is about, the same at every party, each id once",
-        fix=fix or "bring the column by which the parties know the same rows",
+        want="a column that identifies the object of each row, the same at every party, each "
+        "id once",
+        fix=fix or "add the column by which the parties identify the same rows",
     )
 
 
 def _one_row_each(source: Source, ids: _Facts, facts: Mapping[str, _Facts]) -> str:
-    """How one row of each id is made: the latest, or what all of them say together."""
+    """Advice for one row of each id: the latest row, or an aggregate of all its rows."""
     if not isinstance(source, str | Path) or is_database(source):
         table = "the query" if is_database(source) else "the frame"
         return f"make one row of each '{ids.name}' in {table}: the latest, or an aggregate"
@@ -472,12 +475,12 @@ def _one_row_each(source: Source, ids: _Facts, facts: Mapping[str, _Facts]) -> s
 
 @dataclass(frozen=True)
 class _Truth:
-    """The labels of a sample of the rows, in two parts.
+    """Labels of a sample of the rows, in two parts.
 
     Attributes:
         rows: positions in the table, ascending.
-        fitted: which of them a column is fitted on; it is scored on the others.
-        values: axes (rows, classes) of 0 and 1, or (rows, 1) of numbers.
+        fitted: which of them a column is fitted on; its score uses the others.
+        values: labels, axes (rows, classes) of 0 and 1, or (rows, 1) of numbers.
     """
 
     task: str
@@ -499,7 +502,7 @@ def _truth(
         raise DataError(
             f"the label column '{label}' has missing cells",
             got=f"{spaced(fact.missing)} of {spaced(fact.rows)} rows",
-            fix="leave those rows out of the table",
+            fix="leave these rows out of the table",
         )
     draw = np.random.default_rng(0)
     taken = np.sort(draw.choice(rows, min(rows, SAMPLE_ROWS), replace=False, shuffle=False))
@@ -519,7 +522,7 @@ def _truth(
 def _cells(
     table: Table, name: str, taken: np.ndarray, of: Callable[[pd.Series], Cells]
 ) -> list[Cells]:
-    """What is made of the cells at some rows, which are in ascending order, block by block."""
+    """Convert the cells at some rows, which are in ascending order, block by block."""
     found, start = [], 0
     for block in column_blocks(table, name):
         low, high = np.searchsorted(taken, (start, start + len(block)))
@@ -536,7 +539,7 @@ def _report(
     notes: list[str] = []
     score = None
     if fact.either:
-        notes.append("days and months cannot be told apart; [data.dates] says which is which")
+        notes.append("the order of day and month is ambiguous; set it in [data.dates]")
     if fact.name == ids:
         how = (
             "compared as numbers"
@@ -545,7 +548,7 @@ def _report(
         )
         kind, becomes, inputs = "id", f"the row's id, {how}", 0
         if not fact.unique:
-            notes.append("ids are missing or there twice")
+            notes.append("ids are missing or repeated")
     elif fact.name == label:
         kind, becomes, inputs = "label", "what is learned", 0
     elif truth is not None and fact.kind != "other" and kind != "constant":
@@ -564,12 +567,12 @@ def _report(
 
 
 def _becomes(fact: _Facts, bins: int) -> tuple[Role, str, int]:
-    """A column's kind, what it becomes, and how many inputs that is."""
+    """A column's kind, its inputs in words, and the number of inputs."""
     more, also = (1, ", and whether it is missing") if fact.missing else (0, "")
     if fact.kind == "other":
         return "other", "left out: neither number, text nor date", 0
     if fact.different is not None and fact.different <= 1 and not (fact.missing and fact.different):
-        return "constant", "left out: all its cells are alike", 0
+        return "constant", "left out: all cells are equal", 0
     if fact.kind == "date":
         days = min(bins, (fact.different or bins + 1) - 1) if bins else 1
         words = "days in bins" if bins else "days since the median"
@@ -588,29 +591,29 @@ def _becomes(fact: _Facts, bins: int) -> tuple[Role, str, int]:
     present = fact.rows - fact.missing
     if count is None or count > MAX_CATEGORIES or (count > 20 and count > present / 2):
         many = "many" if count is None else spaced(count)
-        return "text", f"left out: {many} different texts are no categories", 0
+        return "text", f"left out: {many} different texts are too many categories", 0
     return "category", f"{count + more} inputs: one a category{also}", count + more
 
 
 def _predicts(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, list[str]]:
-    """How well a column alone predicts the label, and what a reader should look at."""
+    """Score of a column that alone predicts the label, with warnings."""
     score, error = _alone(table, fact, truth)
     measure = "R2" if truth.task == "regression" else "AUC"
     shown = f"{measure} {score:.2f} alone, on {spaced(int((~truth.fitted).sum()))} other rows"
     if score >= NEARLY:
-        return score, [f"nearly the label itself ({shown}); is it known before the label is?"]
+        return score, [f"nearly equal to the label ({shown}); is it known before the label is?"]
     if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a few rows prove nothing
         return score, [f"predicts the label ({shown}); is it known before the label is?"]
     return score, []
 
 
 def left_out(table: OwnTable, read: Collection[str], begin: str) -> list[str]:
-    """Lines that name the columns of a table that no model reads, and why.
+    """Lines that name the columns of a table that no model reads, with the reasons.
 
     Args:
         table: the table; its id columns are no inputs and have no line.
         read: columns that become inputs or labels.
-        begin: how each line begins.
+        begin: start of each line.
     """
     names = column_names(table.source, table.form)
     known = {*id_columns(table.id_column, names), *read}
@@ -621,7 +624,7 @@ def left_out(table: OwnTable, read: Collection[str], begin: str) -> list[str]:
 
 
 def left_out_lines(becomes: Mapping[str, str], begin: str) -> list[str]:
-    """One line for each reason, with all columns it is of.
+    """One line for each reason, with all its columns.
 
     >>> for line in left_out_lines({"a": "left out: too long", "b": "1 input"}, "bank leaves out"):
     ...     print(line)
@@ -642,15 +645,15 @@ def left_out_lines(becomes: Mapping[str, str], begin: str) -> list[str]:
 def tells_label(
     labelled: tuple[Source, TableReport], other: tuple[Source, TableReport], party: str
 ) -> list[str]:
-    """What another party's columns tell of the label, where both tables are on one machine.
+    """Warnings about another party's columns that predict the label, if both tables are local.
 
     Args:
-        labelled: the label party's table, with a label, and what it holds.
-        other: the other party's.
-        party: its name, for the lines.
+        labelled: the label party's table with a label, and its description.
+        other: table and description of the other party.
+        party: name of the other party, for the lines.
 
     Raises:
-        MisalignedError: the tables have hardly any id in common.
+        MisalignedError: the tables have very few common ids.
     """
     (source, own), (others, report) = labelled, other
     assert own.label is not None, "a label is there"
@@ -662,7 +665,7 @@ def tells_label(
         frames = align(tables, names, own.form.id_type if alike else "text").frames
     except MisalignedError:
         if own.whole_ids and report.whole_ids and "text" in (own.form.id_type, report.form.id_type):
-            return []  # long ones that are written differently; an alignment has rules for them
+            return []  # long ids in different spellings; rules of an alignment normalise them
         raise
     labels = frames[_LABELLED]
     facts = {own.label: _facts(labels, own.label, own.form)}
@@ -680,10 +683,10 @@ _LABELLED = "the label party"  # no party's name has a space
 
 
 def _alone(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, float]:
-    """How well a column alone predicts the label on the rows it was not fitted on, and its error.
+    """Score of a column that alone predicts the label, on rows it was not fitted on, and its error.
 
-    The column is cut into at most 20 bins of equal size, or taken by its texts; a bin's guess is
-    the mean of its fitted labels, drawn towards the mean of all as if one more row had it.
+    The column is cut into at most 20 bins of equal size, or split by its texts. The prediction of a
+    bin is the mean of its fitted labels, shrunk towards the overall mean by one additional row.
     """
     kind, fitted = fact.kind, truth.fitted
 
@@ -723,7 +726,7 @@ def _alone(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, float]:
 
 
 def _auc(scores: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """Area under the curve, ties counting half, and its error (Hanley and McNeil 1982, eq. 2)."""
+    """Area under the ROC curve, ties count half, and its error (Hanley and McNeil 1982, eq. 2)."""
     ones, zeros = int(positive.sum()), int((~positive).sum())
     if not ones or not zeros:
         return 0.5, 0.5

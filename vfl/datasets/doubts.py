@@ -1,8 +1,9 @@
-"""What a reader should look at before a training, though nothing stops it.
+"""Warnings before a training, which do not stop it.
 
-Each doubt is one line: what was found, by column, and what to do. It holds names and counts, no
-cell. Doubts are found in what training reads anyway, so no table is read twice. A party has those
-of its own columns; what a column tells of the label is for the label party, who has both.
+Each warning is one line with the finding, by column, and a cure. It contains names and counts, but
+no cell. Training reads the checked data anyway, so no table is read twice. A party gets warnings
+about its own columns; a prediction of the label by a column concerns the label party, which has
+both.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from vfl.datasets.encode import TableEncoder, TextColumn
 from vfl.datasets.party import PartyData
 from vfl.datasets.table import misread, spaced
 
-FEW_ROWS = 20  #: test rows below which a figure of them says nothing
+FEW_ROWS = 20  #: with fewer test rows, a metric means little
 NEARLY = 0.98  #: balanced accuracy, or R2, from which one column alone is nearly the label
 _MOST_ROWS, _FEWEST_ROWS = 4000, 40
-#: Of a tree that tells two classes apart, more for more classes; and of one that tells numbers.
+#: Most leaves of a tree for two classes, which grow with the classes; and of one for numbers.
 _LEAVES, _MANY_LEAVES = 20, 200
-#: More than rounding makes of a split that gains nothing, where targets have squares about 1.
+#: Larger than the rounding error of a split without gain, for targets with squares about 1.
 _NO_GAIN = 1e-9
 
 
 def doubts(data: Mapping[str, PartyData]) -> list[str]:
-    """What to look at in aligned rows, party by party.
+    """List warnings about aligned rows, party by party.
 
     Args:
-        data: of the parties in this process; columns are set beside labels where one has those.
+        data: data of the parties in this process; columns are compared with labels if there are
+            any.
     """
     lines = [line for own in data.values() for line in _misread(own)]
     label = next((own for own in data.values() if own.labels is not None), None)
@@ -37,8 +39,8 @@ def doubts(data: Mapping[str, PartyData]) -> list[str]:
         return lines
     if (tested := len(label.split.test)) < FEW_ROWS:
         lines.append(
-            f"{spaced(tested)} test and {spaced(len(label.split.train))} training rows: figures of "
-            f"so few rows are chance; bring more rows, or raise data.test"
+            f"{spaced(tested)} test and {spaced(len(label.split.train))} training rows: "
+            "metrics of so few rows are mostly chance; add rows, or increase data.test"
         )
     return lines + [line for own in data.values() for line in _alone(own, label)]
 
@@ -51,7 +53,7 @@ def _misread(own: PartyData) -> Iterator[str]:
 
 
 def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
-    """The columns that alone nearly are the label: a small tree, fitted on half of a sample."""
+    """Columns that alone nearly determine the label: a small tree, fitted on half of a sample."""
     if not isinstance(own.encoder, TableEncoder) or own.inputs is None or label.labels is None:
         return
     rows = label.split.train[:_MOST_ROWS]
@@ -76,7 +78,7 @@ def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
 
 
 def _explained(cells: np.ndarray, numbers: np.ndarray, half: int) -> float:
-    """R2 of a tree in the second half of the rows; the units of the numbers do not matter."""
+    """R2 of a tree in the second half of the rows; independent of the units of the numbers."""
     numbers = (numbers - numbers.mean()) / (numbers.std() or 1.0)
     guess = _tree(cells[:half], numbers[:half, None], np.ones(half), _MANY_LEAVES)(cells[half:])
     rest = numbers[half:]
@@ -85,7 +87,7 @@ def _explained(cells: np.ndarray, numbers: np.ndarray, half: int) -> float:
 
 
 def _recognised(cells: np.ndarray, codes: np.ndarray, half: int, classes: int) -> float:
-    """Balanced accuracy of a tree in the second half; each class weighs the same in its fit."""
+    """Balanced accuracy of a tree in the second half; each class has the same weight in its fit."""
     counts = np.bincount(codes[:half], minlength=classes)
     weights = 1 / counts[codes[:half]]
     targets = np.eye(classes)[codes[:half]]
@@ -96,7 +98,7 @@ def _recognised(cells: np.ndarray, codes: np.ndarray, half: int, classes: int) -
 
 
 class _Split(NamedTuple):
-    """The best split of a leaf, or none, which gains nothing."""
+    """The best split of a leaf; without any, its gain is 0."""
 
     gain: float
     column: int = 0
@@ -106,19 +108,19 @@ class _Split(NamedTuple):
 def _tree(
     cells: np.ndarray, targets: np.ndarray, weights: np.ndarray, leaves: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """A regression tree (Breiman et al. 1984, chapter 8), the most useful split first.
+    """Fit a regression tree (Breiman et al. 1984, chapter 8), with the most useful split first.
 
-    Of classes as unit vectors a sum of squares is Gini's impurity. scikit-learn's own trees would
-    be as good; importing them takes longer than a small training.
+    For classes as unit vectors, the sum of squares is Gini's impurity. scikit-learn's own trees
+    would be equally good, but importing them takes longer than a small training.
 
     Args:
-        cells: axes (rows, columns).
-        targets: axes (rows, outputs).
-        weights: of the rows, axes (rows,).
-        leaves: the most it gets.
+        cells: cells, axes (rows, columns).
+        targets: targets, axes (rows, outputs).
+        weights: weights of the rows, axes (rows,).
+        leaves: most leaves.
 
     Returns:
-        what gives other cells their leaf's mean, axes (rows, outputs).
+        A function that maps other cells to the means of their leaves, axes (rows, outputs).
     """
     members = [np.arange(len(cells))]
     best = [_best_split(cells, targets, weights)]
@@ -147,7 +149,7 @@ def _tree(
 
 
 def _best_split(cells: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> _Split:
-    """The split after which the sum of squares within both parts falls most."""
+    """The split that reduces the sum of squares within both parts most."""
     best, total, weight = _Split(0.0), weights @ targets, weights.sum()
     for column, values in enumerate(cells.T):
         order = np.argsort(values, kind="stable")

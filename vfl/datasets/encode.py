@@ -1,14 +1,14 @@
-"""Columns as numbers: a party's table as float32 inputs, its labels as codes or numbers.
+"""Encoders: a party's table as float32 inputs, and its labels as codes or numbers.
 
-An encoder is fitted on the training rows alone. Numbers are standardised, or told by the bins that
-they reach (`bins`); booleans become 0 and 1, texts one column a category of the training rows.
+An encoder is fitted on the training rows only. Numbers are standardised, or encoded in bins
+(`bins`). Booleans become 0 and 1; a text becomes one column for each category of the training rows.
 Dates become days since the median of the training rows, in units of their spread, and month and
-weekday as points of a circle. A column that lacked cells in the training rows gets one more column,
-1 where the cell is missing. Columns that are pixels share one mean and one spread.
+weekday as points on a circle. A column with missing cells in the training rows gets another column,
+which is 1 where the cell is missing. Pixel columns share one mean and one spread.
 
-Rows that come later may hold what no training row held: an unseen category and a cell that is
-missing in a column that was complete are zeros, as a number at the mean is; of a number in bins, a
-missing cell is the median. `Unfamiliar` counts them.
+Later rows may contain values without an example in the training rows. An unseen category, and a
+missing cell in a column that was complete, are encoded as zeros, like a number at the mean; for a
+number in bins, a missing cell is the median. `Unfamiliar` counts them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from vfl.datasets.table import (
 
 MAX_CATEGORIES = 100
 NO_DATES: Mapping[str, str] = MappingProxyType({})
-SAMPLE_ROWS = 1 << 20  # of which medians and edges are taken where rows come some at a time
+SAMPLE_ROWS = 1 << 20  # for medians and edges, if rows come in blocks
 
 
 class Unfamiliar:
-    """Counts cells that the training rows had nothing like, by column and by what they are.
+    """Counts cells without an example in the training rows, by column and kind.
 
     Args:
         rows: which rows count, booleans of axes (rows,); None counts all.
@@ -65,10 +65,10 @@ class Unfamiliar:
         """Count the cells of a block of rows.
 
         Args:
-            column: its name.
-            what: "unseen_categories" or "new_missing".
+            column: name of the column.
+            what: kind: "unseen_categories" or "new_missing".
             start: the block's first row.
-            cells: which cells are meant, booleans of axes (rows of the block,).
+            cells: which cells are counted, booleans of axes (rows of the block,).
         """
         if self._rows is not None:
             cells = cells & self._rows[start : start + len(cells)]
@@ -77,7 +77,7 @@ class Unfamiliar:
             own[what] = own.get(what, 0) + found
 
     def join(self, other: Unfamiliar) -> None:
-        """Add what another one counted."""
+        """Add the counts of another object."""
         for column, counts in other.counts.items():
             own = self.counts.setdefault(column, {})
             for what, found in counts.items():
@@ -85,28 +85,31 @@ class Unfamiliar:
 
 
 class Encoder(ABC):
-    """What turns a party's table into inputs, fitted once and stored beside its bottom model."""
+    """Maps a party's table to inputs; fitted once and stored with its bottom model."""
 
     kind: ClassVar[str]
-    names: tuple[str, ...]  #: the columns it reads, in order
+    names: tuple[str, ...]  #: columns it reads, in order
 
     @abstractmethod
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Inputs of a table's rows, float32, axes (rows, ...).
+        """Encode a table's rows as inputs, float32, axes (rows, ...).
 
         Args:
             frame: the table.
-            unfamiliar: counts what the training rows had nothing like.
+            unfamiliar: counts cells without an example in the training rows.
         """
 
     def to_json(self) -> str:
-        """Everything learnt; it holds categories and means, so it stays with its party."""
+        """The fitted state; it contains categories and means, so it stays with its party."""
         return json.dumps({"encoder": self.kind, **asdict(self)})  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """``(value - mean) / scale``; a missing cell is 0, a column without spread (scale 0) too."""
+    """``(value - mean) / scale``.
+
+    It is 0 for a missing cell, or if the column has no spread (scale 0).
+    """
 
     name: str
     indicator: bool
@@ -119,7 +122,7 @@ class NumberColumn:
 
     @property
     def labels(self) -> list[str]:
-        """A name for each input."""
+        """Name of each input."""
         return [self.name, *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
@@ -127,7 +130,7 @@ class NumberColumn:
         return as_numbers(block)
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Fill `out`, axes (rows, width), which holds zeros."""
+        """Fill `out`, axes (rows, width), which contains zeros."""
         for start, values in _placed(number_blocks(blocks)):
             part = out[start : start + len(values)]
             missing = np.isnan(values)
@@ -142,15 +145,15 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class BinnedColumn:
-    """One input a bin: 0 below it, 1 above it, and within it how far the number has come.
+    """One input for each bin: 0 below it, 1 above it, linear within it.
 
     Piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022), equation 1. The first and
-    the last bin are held to 0 and 1 too, so a number beyond the training rows is as their extreme.
-    A missing cell is the median.
+    the last bin are clipped to 0 and 1 too, so a number beyond the training rows is encoded like
+    their extreme. A missing cell is encoded like the median.
 
     Attributes:
-        median: of the training rows.
-        edges: of the bins, ascending; one more than there are bins.
+        median: median of the training rows.
+        edges: edges of the bins, ascending; one more than there are bins.
     """
 
     name: str
@@ -164,12 +167,12 @@ class BinnedColumn:
 
     @property
     def labels(self) -> list[str]:
-        """A name for each input."""
+        """Name of each input."""
         bins = len(self.edges) - 1
         return [*_numbered(self.name, "bin", bins), *_missing_label(self)]
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Fill `out`, axes (rows, width), which holds zeros."""
+        """Fill `out`, axes (rows, width), which contains zeros."""
         for start, values in _placed(number_blocks(blocks)):
             part = out[start : start + len(values)]
             missing = np.isnan(values)
@@ -181,20 +184,20 @@ class BinnedColumn:
 
 
 def _fill_bins(out: np.ndarray, values: np.ndarray, edges: Sequence[float]) -> None:
-    """How far each number has come in each bin, in the first inputs of `out`."""
+    """Fill the first inputs of `out` with each number's position in each bin, from 0 to 1."""
     for place, (low, high) in enumerate(pairwise(edges)):
         out[:, place] = ((values - low) / (high - low)).clip(0, 1)
 
 
 def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
-    """Quantiles of numbers, of which none counts as often as it is there.
+    """Quantiles of numbers, with a limited weight of repeated values.
 
-    Plain quantiles spend most bins on a value that most rows have, such as no capital gain; here
-    a value counts at most as often as a bin has rows. Edges that fall on one value are one.
+    Plain quantiles spend most bins on a value that most rows have, such as no capital gain. Here a
+    value counts at most as often as a bin has rows. Equal edges are merged.
 
     Args:
-        values: at least two different ones, none missing.
-        bins: at most so many.
+        values: numbers with at least two different values, none missing.
+        bins: largest number of bins.
 
     >>> bin_edges(np.array([0.0] * 96 + [1.0, 2.0, 3.0, 4.0]), bins=4)
     (0.0, 1.0, 2.0, 3.0, 4.0)
@@ -207,7 +210,7 @@ def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class TextColumn:
-    """One column a category, in sorted order; an unknown category is all zeros."""
+    """One column for each category, in sorted order; an unknown category is all zeros."""
 
     name: str
     indicator: bool
@@ -219,16 +222,16 @@ class TextColumn:
 
     @property
     def labels(self) -> list[str]:
-        """A name for each input; a category has a number there, for its text is a cell."""
+        """Name of each input; a category gets a number, because its text is a cell."""
         return [*_numbered(self.name, "category", len(self.categories)), *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
-        """Numbers of the categories, float64, axes (rows,); an unknown one is not a number."""
+        """Numbers of the categories, float64, axes (rows,); NaN for an unknown category."""
         positions, _ = self._positions(block)
         return np.where(positions < 0, np.nan, positions)
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Fill `out`, axes (rows, width), which holds zeros."""
+        """Fill `out`, axes (rows, width), which contains zeros."""
         for start, block in _placed(blocks):
             part = out[start : start + len(block)]
             positions, missing = self._positions(block)
@@ -241,7 +244,7 @@ class TextColumn:
                 counter.note(self.name, "new_missing", start, missing)
 
     def _positions(self, block: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-        """Where each cell stands among the categories, -1 for none; and which are missing."""
+        """Index of each cell's category, -1 for none; and which cells are missing."""
         position_of = {category: position for position, category in enumerate(self.categories)}
         codes, found = pd.factorize(block)  # a missing cell has code -1: the last position
         read = [position_of.get(text, -1) for text in as_texts(pd.Series(found))]
@@ -252,14 +255,16 @@ class TextColumn:
 class DateColumn:
     """``(days - median) / scale``, then sine and cosine of month and of weekday; missing is zeros.
 
-    Where numbers are told by bins, the days are too, and a missing date is the median there. A day
-    that stands for none, such as 9999-12-31 for an open end, is as a missing one; where training
-    rows had such days, one more input is 1 there.
+    Where numbers are encoded in bins, the days are too, and a missing date is encoded like the
+    median. A placeholder day, such as 9999-12-31 for an open end, is encoded like a missing one. If
+    training rows had placeholders, another input is 1 there.
 
     Attributes:
-        written: how texts are written; None where the table holds dates as such.
-        median, scale: of the days since 1970 in the training rows; scale 0 where all are alike.
-        edges: of the bins of the days, as of `BinnedColumn`; none standardises them.
+        written: form of texts; None where the table contains dates as such.
+        median, scale: statistics of the days since 1970 in the training rows; scale 0 if all are
+            equal.
+        edges: edges of the bins of the days, as in `BinnedColumn`; an empty tuple standardises
+            them.
         open: whether training rows had days before `FIRST_DAY` or after `LAST_DAY`.
     """
 
@@ -275,7 +280,7 @@ class DateColumn:
 
     @property
     def days(self) -> int:
-        """How many inputs tell the days."""
+        """Number of inputs for the days."""
         return max(1, len(self.edges) - 1)
 
     @property
@@ -284,7 +289,7 @@ class DateColumn:
 
     @property
     def labels(self) -> list[str]:
-        """A name for each input."""
+        """Name of each input."""
         circles = [f"{of} {turn}" for of in ("month", "weekday") for turn in ("sine", "cosine")]
         days = (
             _numbered(self.name, "bin of days", self.days) if self.edges else [f"{self.name}: days"]
@@ -296,7 +301,7 @@ class DateColumn:
         return as_days(block, self.written)
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Fill `out`, axes (rows, width), which holds zeros."""
+        """Fill `out`, axes (rows, width), which contains zeros."""
         for start, block in _placed(blocks):
             part = out[start : start + len(block)]
             days = as_days(block, self.written)
@@ -334,7 +339,7 @@ def _missing_label(column: Column) -> list[str]:
 
 
 def _placed(blocks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Blocks of rows, each with the position of its first one."""
+    """Yield blocks of rows, each with the position of its first row."""
     start = 0
     for block in blocks:
         yield start, block
@@ -355,15 +360,15 @@ class TableEncoder(Encoder):
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
-        """Learn means, spreads or bins, and categories.
+        """Fit means, spreads or bins, and categories.
 
         Args:
-            frame: the training rows only, and only the party's columns.
-            dates: columns of text that hold dates, and how they are written.
-            bins: most bins of a number; 0 standardises numbers instead.
+            frame: only the training rows and the party's columns.
+            dates: forms of the text columns that contain dates.
+            bins: largest number of bins of a number; 0 standardises numbers instead.
 
         Raises:
-            DataError: a column of mixed things, infinite numbers, too many categories.
+            DataError: a column has mixed kinds, infinite numbers, or too many categories.
         """
         found = []
         for name in frame.columns:
@@ -381,17 +386,17 @@ class TableEncoder(Encoder):
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
-        """`fit` in one pass over training rows that come some at a time.
+        """Fit in one pass over training rows that come in blocks.
 
-        Means and spreads are those of all rows, to rounding. Medians of dates and edges of bins are
-        those of a sample where there are more than `SAMPLE_ROWS` rows.
+        Means and spreads are those of all rows, up to rounding. With more than `SAMPLE_ROWS` rows,
+        medians of dates and edges of bins are those of a sample.
 
         Args:
             blocks: the training rows.
             names: the party's columns.
-            rows: how many training rows there are.
-            dates: as of `fit`.
-            bins: as of `fit`.
+            rows: number of training rows.
+            dates: see `fit`.
+            bins: see `fit`.
 
         Raises:
             DataError: see `fit`.
@@ -409,25 +414,25 @@ class TableEncoder(Encoder):
 
     @property
     def widths(self) -> dict[str, int]:
-        """How many inputs each column becomes, by name."""
+        """Number of inputs of each column, by name."""
         return {column.name: column.width for column in self.columns}
 
     @property
     def labels(self) -> list[str]:
-        """A name for each input, for people; it holds no cell."""
+        """Readable name of each input; it contains no cell."""
         return [label for column in self.columns for label in column.labels]
 
     @property
     def width(self) -> int:
-        """How many columns `transform` gives."""
+        """Number of columns of `transform`."""
         return sum(self.widths.values())
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Inputs of any rows of the same columns, float32, axes (rows, columns).
+        """Encode any rows of the same columns as inputs, float32, axes (rows, columns).
 
         Raises:
             MissingColumnError: the table lacks a column.
-            DataError: text where the training rows had numbers.
+            DataError: a column has text where the training rows had numbers.
         """
         out = np.zeros((len(frame), self.width), dtype=np.float32)
         counter, start = unfamiliar or Unfamiliar(), 0
@@ -441,17 +446,17 @@ class TableEncoder(Encoder):
 
 @dataclass(frozen=True)
 class CellEncoder(TableEncoder):
-    """Cells as they stand, for models that read the order of values alone, such as trees.
+    """Cells without scaling, for models that only use the order of values, such as trees.
 
-    A number is itself, a date its days since 1970, a text the number of its category. Missing cells
-    and unseen categories are not numbers.
+    A number stays a number, a date becomes its days since 1970, a text the number of its category.
+    Missing cells and unseen categories are NaN.
     """
 
     kind: ClassVar[str] = "cells"
 
     @property
     def categories(self) -> tuple[int, ...]:
-        """How many categories each column has; 0 for one whose values have an order."""
+        """Number of categories of each column; 0 for an ordered column."""
         return tuple(
             len(one.categories) if isinstance(one, TextColumn) else 0 for one in self.columns
         )
@@ -472,7 +477,7 @@ class CellEncoder(TableEncoder):
             assert not isinstance(column, BinnedColumn), "fitted without bins"
             for start, block in _placed(column_blocks(frame, column.name)):
                 cells = column.cells(block)
-                with np.errstate(over="ignore"):  # numbers that float32 lacks are the largest
+                with np.errstate(over="ignore"):  # numbers beyond float32 become largest
                     out[start : start + len(block), place] = cells
                 known = np.asarray(block.notna())
                 if isinstance(column, TextColumn):
@@ -484,7 +489,7 @@ class CellEncoder(TableEncoder):
 
 
 def encoder_of(form: TableFormat) -> type[TableEncoder]:
-    """The class of encoders for a table of this form."""
+    """Class of the encoder for a table of this format."""
     return CellEncoder if form.cells else TableEncoder
 
 
@@ -495,15 +500,15 @@ def _check_categories(name: str, found: Collection[str], rows: int) -> None:
             got=f"{spaced(len(found))} different texts in {spaced(rows)} training rows",
             want=f"at most {spaced(MAX_CATEGORIES)}",
             fix=misread(name, found)
-            or "leave the column out or group its texts; if it holds numbers, name the table's "
-            "own sign of a missing cell in the option 'missing'",
+            or "leave the column out or group its texts; if it contains numbers, name the "
+            "table's own word for a missing cell in the option 'missing'",
         )
 
 
 class _Moments:
-    """Mean and spread of numbers that come in parts (Chan, Golub and LeVeque 1983, eq 2.1).
+    """Mean and spread of numbers that come in parts (Chan, Golub and LeVeque 1983, eq. 2.1).
 
-    Of numbers that come in one part they are exactly those of `mean_and_std`.
+    For numbers that come in one part, they equal those of `mean_and_std` exactly.
     """
 
     def __init__(self) -> None:
@@ -511,7 +516,7 @@ class _Moments:
         self._alone: tuple[float, float] | None = None
 
     def add(self, present: np.ndarray) -> None:
-        """More numbers, none missing; any axes."""
+        """Add numbers, none missing; any axes."""
         if not present.size:
             return
         mean, count = float(present.mean()), self._count + present.size
@@ -525,31 +530,31 @@ class _Moments:
         self._largest = max(self._largest, float(np.abs(present).max()))
 
     def mean_and_std(self) -> tuple[float, float]:
-        """As the function of that name gives of all of them."""
+        """Mean and spread, as the function `mean_and_std` of all numbers."""
         joined = self._mean, math.sqrt(self._squares / self._count) if self._count else 0.0
         mean, spread = self._alone or joined
         return (0.0, 0.0) if spread <= ROUNDING * self._largest else (mean, spread)
 
 
 class _ColumnFit:
-    """What is learned of one column, block by block.
+    """Fits the encoder of one column, block by block.
 
     Args:
-        name, written, bins: of the column.
-        share: of the rows whose numbers are kept for medians and edges.
+        name, written, bins: settings of the column.
+        share: share of the rows whose numbers are stored for medians and edges.
     """
 
     def __init__(self, name: str, written: str | None, bins: int, share: float = 1.0) -> None:
         self.name, self._written, self._bins = name, written, bins
-        self._share, self._draw = share, np.random.default_rng(0)  # repeated when a run goes on
+        self._share, self._draw = share, np.random.default_rng(0)  # the same again in a resumed run
         self._rows, self._indicator, self._kind = 0, False, ""
-        self._kind_of_none = ""  # of a column without any cell, which a table's type says
+        self._kind_of_none = ""  # kind of a column without any cell, from the table's type
         self._moments, self._texts = _Moments(), set[str]()
         self._sample = list[np.ndarray]()
         self._open = False
 
     def add(self, block: pd.Series) -> None:
-        """More training rows."""
+        """Add training rows."""
         self._rows += len(block)
         present = block.dropna()
         self._indicator |= len(present) < len(block)
@@ -559,7 +564,9 @@ class _ColumnFit:
         dated = self._written is not None or is_date(present)
         kind = "date" if dated else kind_of(present)
         if self._kind not in ("", kind):
-            raise DataError(f"column '{self.name}' holds things of several kinds", want="one kind")
+            raise DataError(
+                f"column '{self.name}' contains values of several kinds", want="one kind"
+            )
         self._kind = kind
         if kind == "text":
             self._texts.update(as_texts(pd.Series(present.unique())))
@@ -595,12 +602,12 @@ class _ColumnFit:
 
 @dataclass(frozen=True)
 class PictureEncoder(Encoder):
-    """Columns in reading order (channel, row, column of the picture) as pictures.
+    """Pixel columns in reading order (channel, row, column) as pictures.
 
     Attributes:
-        names: the pixel columns.
+        names: names of the pixel columns.
         shape: (channels, height, width) of one party's part of the picture.
-        mean, scale: of all training pixels together; scale 0 where all are alike.
+        mean, scale: statistics of all training pixels together; scale 0 if all are equal.
     """
 
     kind: ClassVar[str] = "pictures"
@@ -611,14 +618,14 @@ class PictureEncoder(Encoder):
 
     @classmethod
     def fit(cls, frame: Table, shape: tuple[int, ...]) -> PictureEncoder:
-        """Learn the block's mean and spread.
+        """Fit the block's mean and spread.
 
         Args:
-            frame: the training rows only, and only the pixel columns.
+            frame: only the training rows and the pixel columns.
             shape: axes of one picture.
 
         Raises:
-            DataError: the shape does not hold the columns, or a cell is no finite number.
+            DataError: the shape does not fit the columns, or a cell is no finite number.
         """
         return cls.fit_blocks([frame], list(frame.columns), shape)
 
@@ -626,7 +633,7 @@ class PictureEncoder(Encoder):
     def fit_blocks(
         cls, blocks: Iterable[Table], names: Sequence[str], shape: tuple[int, ...]
     ) -> PictureEncoder:
-        """`fit` in one pass over training rows that come some at a time.
+        """Fit in one pass over training rows that come in blocks.
 
         Raises:
             DataError: see `fit`.
@@ -640,7 +647,7 @@ class PictureEncoder(Encoder):
         return cls(own, shape, *moments.mean_and_std())
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Pictures of any rows, float32, axes (rows, channels, height, width); 0 where missing.
+        """Encode rows as pictures, float32, axes (rows, channels, height, width); 0 where missing.
 
         Raises:
             MissingColumnError: the table lacks a pixel.
@@ -740,14 +747,14 @@ def token_encoder(
 def _check_shape(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
     if min(shape) < 1 or math.prod(shape) != len(names):
         raise DataError(
-            "the shape of a picture does not hold its columns",
+            "the shape of a picture does not fit its columns",
             got=f"shape {list(shape)} for {len(names)} columns",
             want="positive sizes whose product is the number of columns",
         )
 
 
 def _pixels(frame: Table, names: tuple[str, ...]) -> np.ndarray:
-    """float64, axes (rows, pixels)."""
+    """Pixels, float64, axes (rows, pixels)."""
     pixels = np.empty((len(frame), len(names)))
     for position, name in enumerate(names):
         check_column(frame.columns, name, f"the encoder's '{name}'")
@@ -756,10 +763,10 @@ def _pixels(frame: Table, names: tuple[str, ...]) -> np.ndarray:
 
 
 def read_encoder(text: str) -> Encoder:
-    """The encoder whose `to_json` wrote this text.
+    """Read the encoder from a text of `to_json`.
 
     Raises:
-        DataError: the text is something else.
+        DataError: the text is no stored encoder.
     """
     try:
         record = json.loads(text)
@@ -769,29 +776,29 @@ def read_encoder(text: str) -> Encoder:
         kind = known[record.pop("encoder")]
         return TypeAdapter[Encoder](kind).validate_python(record)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError("this is not a stored encoder", want="what to_json wrote") from None
+        raise DataError("this is not a stored encoder", want="a text written by to_json") from None
 
 
 TASKS = ("classification", "regression")
 
 
 def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | None]:
-    """Labels and what they stand for.
+    """Encode labels; returns codes and classes.
 
     Args:
-        column: one label a row.
+        column: labels, one for each row.
         task: "classification" or "regression".
 
     Returns:
-        int64 codes 0..C-1 of shape (rows,) and the C classes in sorted order; for a regression the
+        Codes 0..C-1, int64, axes (rows,), and the C classes in sorted order; for a regression, the
         numbers themselves as float32, and None.
 
     >>> encode_labels(pd.Series(["no", "yes", "no"], name="paid"), "classification")
     (array([0, 1, 0]), ('no', 'yes'))
 
     Raises:
-        BadOptionError: an unknown task.
-        DataError: a missing label, or labels that do not fit the task.
+        BadOptionError: the task is unknown.
+        DataError: a label is missing, or the labels do not fit the task.
     """
     if task not in TASKS:
         raise BadOptionError(
@@ -804,10 +811,10 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
 
 
 class LabelFit:
-    """`encode_labels` of a column that comes some rows at a time, twice: to learn, and to encode.
+    """`encode_labels` for a column that comes in blocks, twice: to fit, and to encode.
 
     Args:
-        name: the label column.
+        name: name of the label column.
         task: "classification" or "regression".
     """
 
@@ -818,10 +825,10 @@ class LabelFit:
         self._text = False
 
     def add(self, block: pd.Series) -> None:
-        """Learn of more rows.
+        """Fit more rows.
 
         Raises:
-            DataError: cells that do not fit the task.
+            DataError: cells do not fit the task.
         """
         self._rows += len(block)
         present = block.dropna()
@@ -831,29 +838,29 @@ class LabelFit:
             self._found.update(self._read(pd.Series(pd.unique(present), name=self._name)).tolist())
 
     def classes(self) -> Classes | None:
-        """What codes stand for, once all rows are known; None for a regression.
+        """Classes of the codes, once all rows are known; None for a regression.
 
         Raises:
-            DataError: a missing label, or hardly any class.
+            DataError: a label is missing, or there are fewer than two classes.
         """
         if self._missing:
             raise DataError(
                 f"the label column '{self._name}' has missing cells",
                 got=f"{spaced(self._missing)} of {spaced(self._rows)} rows",
-                fix="leave those rows out of the table",
+                fix="leave these rows out of the table",
             )
         if self._task == "regression":
             return None
         if len(self._found) < 2:
             raise DataError(
-                f"the label column '{self._name}' has nothing to tell apart",
+                f"the label column '{self._name}' has too few classes",
                 got=f"{spaced(len(self._found))} classes",
                 want="at least 2 classes",
             )
         return tuple(sorted(self._found))
 
     def encode(self, block: pd.Series, classes: Classes | None) -> np.ndarray:
-        """Labels of some rows, as `encode_labels` gives them."""
+        """Encode the labels of some rows, as in `encode_labels`."""
         if classes is None:
             return as_numbers(block).astype(np.float32)
         codes, different = pd.factorize(block)
@@ -869,7 +876,7 @@ class LabelFit:
 
 
 def _whole(values: np.ndarray, name: str) -> np.ndarray:
-    """As int64, so that classes are written to JSON and read back unchanged."""
+    """Convert to int64, so that classes are unchanged by JSON."""
     if (values != np.round(values)).any():
         raise DataError(
             f"the label column '{name}' holds real numbers, not classes",

@@ -1,8 +1,8 @@
 """Reading tables from files: a small one as a frame, a large one column by column.
 
-A CSV stands by rows, so that its columns cannot be read one after another. A large one is read
-once, some rows at a time, and written to a temporary file in pieces of one column each. That file
-has no name: it is gone with the process, however that ends.
+A CSV is stored by rows, so its columns cannot be read one after another. A large one is read once,
+in blocks of rows, and written to a temporary file in pieces of one column each. That file has no
+name, so it disappears with the process in any case.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ def read_table(
     setting: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Table:
-    """A table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame passes with its names as text.
+    """Read a table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame is returned with text names.
 
-    Of a function, "package.module:function", it is what the function gives: a frame or an Arrow
-    table. Of an object store, such as ``s3://loans/2026.parquet``, it is a Parquet file; who asks
-    is said by the environment, as the store's own tools have it. In place of a Parquet file a
-    folder, or a store's prefix, may hold several: their rows follow one another in the order of
-    the names.
+    A function, "package.module:function", returns a frame or an Arrow table. In an object store,
+    such as ``s3://loans/2026.parquet``, the table is a Parquet file; environment variables of the
+    store's own tools give the credentials. In place of a Parquet file, a folder or a store's prefix
+    may contain several: their rows follow one another in the order of the names.
 
     Args:
-        source: the file; its first line names the columns.
-        form: how it is written; commas and plain ids unless told.
+        source: the file; its first line contains the column names.
+        form: format of the file; by default, commas and plain ids.
         text_columns: columns of a CSV that stay text, so that an id keeps its leading zeros.
-        setting: what names the file, for the message.
-        columns: those that are kept, all of them names of the table; None keeps every one.
+        setting: setting that names the file, for the message.
+        columns: names of the columns to keep, all in the table; None keeps every one.
 
     Returns:
-        A frame; of more than `BLOCK_ROWS` rows of a file something that reads like one, by column.
+        A frame; for more than `BLOCK_ROWS` rows of a file, an object with the same reading
+        interface, by column.
 
     Raises:
-        MissingDataError: no such file.
-        DataError: not a readable table, or a column without a name of its own.
+        MissingDataError: the file does not exist.
+        DataError: the table is not readable, or a column has no unique name.
     """
     form, source = form or TableFormat(), _given(source)
     if isinstance(source, pd.DataFrame):
@@ -92,7 +92,7 @@ def read_table(
 
 
 def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Table:
-    """The first rows of a table, at least `BLOCK_ROWS` where it has them; see `read_table`."""
+    """Read the first rows of a table, at least `BLOCK_ROWS` if it has them; see `read_table`."""
     source = _given(source)
     if isinstance(source, pd.DataFrame) or is_object(source):
         return read_table(source, form, columns=columns)
@@ -109,7 +109,7 @@ def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Tab
 def column_names(
     source: Source, form: TableFormat | None = None, setting: str | None = None
 ) -> list[str]:
-    """The names of a table's columns, without its rows; see `read_table`.
+    """Read the column names of a table, without its rows; see `read_table`.
 
     Raises:
         MissingDataError, DataError: see `read_table`.
@@ -130,20 +130,20 @@ def column_names(
 
 
 def _given(source: Source) -> Source:
-    """What a function of the owner gives in the place of a file; other sources as they are.
+    """Call an owner's function in place of a file; other sources are returned unchanged.
 
     Raises:
-        SpecError: there is no such function.
-        DataError: it gives no table, or ends with an error, whose text may quote cells.
+        SpecError: the function does not exist.
+        DataError: it returns no table, or raises an error, whose text may quote cells.
     """
     if not is_loader(source):
         return source
-    load = imported(str(source), "a function that gives a table")
+    load = imported(str(source), "a function that returns a table")
     try:
         found = load()
     except Exception as error:
         raise DataError(
-            "the function that gives the table ends with an error",
+            "the function that returns the table raises an error",
             where=str(source),
             got=type(error).__name__,
             fix="call it in Python, without vfl, to see the error",
@@ -153,7 +153,7 @@ def _given(source: Source) -> Source:
         return frame
     if not isinstance(found, pd.DataFrame):
         raise DataError(
-            "the function gives no table",
+            "the function returns no table",
             where=str(source),
             got=f"a {type(found).__name__}",
             want="a pandas DataFrame or a pyarrow Table, with the id in one of its columns",
@@ -178,7 +178,7 @@ def _existing(source: Path | str, setting: str | None) -> Path:
         raise DataError(
             "this file is empty",
             where=str(path),
-            want="a line of column names and one line a row",
+            want="a line of column names and one line for each row",
             fix="write the table again; was it being written just now?",
         )
     return path
@@ -205,7 +205,7 @@ _UNREADABLE = (
 def _unreadable(path: Path | str, got: str) -> DataError:
     if isinstance(path, str):
         return DataError(
-            "the object store does not give this table",
+            "the object store does not return this table",
             where="data.source",
             got=got,
             want="a Parquet file that this host may read",
@@ -226,13 +226,13 @@ def _cure(path: Path) -> str:
     if path.suffix == ".parquet":
         return "write the file again; was it being written just now?"
     return written_otherwise(path, TableFormat()) or (
-        "check the ending of the name, the separator and the encoding; vfl init --from TABLE "
-        "finds them"
+        "check the ending of the name, the separator and the encoding; vfl init --from "
+        "TABLE detects them"
     )
 
 
 def _uniquely_named(frame: pd.DataFrame) -> pd.DataFrame:
-    """A frame with names of text; those of several levels are joined with underscores.
+    """Convert a frame's names to text; names of several levels are joined with underscores.
 
     >>> names = pd.MultiIndex.from_tuples([("id", ""), ("sum", 2024)])
     >>> list(_uniquely_named(pd.DataFrame([[1, 2]], columns=names)).columns)
@@ -245,7 +245,7 @@ def _uniquely_named(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None) -> pd.DataFrame:
-    """A frame whose columns of text that hold numbers are numbers."""
+    """Convert text columns of a frame that contain numbers."""
     frame = _uniquely_named(frame)
     frame = frame if columns is None else frame[list(columns)]
     written = [name for name in form.numbers if name in frame.columns]
@@ -257,14 +257,15 @@ def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None
 
 
 def _whole(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column in one piece, as Arrow gives it or as several."""
+    """A column in one piece, from one or several of Arrow's."""
     return cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
 
 
 def _read_csv(file: CsvRows, text_columns: Sequence[str], columns: Sequence[str] | None) -> Table:
     table = _spilled(file.blocks(BLOCK_ROWS, columns, text_columns))
     mixed = table.mixed() if isinstance(table, Spill) else []
-    # In one reading a single text makes its column text; so read those columns as text throughout.
+    # In one read, a single text makes its column text; so these columns are read as text
+    # throughout.
     return _read_csv(file, [*text_columns, *mixed], columns) if mixed else table
 
 
@@ -274,7 +275,7 @@ def _asked(
     columns: Sequence[str] | None = None,
     text_columns: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """What a database answers, some rows at a time."""
+    """Yield a database's answer, in blocks of rows."""
     for batch in query_blocks(source, form.query, BLOCK_ROWS):
         check_names(pd.Series(batch.schema.names), "data.query")
         kept = batch.schema.names if columns is None else list(columns)
@@ -285,7 +286,7 @@ def _asked(
 
 
 def _spilled(batches: Iterator[pa.RecordBatch]) -> Table:
-    """One table of many blocks of rows; a frame if there are few."""
+    """Join blocks of rows into one table; a frame if there are few."""
     first = next(batches)
     if len(first) < BLOCK_ROWS:
         return _as_frame(first)
@@ -304,14 +305,14 @@ def _as_frame(batch: pa.RecordBatch) -> pd.DataFrame:
 
 
 class ParquetTable(LargeTable):
-    """The columns of a Parquet file, or of all in a folder, each read when asked for.
+    """Columns of a Parquet file, or of all files in a folder, each read on demand.
 
     Args:
-        path: the file or folder, or what names it in an object store.
+        path: path of the file or folder, or its name in an object store.
 
     Raises:
-        MissingDataError: a folder without a Parquet file.
-        DataError: files of other columns than the first, or columns without a name of their own.
+        MissingDataError: a folder has no Parquet file.
+        DataError: files have other columns than the first, or columns without a unique name.
     """
 
     def __init__(
@@ -358,7 +359,7 @@ class ParquetTable(LargeTable):
 
     def _batches(self, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         stored = [self._stored[name] for name in names if name not in self._counted]
-        stored = stored or self._schema.names[:1]  # which tells how many rows a batch has
+        stored = stored or self._schema.names[:1]  # it has the number of rows of a batch
         with _readable(self._path):
             for file in self._files.values():
                 counted, row = _counted_index(file.schema_arrow), 0
@@ -368,7 +369,7 @@ class ParquetTable(LargeTable):
                         batch = batch.append_column(name, pa.array(cells))
                     row += len(batch)
                     yield batch
-        pa.default_memory_pool().release_unused()  # else Arrow keeps tens of megabytes for later
+        pa.default_memory_pool().release_unused()  # otherwise Arrow reserves tens of megabytes
 
     def type_of(self, name: str) -> pa.DataType:
         if name in self._counted:
@@ -378,7 +379,7 @@ class ParquetTable(LargeTable):
 
 
 def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
-    """A frame's index that counts, which is kept beside the columns: name, start and step."""
+    """A frame's counting index, which is stored beside the columns: name, start and step."""
     try:
         kept = json.loads((schema.metadata or {}).get(b"pandas", b"{}")).get("index_columns", ())
         found = [one for one in kept if isinstance(one, dict) and isinstance(one["name"], str)]
@@ -387,17 +388,17 @@ def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
             for one in found
             if one["name"] not in schema.names
         }
-    except (ValueError, KeyError, TypeError, AttributeError):  # metadata of somebody else
+    except (ValueError, KeyError, TypeError, AttributeError):  # metadata of other software
         return {}
 
 
 def _is_row_order(field: pa.Field) -> bool:
-    """Whether a column is a nameless index of numbers: the order that a frame's rows once had."""
+    """Whether a column is a nameless index of numbers: the former order of a frame's rows."""
     return bool(field.name.startswith("__index_level_") and pa.types.is_integer(field.type))
 
 
 def _of_index(name: str, names: Sequence[str]) -> str:
-    """A column's name; of a nameless index that a frame was written with, "index"."""
+    """A column's name; for the nameless index of a frame, "index"."""
     return "index" if name == "__index_level_0__" and "index" not in names else name
 
 
@@ -410,7 +411,7 @@ def _parts(path: Path) -> dict[str, Path]:
 
 
 def _of_table(names: Iterable[str]) -> list[str]:
-    """Parquet files among the names of a folder, but for those that others keep notes in."""
+    """Parquet files among the names of a folder, without files for metadata."""
     return sorted(each for each in names if each.endswith(".parquet") and each[0] not in "._")
 
 
@@ -423,13 +424,13 @@ def _no_parts(path: Path | str) -> NoReturn:
 
 
 def _opened(source: str) -> dict[str, IO[bytes]]:
-    """A file in an object store, or all of a folder there, each read some bytes at a time."""
+    """Open a file in an object store, or all of a folder there, to be read in parts."""
     try:
         fsspec = import_module("fsspec")
         store, path = fsspec.core.url_to_fs(source)
     except ImportError:
         raise MissingDataError(
-            "reading this object store needs a package that is not here",
+            "reading this object store needs a package that is not installed",
             where="data.source",
             got=source.partition("://")[0],
             fix="pip install 'vfl[storage]' and the store's package: s3fs, gcsfs or adlfs",
@@ -445,9 +446,9 @@ class Piece(NamedTuple):
     """Some rows of one column.
 
     Attributes:
-        start, size: bytes of the file.
-        schema: their Arrow type.
-        kind: what the cells are; None where all are missing.
+        start, size: range of bytes in the file.
+        schema: Arrow type of the rows.
+        kind: kind of the cells; None where all are missing.
     """
 
     start: int
@@ -460,14 +461,14 @@ class Spill(LargeTable):
     """Columns in a file without a name.
 
     Args:
-        columns: the names, in order.
+        columns: names of the columns, in order.
     """
 
     def __init__(self, columns: list[str]) -> None:
         self.columns = columns
         self._rows = 0
         self._pieces: dict[str, list[Piece]] = {name: [] for name in columns}
-        # Without a buffer, which a full disk would leave to be written when the file is closed.
+        # Without a buffer, which could fail on a full disk when the file is closed.
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives with the table
         weakref.finalize(self, self._file.close)
 
@@ -500,7 +501,7 @@ class Spill(LargeTable):
         return start, written
 
     def mixed(self) -> list[str]:
-        """Columns whose pieces were read as different things: numbers here and texts there."""
+        """Columns whose pieces have different kinds: numbers in one and texts in another."""
         kinds = {name: {piece.kind for piece in own} for name, own in self._pieces.items()}
         return [name for name, found in kinds.items() if len(found - {None}) > 1]
 
@@ -515,9 +516,9 @@ class Spill(LargeTable):
             yield pa.ipc.read_record_batch(found, piece.schema).column(0).cast(wanted, safe=False)
 
     def type_of(self, name: str) -> pa.DataType:
-        """Of one kind of cells: whole numbers join with real ones as float64, as in one reading.
+        """The type of a column of one kind; whole and real numbers become float64, as in one read.
 
-        Texts among others, of a database without types, make texts of all.
+        In a database without types, a column with some texts becomes text as a whole.
         """
         pieces = self._pieces[name]
         found = {piece.schema.field(0).type for piece in pieces if piece.kind}

@@ -1,7 +1,7 @@
-"""The loader: from tables, files or a data set's name to `PartyData`, rows in one order and split.
+"""Loaders: from tables, files or the name of a data set to `PartyData`, with aligned, split rows.
 
-One process that plays every party loads a data set by name, one table, or one table a party. A
-party of a federation reads its own file and nobody else's.
+A process that runs every party loads a data set by name, one table, or one table for each party. A
+party of a federation reads only its own file.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ from vfl.datasets.table import (
 
 #: Every party has every row.
 NO_GAPS: Mapping[str, np.ndarray] = {}
-#: Each party's encoder learns from the training rows at hand.
+#: Each party fits its encoder on the training rows.
 NO_ENCODERS: Mapping[str, Encoder] = {}
 
 
 @dataclass(frozen=True)
 class Label:
-    """A column that a label party learns.
+    """A label column that a label party learns.
 
     Attributes:
-        party: who has the labels.
-        column: of that party's table; nobody has it as a feature.
+        party: the party that has the labels.
+        column: column of that party's table; no party has it as a feature.
         task: "classification" or "regression".
     """
 
@@ -92,15 +92,15 @@ class Label:
 
 @dataclass(frozen=True)
 class Dealing:
-    """How rows are dealt to the parts of the split.
+    """Assignment of rows to the parts of the split.
 
     Attributes:
         seed: the run's public seed.
-        validation, test: shares of the rows.
-        fold: its rows are the test rows, and `validation` is a share of the others.
-        stratified: every part gets its share of every class; see `split_rows`.
+        validation, test: shares of all rows.
+        fold: fold with the test rows; `validation` is then a share of the other rows.
+        stratified: whether every part has the same share of every class; see `split_rows`.
         block_rows: see `split_rows`.
-        limit: at most so many rows, drawn by the seed; None takes all.
+        limit: largest number of rows, drawn by the seed; None takes all.
     """
 
     seed: int
@@ -113,11 +113,11 @@ class Dealing:
 
     @property
     def reads_all(self) -> bool:
-        """Whether it looks at all labels or rows at once, which a table on disk does not give."""
+        """Whether it needs all labels or rows at once, which a table on disk does not offer."""
         return self.fold is not None or self.stratified or self.limit is not None
 
     def split(self, labels: np.ndarray, task: str) -> Split:
-        """The split of rows whose labels are known."""
+        """Split rows whose labels are known."""
         if self.fold is not None:
             strata = task == "classification"
             return split_fold(labels, self.seed, self.fold, self.validation, strata=strata)
@@ -126,7 +126,7 @@ class Dealing:
     def split_of(
         self, rows: int, strata: np.ndarray | None = None, place: OnDisk | None = None
     ) -> Split:
-        """The split of so many rows; `place` is where their positions lie."""
+        """Split this many rows; `place` is where their positions are stored."""
         shares = self.validation, self.test
         return split_rows(rows, self.seed, *shares, strata, self.block_rows, place)
 
@@ -153,30 +153,32 @@ def load_bundled(
     download: bool = False,
     root: Path | None = None,
 ) -> dict[str, PartyData]:
-    """A data set by name, cut into strips of the picture or blocks of columns, words or items.
+    """Load a data set by name, cut into strips of pictures, or blocks of columns, words or items.
 
     Args:
         source: the spec of one of `SOURCES`, or picture sets joined with a plus.
-        parties: who gets columns, from left to right; the label party only if it is listed.
-        label_party: who gets the labels.
-        dealing: how rows are dealt to the split. A set with test rows or validation rows of its own
+        parties: parties with columns, from left to right; the label party only if it is listed.
+        label_party: the party with the labels.
+        dealing: how rows are assigned to the split. A set with its own test or validation rows
             keeps them; `validation` is then a share of the training rows. `limit` takes the first
             rows, see `read_bundled`.
-        form: what is made of the set.
-        flatten: pictures as (rows, pixels); then there may be more parties than columns of pixels.
-        as_cells: whether cells of a table become inputs as they stand.
-        download: fetch picture files that are not there.
-        root: folder of the files; VFL_DATA without it.
+        form: form of the rows, such as the size of pictures.
+        flatten: whether pictures become (rows, pixels), which allows more parties than pixel
+            columns.
+        as_cells: whether cells of a table become inputs without scaling.
+        download: whether to fetch missing picture files.
+        root: folder of the files; None takes VFL_DATA.
 
     Returns:
         Data by party, in the order given, the label party last unless it is listed.
 
     Raises:
-        SpecError: no such data set or option.
-        BadOptionError: a form the set cannot have, or a fold of a set with test rows of its own.
-        MissingDataError: files that are not there.
-        TooFewRowsError: an empty part.
-        DataError: more parties than columns.
+        SpecError: the data set or an option does not exist.
+        BadOptionError: the set does not support the form, or folds because it has its own test
+            rows.
+        MissingDataError: files are missing.
+        TooFewRowsError: a part is empty.
+        DataError: there are more parties than columns.
     """
     data = read_bundled(source, root, download, dealing.limit, form, dealing.seed)
     split = _split_of(data, source, dealing)
@@ -197,7 +199,7 @@ def load_bundled(
 
 
 def _split_of(data: Bundled, source: str, dealing: Dealing) -> Split:
-    """The split of a data set by name, which may have parts of its own."""
+    """Split a data set by name, which may have parts of its own."""
     if data.train_rows is None:
         return dealing.split(data.labels, "classification")
     if (fold := dealing.fold) is not None:
@@ -250,15 +252,16 @@ def load_table(
     encoders: Mapping[str, Encoder] = NO_ENCODERS,
     place: OnDisk | None = None,
 ) -> dict[str, PartyData]:
-    """One table whose columns are dealt to parties.
+    """Load one table whose columns are assigned to parties.
 
     Args:
         table: the table.
-        party_columns: names and globs by party; none for a label party without columns.
-        labels: what is learned, by the label party that leads first.
-        dealing: how rows are dealt to the split.
-        encoders: by party, those of an earlier training, instead of ones of these rows.
-        place: where inputs and labels lie; None keeps them in memory, as `dealing.reads_all` needs.
+        party_columns: names and globs by party; empty for a label party without columns.
+        labels: label columns, with that of the leading label party first.
+        dealing: how rows are assigned to the split.
+        encoders: encoders of an earlier training by party, to be used instead of new ones.
+        place: where inputs and labels are stored; None keeps them in memory, as `dealing.reads_all`
+            needs.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
@@ -278,7 +281,7 @@ def load_table(
     _check_busy(columns, label.party)
     check_owners(columns)
     if place is not None:
-        assert not dealing.reads_all, "a table on disk is dealt without its labels, and whole"
+        assert not dealing.reads_all, "a table on disk is split without its labels, and as a whole"
     elif (drawn := dealing.drawn(order.rows)) is not None:
         whole = Part.of(whole, drawn)
         order = RowOrder(len(drawn), ids=None if order.ids is None else order.ids[drawn])
@@ -302,7 +305,10 @@ def _of_parties(
     labels: Sequence[Label],
     learned: Mapping[str, tuple[Any, Classes | None]],
 ) -> dict[str, PartyData]:
-    """Everybody's data, further label parties last; `learned` is labels and classes by party."""
+    """Data of all parties, further label parties last.
+
+    `learned` has labels and classes by party.
+    """
     leading, *further = (one.party for one in labels)
     found = rows.parties(inputs, leading, *learned[leading])
     return found | {name: rows.party(name, NO_INPUTS, *learned[name]) for name in further}
@@ -318,23 +324,24 @@ def load_parties(
     unaligned: bool = False,
     encoders: Mapping[str, Encoder] = NO_ENCODERS,
 ) -> dict[str, PartyData]:
-    """Tables of several owners, joined by their ids, for one process that plays all parties.
+    """Load tables of several owners, joined by their ids, for one process that runs all parties.
 
-    A column called as the label is nobody's feature.
+    A column with the name of the label is a feature of no party.
 
     Args:
-        tables: by party, the label parties' among them; ids may have another name in each.
-        party_columns: what the experiment asks of the parties with columns; None takes what their
-            owners name.
-        labels: what is learned, by the label party that leads first, each from its own table.
-        dealing: how the common rows are dealt to the split.
-        alignments: folder of a private alignment, which gives the rows and their order; in it a
-            folder a party.
+        tables: tables by party, including those of label parties; id columns may have different
+            names.
+        party_columns: the experiment's patterns for parties with columns; None takes those of the
+            owner's file.
+        labels: label columns, each in its own table, with that of the leading label party first.
+        dealing: how the common rows are assigned to the split.
+        alignments: folder of a private alignment, which gives the rows and their order; it has a
+            folder for each party.
         missing_rows: with "intersection", rows that some party lacks are left out; with "token",
-            each row of the label party stays that at least one feature party has. Such a split
-            is that of an intersection as far as its rows go.
-        unaligned: whether the parties bring the rows that no session has, too.
-        encoders: by party, those of an earlier training, instead of ones of these rows.
+            each row of the label party stays that at least one feature party has. Common rows then
+            have the same parts as in an intersection.
+        unaligned: whether rows that are in no session become inputs too.
+        encoders: encoders of an earlier training by party, to be used instead of new ones.
 
     Raises:
         UserError: see `load_table`.
@@ -346,7 +353,7 @@ def load_parties(
         raise MissingDataError(
             f"party '{without[0]}' has no table",
             where=f"parties.{without[0]}.source",
-            want="a file for every party, once one party has a file of its own",
+            want="a file for every party, if one party has a file of its own",
         )
     named, columns = dict[str, Table](), dict[str, list[str]]()
     for name, own in tables.items():
@@ -384,7 +391,7 @@ def load_parties(
     if (drawn := dealing.drawn(len(common))) is not None:
         if held:
             raise BadOptionError(
-                "rows that some party lacks stay, and are not drawn from",
+                "rows that some party lacks stay, so a limit cannot draw from the rows",
                 where="data.rows",
                 fix="leave data.rows out, or missing_rows = 'intersection'",
             )
@@ -416,7 +423,7 @@ def load_parties(
 
 
 def _without(table: Table, part: Part) -> Part:
-    """The rows of a table that a part of it has not, in the table's order."""
+    """Rows of a table outside a part of it, in the table's order."""
     return Part.of(table, np.setdiff1d(np.arange(len(table)), part.rows))
 
 
@@ -425,10 +432,10 @@ class HeldRows:
 
     Args:
         table: the party's rows, in their order.
-        whose: for messages.
-        held: which of the session's rows they are, where some are lacking, bool; inputs of the
-            others are not numbers.
-        others: the party's rows that no session has, which become inputs as well.
+        whose: owner of the table, for messages.
+        held: which of the session's rows they are if some are missing, bool; inputs of the others
+            are NaN.
+        others: rows of the party that are in no session and become inputs too.
     """
 
     def __init__(
@@ -441,10 +448,10 @@ class HeldRows:
         self._table, self._whose, self._held, self._others = table, whose, held, others
 
     def inputs(self, own: OwnTable, split: Split, encoder: Encoder | None = None) -> Inputs:
-        """Inputs of the columns, shape and form of `own`; see `fit_inputs`.
+        """Encode the columns of `own`; see `fit_inputs`.
 
         Raises:
-            TooFewRowsError: none of the training rows is held.
+            TooFewRowsError: the party has none of the training rows.
             DataError: see `fit_inputs`.
         """
         columns, about = own.columns or (), (own.shape, own.form, self._others, encoder)
@@ -463,7 +470,7 @@ class HeldRows:
 
 
 def _with_gaps(array: np.ndarray | None, held: np.ndarray) -> np.ndarray | None:
-    """Inputs of the rows of `held`, and not numbers between them; axes (all rows, ...)."""
+    """Inputs of the rows of `held`, with NaN for the other rows; axes (all rows, ...)."""
     if array is None:
         return None
     whole = np.full((len(held), *array.shape[1:]), np.nan, dtype=np.float32)
@@ -475,7 +482,7 @@ def _common_id_type(tables: Mapping[str, OwnTable]) -> IdType:
     kinds: set[IdType] = {own.form.id_type for own in tables.values()}
     if len(kinds) > 1:
         raise DataError(
-            "the parties compare ids in different ways",
+            "the parties compare ids as different types",
             where="data.id_type",
             got=" and ".join(sorted(kinds)),
             want="the same id_type in every party's file",
@@ -494,7 +501,7 @@ def _privately_aligned(
     found = {party: Alignment.newest(folder / party, party) for party in named}
     if len({one.digest for one in found.values()}) > 1:
         raise MisalignedError(
-            "the parties' positions are of different alignments",
+            "the parties' positions belong to different alignments",
             where=str(folder),
             got=", ".join(f"'{party}': version {one.version}" for party, one in found.items()),
             fix="vfl align, for all parties together",
@@ -518,7 +525,7 @@ def _check_busy(columns: Mapping[str, Sequence[str]], label_party: str) -> None:
 
 
 def _columns_of(id_column: str, source: Source, form: TableFormat | None) -> list[str]:
-    """The columns of an id that the table has, which are read as text."""
+    """The columns of an id that the table has; they are read as text."""
     names = column_names(source, form)
     return [name for name in id_columns(id_column, names) if name in names]
 
@@ -534,20 +541,22 @@ def load_own(
     place: OnDisk | None = None,
     encoder: Encoder | None = None,
 ) -> PartyData:
-    """A party's data for training, rows sorted by id; of the file its own columns alone are kept.
+    """Load a party's data for training, with rows sorted by id.
 
-    The other parties' rows must be the same and are never seen here: compare `rows` and
+    Only its own columns stay in memory.
+
+    The other parties' rows must be the same, and this function cannot see them: compare `rows` and
     `row_digest` before training.
 
     Args:
-        name: the party.
+        name: name of the party.
         table: its table; without columns for a label party that has none.
         label: its label; None at a feature party.
-        dealing: how rows are dealt to the split, the same at every party.
-        alignment: gives the rows and their order instead of sorting by id.
-        unaligned: whether the rows that an alignment leaves out become inputs as well.
-        place: where inputs and labels lie; None keeps them in memory.
-        encoder: that of an earlier training, instead of one of these rows.
+        dealing: how rows are assigned to the split, the same at every party.
+        alignment: alignment that gives the rows and their order, instead of sorting by id.
+        unaligned: whether rows outside the alignment become inputs too.
+        place: where inputs and labels are stored; None keeps them in memory.
+        encoder: encoder of an earlier training, to be used instead of a new one.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
@@ -564,9 +573,9 @@ def load_own(
         raise DataError(f"party '{name}' has neither columns nor a label")
     if place is not None and unaligned:
         raise DataError(
-            "a table on disk gives the rows of the session alone",
+            "a table on disk only has the rows of the session",
             where="data.memory",
-            fix="leave data.memory out where a defense reads the other rows",
+            fix="leave data.memory out if a defense reads the other rows",
         )
     kept = [*own, *(one.column for one in learned)]
     split_of = partial(dealing.split_of, place=place)
@@ -589,7 +598,7 @@ def _given(
     held: np.ndarray | None = None,
     unaligned: bool = False,
 ) -> HeldRows | StreamedTable:
-    """The rows that `read_rows` gave; with those that an alignment leaves out, if asked."""
+    """The rows of `read_rows`, and if requested those outside the alignment."""
     if place is not None:
         return StreamedTable(table, whose, order, place)
     others = _without(table.table, table) if unaligned and isinstance(table, Part) else None
@@ -599,7 +608,7 @@ def _given(
 def _check_id(
     names: Sequence[str], id_column: str, party: str, alignment: Alignment | None
 ) -> None:
-    """Refuse an id column that the table lacks; those of a composite id are for alignments."""
+    """Refuse an id column that the table lacks; a composite id needs an alignment."""
     columns = [id_column] if id_column else []
     if alignment is not None and id_column:
         columns = id_columns(id_column, names)
@@ -616,19 +625,19 @@ def load_for_prediction(
     alignment: Alignment | None = None,
     place: OnDisk | None = None,
 ) -> PartyData:
-    """A party's data for prediction on new rows: all of them test rows, none with a label.
+    """Load a party's data for prediction on new rows: all are test rows, and none has a label.
 
-    Of the file its own columns alone are kept.
+    Only the party's own columns are read.
 
     Args:
-        name: the party.
+        name: name of the party.
         source: its CSV or Parquet file, or a frame.
-        id_column: rows are sorted by it; None keeps the order of the table.
-        encoder: the one its training left behind (`PartyData.encoder`, `read_encoder`); None for a
-            party without inputs.
-        form: how the file is written.
-        alignment: gives the rows and their order instead of sorting by id.
-        place: where inputs lie; None keeps them in memory.
+        id_column: column to sort rows by; None keeps the order of the table.
+        encoder: encoder from its training (`PartyData.encoder`, `read_encoder`); None for a party
+            without inputs.
+        form: format of the file.
+        alignment: alignment that gives the rows and their order, instead of sorting by id.
+        place: where inputs are stored; None keeps them in memory.
 
     Raises:
         MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.core.errors`.
@@ -638,7 +647,7 @@ def load_for_prediction(
     _check_id(names, table.id_column, name, alignment)
     for each in kept:
         check_column(names, each, f"the encoder's '{each}'", "data.predict")
-    # Of a table without ids that gives no inputs, its rows are all there is to know.
+    # A table without ids and inputs only contributes its number of rows.
     columns = kept if kept or id_column else None
     held = alignment.held if alignment else NO_GAPS
     whose = f"party '{name}'"
@@ -652,7 +661,7 @@ def load_for_prediction(
 
 
 def _rules(table: OwnTable, alignment: Alignment | None) -> str:
-    """How ids are compared, as rules of an alignment say it."""
+    """Normalisation of the ids, as the rules of an alignment."""
     if alignment is not None:
         return alignment.agreed.rules
     return "decimal+zeros" if table.form.id_type == "number" else "plain"
@@ -666,22 +675,22 @@ def read_rows(
     by: Alignment | None = None,
     setting: str = "data.source",
 ) -> tuple[Table, RowOrder]:
-    """A party's rows, and the order they come in.
+    """Read a party's rows and their order.
 
-    In memory the rows are those of the session, put in that order; a table on disk stays as it
-    stands, and the order says where each row comes.
+    In memory, the result is the rows of the session in their order. A table on disk keeps its
+    order, and `RowOrder` contains the position of each row.
 
     Args:
-        table: the party's own.
-        where: whose it is, for messages.
-        place: where ids lie; None puts the rows in order in memory.
-        columns: those that are read beside the ids; None reads all.
-        by: gives the rows and their order, instead of the ids, which are sorted.
-        setting: what names the file, for messages.
+        table: the party's own table.
+        where: owner of the table, for messages.
+        place: where ids are stored; None sorts the rows in memory.
+        columns: columns to read besides the ids; None reads all.
+        by: alignment that gives the rows and their order, instead of sorted ids.
+        setting: setting that names the file, for messages.
 
     Raises:
-        MissingDataError, DataError: no readable table.
-        MissingColumnError, MisalignedError: no usable ids.
+        MissingDataError, DataError: the table is not readable.
+        MissingColumnError, MisalignedError: the ids are not usable.
     """
     source, form, id_column = table.source, table.form, table.id_column
     if not id_column:
@@ -710,7 +719,7 @@ def own_columns(
     ids: str,
     setting: str,
 ) -> list[str]:
-    """A party's resolved columns, checked: neither a label nor the id is among them.
+    """Resolve a party's columns, and check that neither a label nor the id is among them.
 
     Raises:
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
@@ -732,16 +741,16 @@ def fit_inputs(
     others: Table | None = None,
     encoder: Encoder | None = None,
 ) -> Inputs:
-    """Inputs of all rows by an encoder that saw the training rows only.
+    """Encode all rows as inputs by an encoder that is fitted on the training rows only.
 
     Args:
         frame: the party's aligned table.
         columns: its resolved columns.
         split: which rows are training rows.
-        shape: (channels, height, width) when the columns are pixels.
-        form: which columns of text hold dates, and what numbers become.
-        others: the party's rows that are not aligned, which become inputs as well.
-        encoder: that of an earlier training, instead of one of these rows.
+        shape: (channels, height, width) if the columns are pixels.
+        form: format with the text columns that contain dates, and the encoding of numbers.
+        others: rows of the party outside the alignment, which become inputs too.
+        encoder: encoder of an earlier training, to be used instead of a new one.
 
     Raises:
         MissingColumnError: the table lacks a column of the encoder.
@@ -768,28 +777,28 @@ def fit_inputs(
 
 
 def partition_columns(columns: Sequence[str], parties: Sequence[str]) -> dict[str, list[str]]:
-    """Blocks of neighbouring columns; the first parties get one more where it does not divide.
+    """Blocks of neighbouring columns; the first parties get one more if they do not divide evenly.
 
     >>> partition_columns(["a", "b", "c"], ["bank", "shop"])
     {'bank': ['a', 'b'], 'shop': ['c']}
 
     Raises:
-        DataError: more parties than columns, none, or one named twice.
+        DataError: more parties than columns, no party, or a party named twice.
     """
     owned = blocks(len(columns), parties)
     return {party: [columns[position] for position in own] for party, own in owned.items()}
 
 
 def blocks(columns: int, parties: Sequence[str]) -> dict[str, np.ndarray]:
-    """The positions of each party's columns; int64, in order, from left to right.
+    """Positions of each party's columns; int64, in order, from left to right.
 
     Raises:
-        DataError: more parties than columns, none, or one named twice.
+        DataError: more parties than columns, no party, or a party named twice.
     """
     if not 1 <= len(parties) <= columns or len(set(parties)) != len(parties):
         raise DataError(
             "these parties cannot share these columns",
             got=f"{len(parties)} parties ({len(set(parties))} different), {columns} columns",
-            want="at least one party, each named once, and a column for every one",
+            want="at least one party, each named once, and a column for each of them",
         )
     return dict(zip(parties, np.array_split(np.arange(columns), len(parties)), strict=True))

@@ -1,4 +1,4 @@
-"""A tensor over a file, as `vfl.datasets.on_disk` makes one: what is selected of it is a copy."""
+"""A tensor over a file, as `vfl.datasets.on_disk` makes one: selections are copies."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from vfl.datasets.on_disk import MappedArray, Pages, note
 
 
 class MappedTensor(Tensor):
-    """Reads like any tensor; batches of its rows leave little of the file in memory."""
+    """Behaves like any tensor, but batches of its rows leave little of the file in memory."""
 
-    # What follows of it is plain.
+    # Results of operations are plain tensors.
     __torch_function__ = PLAIN_RESULTS
     pages: Pages | None
 
     @classmethod
     def over(cls, array: MappedArray) -> MappedTensor:
-        """The tensor that shares an array's memory."""
+        """Make a tensor that shares an array's memory."""
         found: MappedTensor = torch.from_numpy(array).as_subclass(cls)
         found.pages = array.pages
         return found
 
     def index_select(self, dim: int, index: Tensor) -> Tensor:  # type: ignore[override]
-        """A copy of some rows."""
+        """Copy some rows."""
         if self.pages is not None and dim == 0:
             self._note(index.numpy())
         return super().index_select(dim, index)

@@ -1,9 +1,9 @@
-"""Arrays larger than memory: in files without a name, written in any order and read through a map.
+"""Arrays larger than memory: in unnamed files, written in any order and read through a map.
 
-A file without a name is nobody else's to open, and gone with the process, however that ends; so
-nothing of a party's table is left behind, and nothing can be put in its place. Pages of a map that
-were read are given back before they take more than what was set; the system keeps what it likes of
-them in its cache, which costs no process anything.
+Another process cannot open an unnamed file, and the file disappears with its process in any case.
+No data of a party's table therefore stays behind, and the file cannot be replaced. Pages of a map
+that were read are released before they exceed the set limit; the system may keep them in its cache,
+which does not count as memory of a process.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ import pyarrow.compute as pc
 from vfl.core.errors import DataError
 from vfl.core.storage import private_folder
 
-#: Of `MAP_NORESERVE`: a map is larger than memory, and hardly a page of it is ever changed.
+#: `MAP_NORESERVE`: a map is larger than memory, and hardly any page of it is changed.
 _FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
-_PART_BYTES = 1 << 17  # also what Linux reads ahead
+_PART_BYTES = 1 << 17  # Linux reads ahead the same amount
 _SPLITTERS_A_RUN, _RANGES_A_RUN = 256, 8
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Where a party's rows lie, and how much memory handling them may take.
+    """Storage of a party's rows, and its memory limit.
 
     Attributes:
-        folder: in which files without a name are made, for their owner alone.
-        memory_bytes: for rows, beside the program itself and a few bytes a row.
+        folder: folder of the unnamed files, accessible to their owner only.
+        memory_bytes: memory for rows, besides the program itself and a few bytes for each row.
     """
 
     folder: Path
     memory_bytes: int
 
     def file(self, owner: object) -> IO[bytes]:
-        """A new file without a name, which is closed when its owner is gone."""
+        """Make an unnamed file, which is closed when its owner is deleted."""
         private_folder(self.folder)
         file: Any = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
         weakref.finalize(owner, file.close)
         return file  # type: ignore[no-any-return]
 
     def share(self, part: int) -> int:
-        """Bytes for one of so many uses."""
+        """Memory for one of several uses: the limit divided by `part`."""
         return max(1 << 16, self.memory_bytes // part)
 
 
 def scratch(folder: Path | None = None) -> OnDisk:
-    """Where intermediate results lie that no setting speaks of: 256 MiB, in TMPDIR if not told."""
+    """Storage of intermediate results without a setting: 256 MiB, in TMPDIR by default."""
     return OnDisk(folder or Path(tempfile.gettempdir()), 1 << 28)
 
 
 class Pages:
-    """A file's map, which gives back what was read of it.
+    """A map of a file that releases the pages it has read.
 
-    The system maps a file in parts of up to `_PART_BYTES`, as large as they were written, whatever
-    is read of them; so these are counted.
+    The system maps a file in parts of up to `_PART_BYTES`, whatever amount is read; so parts are
+    counted.
 
     Args:
-        file: not empty.
-        limit_bytes: most that may be held of it, or twice a reading of more.
+        file: file that is not empty.
+        limit_bytes: most bytes held in memory, or twice the size of a larger read.
     """
 
     def __init__(self, file: IO[bytes], limit_bytes: int) -> None:
@@ -80,11 +80,11 @@ class Pages:
         self._most, self._count = max(1, limit_bytes // _PART_BYTES), 0
 
     def read(self, start: int, stop: int) -> None:
-        """Note that the bytes from `start` to `stop` are about to be read."""
+        """Note a coming read of the bytes from `start` to `stop`."""
         self._read(np.arange(start // _PART_BYTES, max(start, stop - 1) // _PART_BYTES + 1))
 
     def read_rows(self, rows: np.ndarray, row_bytes: int) -> None:
-        """Note that some rows are about to be read."""
+        """Note a coming read of some rows."""
         parts = rows * row_bytes // _PART_BYTES
         self._read(parts)
         if row_bytes > 1:
@@ -98,12 +98,12 @@ class Pages:
         if self._count + len(fresh) > self._most and self._count:
             self.release()
             fresh = np.unique(parts)
-            self._most = max(self._most, 2 * len(fresh))  # else each batch drops the window's parts
+            self._most = max(self._most, 2 * len(fresh))  # else a batch drops parts of the window
         self._held[fresh] = True
         self._count += len(fresh)
 
     def release(self) -> None:
-        """Give all back."""
+        """Release all pages."""
         self.map.madvise(mmap.MADV_DONTNEED)
         self._held[:] = False
         self._count = 0
@@ -114,21 +114,21 @@ def _bytes_of(rows: np.ndarray) -> memoryview:
 
 
 def _pread(file: IO[bytes], start: int, stop: int) -> np.ndarray:
-    """Bytes of a file without a map, whose pages would count as the process's own; uint8."""
+    """Read bytes of a file without a map, whose pages would count as the process's own; uint8."""
     found = np.empty(stop - start, dtype=np.uint8)
     content = memoryview(found)  # type: ignore[arg-type]
     while content:
         done = os.preadv(file.fileno(), [content], stop - len(content))
-        assert done, "the file holds what was written"
+        assert done, "the file still has the written bytes"
         content = content[done:]
     return found
 
 
 class DiskBytes:
-    """Bytes that are written one after another and read in parts; a message larger than memory.
+    """Bytes that are appended and read in parts; a message larger than memory.
 
     Args:
-        place: where.
+        place: where the file is stored.
 
     >>> found = DiskBytes(scratch())
     >>> found.write(b"a message")
@@ -140,10 +140,10 @@ class DiskBytes:
         self.place, self._file, self._size = place, place.file(self), 0
 
     def write(self, content: bytes | bytearray | memoryview) -> None:
-        """Put more bytes behind those that are there.
+        """Append bytes.
 
         Raises:
-            DataError: there is no room for them.
+            DataError: the disk is full.
         """
         left = memoryview(content)
         with _room(self.place, len(left)):
@@ -163,18 +163,18 @@ class DiskBytes:
 
 
 class DiskColumn:
-    """Numbers that come in their order.
+    """Numbers that are appended in order.
 
     Args:
-        place: where.
-        dtype: of the numbers.
+        place: where the file is stored.
+        dtype: type of the numbers.
     """
 
     def __init__(self, place: OnDisk, dtype: Any) -> None:
         self.dtype, self._bytes = np.dtype(dtype), DiskBytes(place)
 
     def write(self, numbers: np.ndarray) -> None:
-        """Put more numbers behind those that are there, axes (numbers,)."""
+        """Append numbers, axes (numbers,)."""
         self._bytes.write(_bytes_of(np.ascontiguousarray(numbers, self.dtype)))
 
     def __len__(self) -> int:
@@ -186,7 +186,7 @@ class DiskColumn:
         return np.frombuffer(self._bytes[start * size : stop * size], self.dtype)
 
     def read(self, limit_bytes: int) -> np.ndarray:
-        """All of them; at most so many bytes of them are in memory."""
+        """Map all numbers; at most `limit_bytes` of them are in memory."""
         return _mapped(self._bytes._file, (len(self),), self.dtype, limit_bytes)
 
 
@@ -194,12 +194,12 @@ class DiskArray:
     """An array in a file.
 
     Args:
-        place: where.
+        place: where the file is stored.
         shape: axes (rows, ...).
-        dtype: of its numbers.
+        dtype: type of its numbers.
 
     Raises:
-        DataError: there is no room for it.
+        DataError: the disk is full.
     """
 
     def __init__(self, place: OnDisk, shape: tuple[int, ...], dtype: Any) -> None:
@@ -209,10 +209,10 @@ class DiskArray:
         if size:
             with _room(place, size):
                 os.posix_fallocate(self._file.fileno(), 0, size)
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no parts read ahead
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
 
     def write(self, start: int, rows: np.ndarray) -> None:
-        """Put rows at position `start` and after it."""
+        """Write rows at position `start` and after it."""
         content = _bytes_of(np.ascontiguousarray(rows, self.dtype))
         at = start * self.row_bytes
         while content:
@@ -220,7 +220,7 @@ class DiskArray:
             content, at = content[done:], at + done
 
     def read(self, limit_bytes: int) -> np.ndarray:
-        """The array; at most so many bytes of it are in memory."""
+        """Map the array; at most `limit_bytes` of it are in memory."""
         return _mapped(self._file, self.shape, self.dtype, limit_bytes)
 
     def most(self) -> float:
@@ -231,7 +231,7 @@ class DiskArray:
         return max((part.max() for part in parts), default=-1)
 
     def part(self, start: int, stop: int) -> np.ndarray:
-        """A copy of some rows, which leaves nothing of the file in memory."""
+        """Copy some rows, without leaving parts of the file in memory."""
         content = _pread(self._file, start * self.row_bytes, stop * self.row_bytes)
         found: np.ndarray = content.view(self.dtype).reshape(stop - start, *self.shape[1:])
         return found
@@ -249,15 +249,15 @@ def _mapped(
 
 
 class MappedArray(np.ndarray):
-    """An array over a file, whose parts are copies; what was read of the file is given back.
+    """An array over a file, whose parts are copies; pages are released after reading.
 
-    Whoever reads all of it at once has all of it in memory, until a part is read again.
+    A read of the whole array keeps all of it in memory until a part is read again.
     """
 
     pages: Pages | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        """A part: a plain array."""
+        """Read a part as a plain array."""
         plain = self.view(np.ndarray)
         if self.pages is None or not isinstance(key, np.ndarray | slice):
             return plain[key]
@@ -266,13 +266,13 @@ class MappedArray(np.ndarray):
 
 
 def note(pages: Pages, key: np.ndarray | slice, rows: int, row_bytes: int) -> None:
-    """Note that a part of an array's rows is about to be read.
+    """Note a coming read of some of an array's rows.
 
     Args:
-        pages: of the array.
-        key: which rows: positions, or a slice; booleans read all.
-        rows: how many the array has.
-        row_bytes: of one.
+        pages: pages of the array.
+        key: positions of the rows, or a slice; a boolean mask reads all.
+        rows: number of rows of the array.
+        row_bytes: bytes of one row.
     """
     if isinstance(key, np.ndarray) and key.dtype != bool:
         pages.read_rows(key, row_bytes)
@@ -284,25 +284,25 @@ def note(pages: Pages, key: np.ndarray | slice, rows: int, row_bytes: int) -> No
 
 
 class Buckets:
-    """Records that are kept apart by a number each, and read again one number after another.
+    """Records grouped by a bucket number, and read again bucket by bucket.
 
     Args:
-        place: where.
-        record: what one is.
-        count: of the numbers, from 0.
+        place: where the file is stored.
+        record: dtype of a record.
+        count: number of buckets.
     """
 
     def __init__(self, place: OnDisk, record: np.dtype[Any], count: int) -> None:
         self.record, self.count, self._place = record, count, place
         self.sizes = np.zeros(count, dtype=np.int64)
-        self._ends: list[np.ndarray] = []  # of the numbers in each piece of the file, axes (count,)
+        self._ends: list[np.ndarray] = []  # ends of the buckets in each piece, axes (count,)
         self._file: IO[bytes] | None = None
 
     def add(self, numbers: np.ndarray, records: np.ndarray) -> None:
-        """Keep records; axes (records,) both.
+        """Add records; axes (records,) both.
 
         Raises:
-            DataError: there is no room for them.
+            DataError: the disk is full.
         """
         self._file = self._file or self._place.file(self)
         sizes = np.bincount(numbers, minlength=self.count)
@@ -316,7 +316,7 @@ class Buckets:
         self._ends.append(np.cumsum(sizes))
 
     def read(self, number: int) -> Iterator[np.ndarray]:
-        """The records of a number as they came, a piece at a time."""
+        """Yield the records of a bucket in their order, in pieces."""
         start, size = 0, self.record.itemsize
         for ends in self._ends:
             first = start + int(ends[number - 1]) if number else start
@@ -326,7 +326,7 @@ class Buckets:
                 yield _pread(self._file, first * size, last * size).view(self.record)
 
     def whole(self, number: int) -> np.ndarray:
-        """The records of a number as they came, all at once."""
+        """The records of a bucket in their order, as one array."""
         found, start = np.empty(self.sizes[number], self.record), 0
         for piece in self.read(number):
             found[start : start + len(piece)] = piece
@@ -334,22 +334,22 @@ class Buckets:
         return found
 
     def close(self) -> None:
-        """Give the room back before the owner is gone."""
+        """Close the file before the owner is deleted."""
         if self._file is not None:
             self._file.close()
 
 
 class Scatter:
-    """Rows that come in any order, to be written in another: kept by where they will lie.
+    """Rows that arrive in any order and are written in another; grouped by target position.
 
-    The positions are cut into ranges that fit memory. Rows of a range are collected in a file, one
-    piece after another, and put in order when all are there. Rows that come in order go straight to
-    their place.
+    The positions are cut into ranges that fit into memory. Rows of a range are collected in a file
+    piece by piece, and sorted when all have arrived. Rows that arrive in order are written to their
+    position immediately.
 
     Args:
-        place: where.
+        place: where the files are stored.
         shape: axes (rows, ...) of the result.
-        dtype: of its numbers; 0 at a position that no row has.
+        dtype: type of its numbers; a position without a row contains 0.
     """
 
     def __init__(self, place: OnDisk, shape: tuple[int, ...], dtype: Any) -> None:
@@ -360,7 +360,7 @@ class Scatter:
         self._straight = False
 
     def add(self, at: np.ndarray, rows: np.ndarray) -> None:
-        """Put rows at positions `at`, int64, axes (rows,)."""
+        """Add rows for positions `at`, int64, axes (rows,)."""
         if not len(at):
             return
         if at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
@@ -390,16 +390,16 @@ class Scatter:
 def shuffled(
     place: OnDisk, count: int, blocks: Iterable[np.ndarray], draw: Callable[[int], bytes]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows in a random order, every one as likely, and where each row stood.
+    """Yield rows in a uniformly random order, with the original position of each row.
 
-    Each is thrown into a random bucket, and the rows of a bucket, which fit memory, are permuted
-    (Rao 1961, Sandelius 1962).
+    Each row is put into a random bucket, and the rows of a bucket, which fit into memory, are
+    permuted (Rao 1961, Sandelius 1962).
 
     Args:
-        place: where.
-        count: of the rows.
-        blocks: the rows as they stand, some at a time, axes (rows, ...).
-        draw: so many random bytes.
+        place: where the files are stored.
+        count: number of rows.
+        blocks: the rows in their order, in blocks, axes (rows, ...).
+        draw: returns this many random bytes.
     """
     buckets, start = None, 0
     for block in blocks:
@@ -419,16 +419,16 @@ def shuffled(
 
 
 def bucket_count(place: OnDisk, size_bytes: int) -> int:
-    """How many buckets records fall into evenly, so that working on one fits memory; 2^n."""
+    """Number of buckets, a power of two, so that work on one of them fits into memory."""
     return 1 << max(0, math.ceil(math.log2(max(1, size_bytes) / place.share(16))))
 
 
 def gathered(place: OnDisk, source: DiskColumn, at: DiskColumn) -> tuple[DiskArray, bool]:
-    """Numbers of a column at some positions, and whether one of those stands twice.
+    """Numbers of a column at some positions, and whether a position occurs twice.
 
     Args:
-        place: where.
-        source: the column.
+        place: where the files are stored.
+        source: column with the numbers.
         at: positions in it, axes (positions,), int64.
     """
     size = max(1, place.share(16) // source.dtype.itemsize)
@@ -454,19 +454,19 @@ def gathered(place: OnDisk, source: DiskColumn, at: DiskColumn) -> tuple[DiskArr
 
 
 class SortedIds:
-    """Ids put in ascending order, and where each row of the table comes in it.
+    """Ids in ascending order, with the position of each in the table.
 
-    Sorted runs that fit memory are written to a file each. Splitters drawn from all of them cut the
-    runs into ranges, and range by range their parts are sorted again: every id of a range comes
-    before those of the next, and equal ones fall into one.
+    Sorted runs that fit into memory are written to a file each. Splitters drawn from all runs cut
+    them into ranges, and the parts of each range are sorted again. Every id of a range comes before
+    those of the next, and equal ids are in one range.
 
     Args:
-        place: where.
-        blocks: the ids in the order of the table, int64 or large_string, without missing ones.
+        place: where the files are stored.
+        blocks: ids in the order of the table, int64 or large_string, without missing ones.
 
     Attributes:
-        in_order: whether they stand so in the table already.
-        repeated: rows whose id an earlier one has, of the ranges that were read.
+        in_order: whether the table is already in this order.
+        repeated: rows that repeat an earlier row's id, in the ranges read so far.
     """
 
     def __init__(self, place: OnDisk, blocks: Iterable[pa.Array]) -> None:
@@ -492,7 +492,7 @@ class SortedIds:
             yield pa.concat_arrays(waiting), start
 
     def ranges(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
-        """Ids in ascending order and their rows in the table, one range after another."""
+        """Yield ids in ascending order with their rows in the table, range by range."""
         for ids, rows in self._runs_in_order() if self.in_order else self._merged():
             self.repeated += pc.sum(pc.equal(ids[1:], ids[:-1])).as_py() or 0
             yield ids, rows
@@ -521,7 +521,7 @@ class SortedIds:
             yield pc.take(ids, pa.array(order)), rows[order]
 
     def _splitters(self) -> pa.Array:
-        """So many that a range, of which several copies are made, takes less than a run did."""
+        """Splitters of ranges that take less memory than a run, since several copies are made."""
         every = pa.concat_arrays([run.drawn(_SPLITTERS_A_RUN) for run in self._runs])
         every = pc.take(every, pc.sort_indices(every))
         at = np.linspace(0, len(every), _RANGES_A_RUN * len(self._runs), dtype=int)[1:-1]
@@ -536,7 +536,7 @@ class _Run:
     """Sorted ids and their rows in the table, in a file.
 
     Attributes:
-        in_order: whether they stand so in the table.
+        in_order: whether the table is already in this order.
     """
 
     def __init__(self, place: OnDisk, ids: pa.Array, start: int) -> None:
@@ -553,24 +553,24 @@ class _Run:
         self.ids: pa.Array = mapped.column(0)
         self.rows: np.ndarray = mapped.column(1).to_numpy()
 
-    # Few rows are looked at below, all over the file, of which the system maps much around each.
+    # The next methods read few rows, all over the file; the system maps much around each.
 
     def drawn(self, count: int) -> pa.Array:
-        """So many of the ids, evenly spread."""
+        """This many of the ids, evenly spaced."""
         at = np.linspace(0, len(self.ids) - 1, count, dtype=int)
         found = pc.take(self.ids, pa.array(at))
         self.pages.release()
         return found
 
     def cut(self, splitters: pa.Array) -> list[int]:
-        """Where the splitters come among the ids: behind all that are smaller."""
+        """Positions of the splitters among the ids: after all smaller ids."""
         found: list[int] = pc.search_sorted(self.ids, splitters, side="left").to_pylist()
         self.pages.release()
         return found
 
 
 class _room:
-    """Says that a disk is full where a write fails for it."""
+    """Reports a full disk if a write fails for that reason."""
 
     def __init__(self, place: OnDisk, size: int) -> None:
         self._place, self._size = place, size
@@ -588,10 +588,10 @@ class _room:
 
 
 class DiskTexts:
-    """Texts in a file, written in their order.
+    """Texts in a file, written in order.
 
     Args:
-        place: where.
+        place: where the file is stored.
     """
 
     def __init__(self, place: OnDisk) -> None:
@@ -600,12 +600,12 @@ class DiskTexts:
         self._writer: Any = pa.ipc.new_stream(self._file, schema)
 
     def write(self, texts: pa.Array) -> None:
-        """Put more texts behind those that are there."""
+        """Append texts."""
         with _room(self._place, texts.nbytes):
             self._writer.write_batch(pa.record_batch([texts], names=[""]))
 
     def read(self) -> pa.ChunkedArray:
-        """All of them; only what is looked at comes into memory."""
+        """Map all texts; only those that are read come into memory."""
         self._writer.close()
         pages = Pages(self._file, self._place.memory_bytes)
         return pa.ipc.open_stream(pa.py_buffer(pages.map)).read_all().column(0)

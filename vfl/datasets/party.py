@@ -1,4 +1,4 @@
-"""What one party holds once rows are aligned: its own columns, its own labels, nothing else."""
+"""Data of one party with aligned rows: only its own columns and its own labels."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ class PartyData:
     """One party's aligned rows, ready for its model.
 
     Attributes:
-        name: the party.
+        name: name of the party.
         inputs: float32, axes (rows, columns) or (rows, channels, height, width); None for a label
             party without columns.
-        labels: axes (rows,): int64 codes 0..C-1, or float32 for a regression; None at a feature
-            party.
-        classes: what the codes stand for; None at a feature party and for a regression.
-        split: the same at every party of a run.
-        ids_digest: 32 bytes that stand for the order of the rows; see `digest_of`.
-        ids: the rows' ids, axes (rows,), for the party's own files; None where rows have no id.
-        id_rules: those of the alignment that gave the rows: how ids are written alike.
-        encoder: what turned the party's table into `inputs`; kept beside its bottom model.
-        row_weights: float32, axes (rows,), not negative: how much each row counts in the training
-            loss, at the label party; None counts all alike. Evaluation counts all rows alike.
-        unfamiliar: cells of the test rows that the training rows had nothing like, by column and
+        labels: labels, axes (rows,): int64 codes 0..C-1, or float32 for a regression; None at a
+            feature party.
+        classes: classes of the codes; None at a feature party and for a regression.
+        split: split of the rows, the same at every party of a run.
+        ids_digest: 32 bytes that identify the order of the rows; see `digest_of`.
+        ids: ids of the rows, axes (rows,), for the party's own files; None where rows have no id.
+        id_rules: normalisation rules of the ids, in the alignment that gave the rows.
+        encoder: encoder that made `inputs` from the party's table; stored with its bottom model.
+        row_weights: weight of each row in the training loss, float32, axes (rows,), not negative,
+            at the label party; None weighs all alike. Evaluation weighs all rows alike.
+        unfamiliar: counts of test-row cells without an example in the training rows, by column and
             kind; they stay with the party.
-        held: which rows a feature party has, bool, axes (rows,), where some lack some: a party's
-            own, and everybody's at the label party. Empty where all have all. Inputs of a row that
-            a party lacks are not numbers, so that nothing learns from them unnoticed.
-        unaligned: inputs of the party's own rows that no session has, axes (other rows, ...).
-        trained: whether the run has trained on a row that a prediction asks for, axes (rows,):
-            "yes"; "validation" where it only chose its weights or calibration by it; "no", whose
-            answer is an honest one; or "unknown". None where the table is another and has no row
+        held: which rows a feature party has, bool, axes (rows,), if some rows are missing: the
+            party's own entry, and at the label party those of all. Empty where all have all rows.
+            Inputs of missing rows are NaN, so that no model learns from them unnoticed.
+        unaligned: inputs of the party's own rows that are in no session, axes (other rows, ...).
+        trained: whether the run was trained on a row of a prediction, axes (rows,): "yes";
+            "validation" if it only selected weights or calibration by the row; "no", so that its
+            answer is an honest one; or "unknown". None where the table has changed and has no rows
             of the first two kinds.
-        unseen: which rows of an evaluation the run has never had, bool, axes (rows,); None where
-            the rows are those of the training.
+        unseen: which rows of an evaluation are new to the run, bool, axes (rows,); None where the
+            rows are those of the training.
     """
 
     name: str
@@ -77,40 +77,40 @@ class PartyData:
 
     @property
     def complete(self) -> np.ndarray | None:
-        """Which rows every feature party has, at the label party; None where all have all."""
+        """Mask of the rows that all feature parties have, at the label party; None if all rows."""
         return np.logical_and.reduce(list(self.held.values())) if self.held else None
 
     @property
     def asked(self) -> np.ndarray:
-        """The test rows that this party has, int64."""
+        """Test rows that this party has, int64."""
         test, held = self.split.test, self.held.get(self.name)
         return test if held is None else test[held[test]]
 
     @property
     def rows(self) -> int:
-        """How many rows are aligned."""
+        """Number of aligned rows."""
         return len(self.split.train) + len(self.split.validation) + len(self.split.test)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the inputs are made of, by name; empty where columns have no names."""
+        """Names of the columns of the inputs; empty where columns have no names."""
         return () if self.encoder is None else tuple(self.encoder.names)
 
     @property
     def categories(self) -> tuple[int, ...]:
-        """How many categories each column has, where inputs are cells; else empty."""
+        """Number of categories of each column, where inputs are cells; else empty."""
         return getattr(self.encoder, "categories", ())
 
     @property
     def outputs(self) -> int:
-        """Columns of what a top over these labels gives: classes, or 1 for a regression."""
+        """Number of outputs of a top for these labels: classes, or 1 for a regression."""
         return 1 if self.classes is None else len(self.classes)
 
     def row_digest(self, session: str) -> str:
-        """What two parties compare to know that their rows stand in the same order.
+        """Digest with which two parties compare the order of their rows.
 
-        HMAC-SHA256 keyed by the session's id, so that a digest means nothing in another session.
-        It hides ids from a passer-by, not from a party that can guess the whole list.
+        HMAC-SHA256 keyed by the session's id, so a digest has no meaning in another session. It
+        hides ids from third parties, but not from a party that can guess the whole list.
         """
         return hmac.new(session.encode(), self.ids_digest, hashlib.sha256).hexdigest()
 
@@ -124,7 +124,7 @@ class PartyData:
 
 
 def digest_of(ids: Ids) -> bytes:
-    """SHA-256 of the ids in their order, 32 bytes; JSON keeps apart what mere joining would not.
+    """SHA-256 of the ids in their order, 32 bytes; JSON keeps ids separate, unlike concatenation.
 
     >>> digest_of(np.array(["a", "b"])) == hashlib.sha256(b'["a", "b"]').digest()
     True
@@ -136,29 +136,30 @@ def digest_of(ids: Ids) -> bytes:
 
 
 class IdsDigest:
-    """`digest_of` of ids that come some at a time."""
+    """Computes `digest_of` for ids that come in blocks."""
 
     def __init__(self) -> None:
         self._digest, self._begun = hashlib.sha256(b"["), False
 
     def add(self, ids: list[Any]) -> None:
-        """The next ids, numbers or texts."""
+        """Add the next ids, numbers or texts."""
         if ids:
             self._digest.update(f"{', ' if self._begun else ''}{json.dumps(ids)[1:-1]}".encode())
             self._begun = True
 
     def finish(self) -> bytes:
-        """The digest of all that came, 32 bytes."""
+        """The digest of all added ids, 32 bytes."""
         self._digest.update(b"]")
         return self._digest.digest()
 
 
 class Inputs(NamedTuple):
-    """One party's model inputs, axes (rows, ...), and what made them; None where there is none.
+    """One party's model inputs, axes (rows, ...), and their encoder; None where there is none.
 
     Attributes:
-        unfamiliar: cells of the test rows that the training rows had nothing like; `Unfamiliar`.
-        unaligned: the same of the party's other rows, axes (other rows, ...).
+        unfamiliar: counts of test-row cells without an example in the training rows; see
+            `Unfamiliar`.
+        unaligned: inputs of the party's other rows, axes (other rows, ...).
     """
 
     array: np.ndarray | None = None
@@ -172,12 +173,12 @@ NO_INPUTS = Inputs()
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AlignedRows:
-    """The order of the rows and their split, the same at every party.
+    """Order of the rows and their split, the same at every party.
 
     Attributes:
-        split: which rows serve what.
-        ids: axes (rows,); None where rows have no id and stand as they came.
-        digest: stands for the order, or for the mere number of rows without ids.
+        split: split of the rows.
+        ids: ids, axes (rows,); None where rows have no id and keep their original order.
+        digest: identifies the order, or only the number of rows if they have no ids.
         held, id_rules: see `PartyData`.
     """
 
@@ -191,7 +192,7 @@ class AlignedRows:
     def of(
         cls, rows: int, split: Split, ids: Ids | None = None, digest: bytes | None = None
     ) -> AlignedRows:
-        """Rows in their final order; `digest` is that of a private alignment, if there was one."""
+        """Rows in their final order; `digest` is that of a private alignment, if there is one."""
         return cls(split, ids, digest or digest_of(np.arange(rows) if ids is None else ids))
 
     def party(
@@ -201,9 +202,9 @@ class AlignedRows:
         labels: np.ndarray | None = None,
         classes: Classes | None = None,
     ) -> PartyData:
-        """One party's data over these rows; the arrays are taken over, not copied."""
+        """Make one party's data over these rows; the arrays are used without a copy."""
         held = self.held
-        if labels is None:  # what others have is not told
+        if labels is None:  # feature parties do not learn the others' rows
             held = {party: rows for party, rows in held.items() if party == name}
         return PartyData(
             name=name,
@@ -227,7 +228,7 @@ class AlignedRows:
         labels: np.ndarray,
         classes: Classes | None,
     ) -> dict[str, PartyData]:
-        """Every party's data; the label party comes last unless it has inputs."""
+        """Data of every party; the label party comes last unless it has inputs."""
         parts = {party: self.party(party, own) for party, own in inputs.items()}
         own = inputs.get(label_party, NO_INPUTS)
         return parts | {label_party: self.party(label_party, own, labels, classes)}

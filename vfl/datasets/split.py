@@ -1,4 +1,4 @@
-"""Train, validation and test rows, computed alike at every party from the run's seed."""
+"""Train, validation and test rows, which every party computes alike from the run's seed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vfl.datasets.table import spaced
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Which aligned rows serve what; disjoint int64 positions in ascending order.
+    """Parts of the aligned rows; disjoint int64 positions in ascending order.
 
     Attributes:
-        train, validation, test: axes (rows of the part,); a part may be empty.
+        train, validation, test: positions, axes (rows of the part,); a part may be empty.
     """
 
     train: np.ndarray
@@ -34,11 +34,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """One of the equal parts that rows are dealt into; its rows are the test rows.
+    """One of several equal parts of the rows; its rows are the test rows.
 
     Attributes:
-        number: which one, from 1.
-        of: how many there are.
+        number: number of the fold, from 1.
+        of: number of folds.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Fold:
             raise BadOptionError(
                 "there is no such fold",
                 got=f"fold {self.number} of {self.of}",
-                want="a number from 1 to that of the folds, which are at least 2",
+                want="a number from 1 to the number of folds, which is at least 2",
             )
 
 
@@ -65,15 +65,15 @@ def split_rows(
     """Split `rows` aligned rows by the seed.
 
     Args:
-        rows: how many rows are aligned.
+        rows: number of aligned rows.
         seed: the run's public seed.
-        validation: share of all rows, 0 for none.
-        test: share of all rows, 0 for none; together with the other below 1.
-        strata: each row's class, axes (rows,): then every part has its share of every class, up to
-            two rows. Only one process that has the labels can; None looks at no label.
-        block_rows: deal so many neighbouring rows at a time, so that every part has its share of
-            each block, up to one row; 0 deals all at once.
-        place: where the positions lie if they are dealt by block; None keeps them in memory.
+        validation: share of all rows; 0 for none.
+        test: share of all rows; 0 for none; both shares together are below 1.
+        strata: class of each row, axes (rows,): every part then has the same share of every class,
+            up to two rows. Only a process with the labels can use it; None ignores labels.
+        block_rows: number of neighbouring rows to split at a time, so that every part has the same
+            share of each block, up to one row; 0 splits all at once.
+        place: where positions are stored if they are split by block; None keeps them in memory.
 
     >>> split_rows(10, seed=0)
     Split(train=7, validation=1, test=2)
@@ -82,12 +82,12 @@ def split_rows(
     array([ 2, 18])
 
     Raises:
-        BadOptionError: shares outside 0..1.
-        TooFewRowsError: a part that was asked for would be empty.
+        BadOptionError: a share is outside 0..1.
+        TooFewRowsError: a requested part would be empty.
     """
     if not (validation >= 0 and test >= 0 and validation + test < 1):
         raise BadOptionError(
-            "the shares of validation and test rows leave nothing to train on",
+            "the shares of validation and test rows leave no training rows",
             got=f"validation={validation}, test={test}",
             want="two numbers from 0 that add up to less than 1",
         )
@@ -117,7 +117,7 @@ def _split_in_blocks(
     share = validation + test
 
     def held_out(before: int) -> tuple[int, int]:
-        """Test rows among the first so many, and validation and test rows."""
+        """Test rows among the first `before` rows, and validation and test rows."""
         held = round(before * share)
         return (round(held * test / share) if share else 0), held
 
@@ -136,7 +136,7 @@ def _split_in_blocks(
 
 
 class _Positions:
-    """Positions that come in ascending order, in memory or on disk."""
+    """Positions in ascending order, in memory or on disk."""
 
     def __init__(self, count: int, place: OnDisk | None) -> None:
         self._place, self._start = place, 0
@@ -157,7 +157,7 @@ class _Positions:
 
 
 def _spread(order: np.ndarray, first: int) -> np.ndarray:
-    """The same rows, and so many evenly spaced ones of them first."""
+    """The same rows, with `first` evenly spaced ones at the front."""
     at = ((np.arange(first) + 0.5) * len(order) / max(first, 1)).astype(np.int64)
     return np.concatenate([order[at], np.delete(order, at)])
 
@@ -169,18 +169,18 @@ def split_fixed(
     validation: float = 0.1,
     strata: np.ndarray | None = None,
 ) -> Split:
-    """Keep a data set's own test rows: those after the first `train_rows`.
+    """Split a data set with its own test rows: those after the first `train_rows`.
 
     Args:
-        train_rows: rows that come before the test rows.
-        rows: all rows.
-        seed: the run's public seed; it picks the validation rows among the first ones.
+        train_rows: number of rows before the test rows.
+        rows: number of all rows.
+        seed: the run's public seed, which draws validation rows from the first ones.
         validation: share of the first `train_rows` rows.
         strata: see `split_rows`.
 
     Raises:
-        BadOptionError: a share outside 0..1.
-        TooFewRowsError: a part that was asked for would be empty.
+        BadOptionError: the share is outside 0..1.
+        TooFewRowsError: a requested part would be empty.
     """
     strata = None if strata is None else strata[:train_rows]
     inner = split_rows(train_rows, seed, validation, 0.0, strata)
@@ -189,7 +189,7 @@ def split_fixed(
 
 
 def split_parts(train_rows: int, validation_rows: int, rows: int) -> Split:
-    """Keep all of a data set's own parts, which stand one after another.
+    """Split a data set with its own parts, which follow one another.
 
     >>> split_parts(5, 2, 10)
     Split(train=5, validation=2, test=3)
@@ -204,22 +204,23 @@ def split_fold(
 ) -> Split:
     """Test on one fold and train on the others.
 
-    Rows are shuffled by the seed and dealt to the folds class by class, so folds differ by one row
-    at most, in all and in each class. Needs the labels, so only one process that has them can.
+    Rows are shuffled by the seed and assigned to the folds class by class, so folds differ by one
+    row at most, in total and in each class. This needs the labels, so only a process that has them
+    can do it.
 
     Args:
-        labels: of all rows, axes (rows,).
+        labels: labels of all rows, axes (rows,).
         seed: the run's public seed.
-        fold: the test rows.
+        fold: fold with the test rows.
         validation: share of the other rows.
-        strata: whether the labels are classes; numbers are dealt as they come.
+        strata: whether the labels are classes; numbers are assigned in any order.
 
     >>> split_fold(np.array([0, 0, 0, 1, 1, 1, 1, 1, 1]), 0, Fold(1, of=3), validation=0.2)
     Split(train=5, validation=1, test=3)
 
     Raises:
-        BadOptionError: a share outside 0..1.
-        TooFewRowsError: a part that was asked for would be empty.
+        BadOptionError: the share is outside 0..1.
+        TooFewRowsError: a requested part would be empty.
     """
     order = permutation(seed, len(labels), "folds")
     dealt = order[np.argsort(labels[order], kind="stable")] if strata else order
@@ -231,20 +232,20 @@ def split_fold(
 
 
 def split_apart(complete: np.ndarray, split: Callable[[np.ndarray], Split]) -> Split:
-    """Split the rows that all parties have as if there were no others, and the others likewise.
+    """Split the rows that all parties have as if there were no others, and split the others too.
 
-    So a training on all rows tests, among those that all parties have, the ones that a training on
-    these alone tests. Where the others are too few to fill every part, all are training rows.
+    The common test rows are therefore the same as in a training on common rows only. If the others
+    are too few to fill every part, all of them are training rows.
 
     Args:
         complete: which rows all parties have, bool, axes (rows,).
-        split: of the rows at some positions, counted from 0 among them.
+        split: splits the rows at some positions, counted from 0 among them.
 
     >>> split_apart(np.arange(30) < 20, lambda rows: split_rows(len(rows), seed=0))
     Split(train=21, validation=3, test=6)
 
     Raises:
-        TooFewRowsError: those that all parties have are too few.
+        TooFewRowsError: the rows that all parties have are too few.
     """
     rows, others = np.flatnonzero(complete), np.flatnonzero(~complete)
     known = split(rows)
@@ -267,7 +268,7 @@ def _filled(split: Split, rows: int, validation: float, test: float) -> Split:
         raise TooFewRowsError(
             f"no row is left for {' and '.join(empty)}",
             got=f"{spaced(rows)} aligned rows",
-            want="at least one row in every part that was asked for",
-            fix="give more rows, or set the part's share to 0",
+            want="at least one row in every requested part",
+            fix="provide more rows, or set the part's share to 0",
         )
     return split

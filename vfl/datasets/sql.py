@@ -1,9 +1,9 @@
-"""Tables that a database answers with, some rows at a time.
+"""Tables from the answers of databases, in blocks of rows.
 
-A source is ``duckdb:FILE`` (``duckdb:`` alone for a query that reads files), or the URL that
-SQLAlchemy knows a database by; both are the extra ``vfl[sql]``. With ``adbc+`` in front of the URL
-rows come as Arrow from a driver of ADBC, such as the extra ``vfl[adbc]`` brings. A password stands
-in the environment, not in a file: ``postgresql://me:${PASSWORD}@host/loans``.
+A source is ``duckdb:FILE`` (only ``duckdb:`` for a query that reads files), or SQLAlchemy's URL of
+a database; both need the extra ``vfl[sql]``. With the prefix ``adbc+``, rows come as Arrow from a
+driver of ADBC, such as the one in the extra ``vfl[adbc]``. A password belongs in the environment,
+not in a file: ``postgresql://me:${PASSWORD}@host/loans``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import ADBC, DUCKDB, SQLITE
 from vfl.datasets.cells import of_values
 
-#: Databases whose driver of ADBC takes an address.
+#: Databases whose ADBC driver takes an address.
 _DRIVERS = ("sqlite", "postgresql", "flightsql", "snowflake")
 
 
 def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pa.RecordBatch]:
-    """What a database answers, so many rows at a time; a batch without rows if it has none.
+    """Yield a database's answer in blocks of rows; a batch without rows if the answer is empty.
 
     Raises:
-        DataError: no query, or the database does not answer; its own words may quote cells.
-        MissingDataError: what reads it is not installed.
+        DataError: there is no query, or the database does not answer; its own text may quote cells.
+        MissingDataError: the package that reads it is not installed.
     """
     if not query:
         raise DataError(
@@ -52,7 +52,7 @@ def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pa.Recor
         except DataError:
             raise
         except Exception as error:
-            raise DataError(  # neither the address, which may hold a password, nor its words
+            raise DataError(  # neither the address, which may contain a password, nor its text
                 "the database does not answer the query",
                 where="data.query",
                 got=type(error).__name__,
@@ -65,7 +65,7 @@ def _duckdb(file: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
     duckdb = _installed("duckdb")
     closed = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     if file and not Path(file).is_file():
-        raise MissingDataError("there is no such database", where="data.source", got=file)
+        raise MissingDataError("this database does not exist", where="data.source", got=file)
     with duckdb.connect(file or ":memory:", read_only=bool(file), config=closed) as connection:
         yield from _in_blocks(connection.sql(query).to_arrow_reader(rows), rows)
 
@@ -78,8 +78,8 @@ def _adbc(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
     driver = _installed(f"adbc_driver_{scheme}.dbapi", f"adbc-driver-{scheme}")
     if address.startswith(SQLITE):
         file = address.removeprefix(SQLITE)
-        if not Path(file).is_file():  # it would make an empty one
-            raise MissingDataError("there is no such database", where="data.source", got=file)
+        if not Path(file).is_file():  # connecting would create an empty one
+            raise MissingDataError("this database does not exist", where="data.source", got=file)
         address = f"{Path(file).absolute().as_uri()}?mode=ro"
     with driver.connect(address) as connection, connection.cursor() as cursor:
         cursor.execute(query)
@@ -88,7 +88,7 @@ def _adbc(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _in_blocks(reader: Any, rows: int) -> Iterator[pa.RecordBatch]:
-    """Arrow's batches, which are of any size, as ones of so many rows."""
+    """Yield Arrow's batches, which have any size, as batches of equal size."""
     waiting, found = [reader.schema.empty_table()], 0
     for batch in reader:
         waiting.append(pa.Table.from_batches([batch]))
@@ -113,8 +113,8 @@ def _sqlalchemy(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]
     engine = alchemy.create_engine(address, hide_parameters=True)
     file = engine.url.database
     in_file = address.startswith(SQLITE) and file not in (None, "", ":memory:")
-    if in_file and not Path(file).is_file():  # it would make an empty one
-        raise MissingDataError("there is no such database", where="data.source", got=file)
+    if in_file and not Path(file).is_file():  # connecting would create an empty one
+        raise MissingDataError("this database does not exist", where="data.source", got=file)
     try:
         with engine.connect().execution_options(stream_results=True) as connection:
             answer = connection.execute(alchemy.text(query))

@@ -1,9 +1,8 @@
-"""A party's table as inputs and labels on disk, without its rows ever being in memory together.
+"""A party's table as inputs and labels on disk, with few of its rows in memory at any time.
 
-The table is read some rows at a time: its ids once, to put rows in order; its training rows once,
-to fit the encoder; and all rows once, to encode them and put each where it comes. In memory beside
-that is a byte a row, for the part of the split it is in, and with a private alignment its
-positions.
+The table is read in blocks of rows: its ids once, to sort the rows; its training rows once, to fit
+the encoder; and all rows once, to encode them and to write each to its position. Memory also holds
+a byte for each row, with its part of the split, and under a private alignment its positions.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ from vfl.datasets.table import (
     spaced,
 )
 
-_MOST_ROWS = 1 << 17  # of a table at a time
-_CELL_BYTES = 64  # that a cell takes while it is encoded, at the most
-#: A text without blanks around it and without letters that have several spellings.
+_MOST_ROWS = 1 << 17  # limit of the rows of a block
+_CELL_BYTES = 64  # limit of the memory of a cell during encoding
+#: A text without blanks at its ends and without letters that have several spellings.
 _PLAIN = r"^[!-~]([ -~]*[!-~])?$|^$"
 _TRAIN, _VALIDATION, _TEST = range(3)
 
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Where the rows of a table come.
+    """Order of the rows of a table.
 
     Attributes:
-        rows: how many there are.
-        at: the position of each row of the table, int64, axes (rows of the table,), -1 for one that
-            is left out; None where all come as they stand.
-        ids: in order; None where rows have no id.
+        rows: number of rows.
+        at: position of each row of the table, int64, axes (rows of the table,), -1 for a row that
+            is left out; None if all rows keep their order.
+        ids: ids in order; None where rows have no id.
         digest: see `digest_of`; None where rows have no id.
-        absent: positions of rows that the table lacks, ascending; None where it has all.
+        absent: positions of rows that the table lacks, ascending; None if it has all.
     """
 
     rows: int
@@ -71,7 +70,7 @@ class RowOrder:
     absent: np.ndarray | None = None
 
     def of_block(self, start: int, count: int) -> np.ndarray:
-        """The positions of some rows of the table."""
+        """Positions of some rows of the table."""
         if self.at is None:
             return np.arange(start, start + count)
         found: np.ndarray = self.at[start : start + count]
@@ -81,7 +80,7 @@ class RowOrder:
 def order_by_id(
     table: Table, id_column: str, where: str, id_type: IdType, place: OnDisk
 ) -> RowOrder:
-    """The order that `sorted_ids` gives, and the ids, on disk.
+    """The order of `sorted_ids`, and the ids, on disk.
 
     Raises:
         MissingColumnError, MisalignedError: see `sorted_ids`.
@@ -108,7 +107,7 @@ def order_by_id(
             at.add(of_table, np.arange(start, start + len(found)))
         start += len(found)
     if ids.repeated:
-        raise bad_ids(where, id_column, f"{spaced(ids.repeated)} rows repeat the id of another")
+        raise bad_ids(where, id_column, f"{spaced(ids.repeated)} rows repeat another row's id")
     positions = None if at is None else at.finish().read(place.share(16))
     if isinstance(kept, DiskArray):
         return RowOrder(rows, positions, kept.read(place.share(16)), digest.finish())
@@ -116,12 +115,12 @@ def order_by_id(
 
 
 def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) -> RowOrder:
-    """The order that a private alignment gives, and the party's own ids of its rows.
+    """The order of a private alignment, and the party's own ids of its rows.
 
-    Positions and ids are in memory: 16 bytes a row, and 8 and its letters an id.
+    Memory holds positions and ids: 16 bytes for each row, and 8 and its letters for each id.
 
     Raises:
-        MisalignedError: the table has other ids than those that were aligned.
+        MisalignedError: the ids of the table have changed since the alignment.
     """
     digest, texts = IdsDigest(), list[pa.Array]()
     for block in id_blocks(table, id_column, where):
@@ -137,7 +136,7 @@ def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) 
 
 
 class _IdBlocks:
-    """The ids of a table as `sorted_ids` compares them; missing ones are counted and left out."""
+    """The ids of a table, typed as in `sorted_ids`; missing ones are counted and left out."""
 
     def __init__(self, table: Table, id_column: str, where: str, id_type: IdType) -> None:
         self._table, self._column, self._where = table, id_column, where
@@ -165,20 +164,20 @@ class _IdBlocks:
 
 
 class StreamedTable:
-    """Makes inputs and labels of a table whose rows are not in memory.
+    """Makes inputs and labels of a table that is larger than memory.
 
     Args:
-        table: the party's own.
-        whose: for messages.
-        order: of its rows.
-        place: where inputs and labels will lie.
+        table: the party's own table.
+        whose: owner of the table, for messages.
+        order: order of its rows.
+        place: where inputs and labels are stored.
     """
 
     def __init__(self, table: Table, whose: str, order: RowOrder, place: OnDisk) -> None:
         self._table, self._whose, self._order, self._place = table, whose, order, place
 
     def inputs(self, own: OwnTable, split: Split, encoder: Encoder | None = None) -> Inputs:
-        """What `fit_inputs` gives of the columns of `own`; medians and edges may be of a sample.
+        """Encode the columns of `own`; medians and edges may come from a sample. See `fit_inputs`.
 
         Raises:
             DataError: see `TableEncoder.fit_blocks` and `PictureEncoder.fit_blocks`.
@@ -214,7 +213,7 @@ class StreamedTable:
             found.add(at, inputs)
         if found is None:
             raise DataError(
-                "none of the rows of the session is in this table",
+                "this table has none of the rows of the session",
                 where="data.source",
                 got=f"{spaced(len(self._table))} rows here",
             )
@@ -241,7 +240,7 @@ class StreamedTable:
         return found.finish().read(self._place.share(16)), classes
 
     def _blocks(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, pd.DataFrame]]:
-        """Rows of the session as the table has them, and the position of each."""
+        """Yield rows of the session in the table's order, with the position of each."""
         rows = self._place.share(12) // (_CELL_BYTES * len(names))
         start = 0
         for block in row_blocks(self._table, names, max(1024, min(rows, _MOST_ROWS))):
@@ -264,7 +263,7 @@ class StreamedTable:
 
 
 def no_training_rows(whose: str, here: int, rows: int) -> TooFewRowsError:
-    """Error of a party that has none of the training rows."""
+    """Error for a party that has none of the training rows."""
     return TooFewRowsError(
         f"{whose} has none of the training rows",
         got=f"{spaced(here)} of {spaced(rows)} rows",

@@ -1,7 +1,7 @@
-"""Tables: how they are written, what their columns hold, which are chosen, and who owns them.
+"""Tables: their format, the contents, selection and owners of their columns.
 
-A small table is a data frame, a large one is read by columns and never in memory as a whole.
-Whatever is raised here or by a caller names columns and counts; a cell's value stays in its table.
+A small table is a data frame; a large one is read by columns and is never in memory as a whole.
+Errors here and in callers contain names of columns and counts, but no cell values.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from vfl.datasets.cells import (
     without,
 )
 
-BLOCK_ROWS = 8192  # of a table at a time, with all its columns, or where a cell becomes an object
-ROUNDING = 1e-12  # of the largest number; float64 itself rounds at 1e-16
+BLOCK_ROWS = 8192  # rows of a block with all columns, or where a cell becomes an object
+ROUNDING = 1e-12  # relative to the largest number; float64 itself rounds at 1e-16
 
-Classes = tuple[str | int, ...]  # what the codes of a label column stand for
+Classes = tuple[str | int, ...]  # names of the codes of a label column
 IdType = Literal["text", "number"]
 Kind = Literal["number", "boolean", "text"]
 Missing = tuple[str, ...] | Mapping[str, tuple[str, ...]]
@@ -53,25 +53,25 @@ Source = Path | str | pd.DataFrame
 
 @dataclass(frozen=True)
 class TableFormat:
-    """How a party's file is written, and what its numbers become.
+    """Format of a party's file, and encoding of its numbers.
 
     Attributes:
-        separator: between the cells of a CSV line.
-        missing: further texts that mean a missing cell, such as "?"; or by column, with "*" for
-            those that are not named. Among numbers and dates `WORDS` mean it too, unless a column
-            is named with none.
-        skip_lines: of a CSV, above its line of names.
+        separator: separator between the cells of a CSV line.
+        missing: further texts for a missing cell, such as "?"; or texts by column, with "*" for
+            other columns. Among numbers and dates the words of `WORDS` count too, unless the
+            column's list is empty.
+        skip_lines: lines of a CSV above its column names.
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same id.
-        encoding, decimal: of a CSV's text, and the sign before the decimals of its numbers.
-        dates: columns of text that hold dates, and how they are written, as `strptime` says it;
-            several ways are joined with `|`.
-        numbers: columns of text that hold numbers with currency, grouping or percent, and the sign
-            before their decimals.
-        query: what is asked of a database.
-        bins: most bins a number is told by; 0 standardises numbers.
-        cells: whether cells become inputs as they stand; `bins` is then 0.
-        tokenizer: name of a pretrained model, whose tokens a party's only column becomes where it
-            holds texts.
+        encoding, decimal: encoding of a CSV's text, and its decimal separator.
+        dates: text columns that contain dates, and their form as in `strptime`; several forms are
+            joined with `|`.
+        numbers: text columns that contain numbers with currency, grouping or percent, and their
+            decimal separator.
+        query: query to a database.
+        bins: largest number of bins of a number; 0 standardises numbers.
+        cells: whether cells become inputs without scaling; `bins` is then 0.
+        tokenizer: name of a pretrained model, whose tokens replace a party's only column if it
+            contains texts.
         length: tokens a row.
     """
 
@@ -90,7 +90,7 @@ class TableFormat:
     length: int | None = None
 
     def words_of(self, column: str) -> tuple[Collection[str], Collection[str]]:
-        """The words that mean a missing cell of a column among texts, and among numbers and dates.
+        """Words for a missing cell of a column among texts, and among numbers and dates.
 
         >>> form = TableFormat(missing={"*": ("?",), "grade": ()})
         >>> form.words_of("town")[0], form.words_of("grade"), "NA" in form.words_of("income")[1]
@@ -103,7 +103,7 @@ class TableFormat:
         return words, () if own == () else WORDS.union(words)
 
     def of_cells(self) -> TableFormat:
-        """The same, where cells become inputs as they stand."""
+        """The same format, with cells as inputs without scaling."""
         return replace(self, bins=0, cells=True)
 
     @property
@@ -114,15 +114,15 @@ class TableFormat:
 
 @dataclass(frozen=True, eq=False)
 class OwnTable:
-    """A table as its owner describes it.
+    """A table, as its owner describes it.
 
     Attributes:
         source: the file, frame or database.
-        id_column: rows are sorted by it; several joined with plus signs, with an alignment. An
-            empty one keeps the order of the table.
-        columns: names and globs of its features; None takes all but id and label.
-        form: how it is written.
-        shape: (channels, height, width) when the columns are pixels in reading order.
+        id_column: column to sort rows by; with an alignment, also several joined with plus signs.
+            An empty name keeps the order of the table.
+        columns: names and globs of its features; None takes all except id and label.
+        form: format of the table.
+        shape: (channels, height, width) if the columns are pixels in reading order.
     """
 
     source: Source
@@ -135,18 +135,18 @@ class OwnTable:
 def cells_of(
     cells: pa.Array, name: str, form: TableFormat, as_text: bool = False, of_csv: bool = False
 ) -> pa.Array:
-    """A block of a column as its table's format says, whatever source it is from.
+    """Parse a block of a column by its table's format, from any source.
 
     Args:
-        cells: as the source gives them.
-        name: the column.
-        form: which texts mean a missing cell, and which columns of text are numbers or dates.
-        as_text: whether texts stay texts, such as ids.
-        of_csv: whether the source has no types: plain numbers and booleans are then read as such,
-            and an empty cell is a missing one.
+        cells: cells from the source.
+        name: name of the column.
+        form: format, with texts for a missing cell and text columns of numbers or dates.
+        as_text: whether texts stay texts, as for ids.
+        of_csv: whether the source has no types: plain numbers and booleans are then parsed, and an
+            empty cell is a missing one.
 
     Raises:
-        DataError: a cell of a column of `form.numbers` that is no number.
+        DataError: a column of `form.numbers` has a cell that is no number.
 
     >>> form = TableFormat(numbers={"price": ","})
     >>> cells_of(pa.array(["5.000,50 €", "n/a"]), "price", form).to_pylist()
@@ -165,9 +165,9 @@ def cells_of(
                 f"column '{name}' is not a column of numbers",
                 where="data.numbers",
                 got=f"{spaced(unread)} cells that are no number",
-                want="numbers, with a currency, groups of thousands or a percent sign or without",
-                fix="name the table's own sign of a missing cell in the option 'missing', or leave "
-                "the column out",
+                want="numbers, with or without a currency, groups of thousands or a percent sign",
+                fix="name the table's own word for a missing cell in the option 'missing', or "
+                "leave the column out",
             )
         return numbers
     elif name in form.dates:
@@ -182,7 +182,7 @@ def cells_of(
 
 
 def series_of(cells: pa.Array | pa.ChunkedArray) -> pd.Series:
-    """Cells of Arrow for pandas; those of a column without any cell are missing numbers."""
+    """Convert cells of Arrow to pandas; a column without any cell becomes missing numbers."""
     if pa.types.is_null(cells.type):
         return pd.Series(np.full(len(cells), np.nan))
     found: pd.Series = cells.to_pandas()
@@ -190,7 +190,10 @@ def series_of(cells: pa.Array | pa.ChunkedArray) -> pd.Series:
 
 
 class Table(Protocol):
-    """What a data frame and a large file have in common; every reading of a column is a new one."""
+    """Common interface of a data frame and a large file.
+
+    Every access to a column reads it again.
+    """
 
     @property
     def columns(self) -> Iterable[str]:
@@ -211,14 +214,14 @@ class LargeTable(ABC):
 
     @abstractmethod
     def blocks(self, name: str) -> Iterator[pa.Array]:
-        """A column, some rows at a time."""
+        """Yield a column in blocks of rows."""
 
     @abstractmethod
     def type_of(self, name: str) -> pa.DataType:
         """The Arrow type of a column's blocks."""
 
     def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        """Some columns, some rows at a time."""
+        """Yield some columns in blocks of rows."""
         columns = [map(series_of, self.blocks(name)) for name in names]
         for cells in zip(*columns, strict=True):
             yield pd.DataFrame(dict(zip(names, cells, strict=True)), copy=False)
@@ -227,7 +230,7 @@ class LargeTable(ABC):
         wanted = self.type_of(name)
         if not (pa.types.is_floating(wanted) or pa.types.is_integer(wanted)):
             return self._joined(name)
-        # Numbers are most of what there is: here they are never in memory twice.
+        # Most data is numbers, so these are never in memory twice.
         real = pa.types.is_floating(wanted)
         cells = np.empty(len(self), dtype=np.float64 if real else wanted.to_pandas_dtype())
         start = 0
@@ -245,10 +248,10 @@ class LargeTable(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Part:
-    """Some columns and rows of a table, in an order of their own; cells are read when asked for.
+    """Some columns and rows of a table, in another order; cells are read on demand.
 
     Attributes:
-        table: where the cells are.
+        table: table with the cells.
         columns: the names, in order.
         rows: int64 positions in the table, axes (rows of the part,).
     """
@@ -259,7 +262,7 @@ class Part:
 
     @classmethod
     def of(cls, table: Table, rows: np.ndarray, columns: Sequence[str] | None = None) -> Part:
-        """A part of a table, or of a part.
+        """Make a part of a table, or of a part.
 
         >>> part = Part.of(pd.DataFrame({"age": [31, 47, 25]}), np.array([2, 0]))
         >>> Part.of(part, np.array([1]))["age"].tolist()
@@ -274,12 +277,12 @@ class Part:
         return len(self.rows)
 
     def __getitem__(self, name: str, /) -> pd.Series:
-        # Of the cells alone: a series would take its index along, as large again as a column.
+        # Only the cells: a series would copy its index, which is as large as a column.
         return pd.Series(self.table[name].array.take(self.rows), name=name, copy=False)
 
 
 def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-    """Some columns of a table, about so many rows at a time, in the order of the rows."""
+    """Yield some columns of a table in blocks of about this many rows, in the order of the rows."""
     if isinstance(table, LargeTable):
         yield from table.row_blocks(names, rows)
         return
@@ -289,7 +292,7 @@ def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.Dat
 
 
 def column_blocks(table: Table, name: str) -> Iterator[pd.Series]:
-    """A column, some rows at a time, in the order of the rows."""
+    """Yield a column in blocks of rows, in order."""
     if isinstance(table, LargeTable):
         yield from (series_of(block).rename(name) for block in table.blocks(name))
     elif isinstance(table, Part):
@@ -316,10 +319,10 @@ _OBJECT_KINDS: dict[str, Kind] = {
 
 
 def kind_of(column: pd.Series) -> Kind:
-    """What a column holds, missing cells left aside; a column without any cell holds numbers.
+    """The kind of a column's values, without missing cells; a column without any cell is numbers.
 
     Raises:
-        DataError: dates, bytes, lists and other things no encoder reads.
+        DataError: dates, bytes, lists and other values that no encoder reads.
     """
     dtype = column.dtype
     if pd.api.types.is_bool_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype):
@@ -331,16 +334,16 @@ def kind_of(column: pd.Series) -> Kind:
     kind = _OBJECT_KINDS.get(pd.api.types.infer_dtype(column, skipna=True))
     if kind is None:
         raise DataError(
-            f"column '{column.name}' holds something that is neither number nor text",
+            f"column '{column.name}' contains a value that is neither number nor text",
             got=f"type {dtype}",
             want="numbers, booleans or text",
-            fix="turn it into a number first (a date into days, say) or leave it out",
+            fix="convert it to a number first (for example a date to days) or leave it out",
         )
     return kind
 
 
 def is_date(column: pd.Series) -> bool:
-    """Whether a column holds dates or times as such, not as text."""
+    """Whether a column contains dates or times as such, not as text."""
     if column.dtype == object:
         return pd.api.types.infer_dtype(column, skipna=True) in ("date", "datetime", "datetime64")
     dated = pd.api.types.is_datetime64_any_dtype(column.dtype)
@@ -348,17 +351,17 @@ def is_date(column: pd.Series) -> bool:
 
 
 def as_days(column: pd.Series, written: str | None = None) -> np.ndarray:
-    """A column as days since 1970 in UTC, float64, axes (rows,), missing cells as NaN.
+    """Convert a column to days since 1970 in UTC, float64, axes (rows,), missing cells as NaN.
 
     Args:
         column: dates, or texts.
-        written: how texts are written; see `days_of_texts`.
+        written: form of texts; see `days_of_texts`.
 
     >>> as_days(pd.Series(["1970-01-02", None, "0001-01-01"]), "%Y-%m-%d").tolist()
     [1.0, nan, -719162.0]
 
     Raises:
-        DataError: cells that are no such date.
+        DataError: some cells are no date of this form.
     """
     present = column.notna().to_numpy()
     if is_date(column):
@@ -371,26 +374,26 @@ def as_days(column: pd.Series, written: str | None = None) -> np.ndarray:
         raise DataError(
             f"column '{column.name}' is not a column of dates",
             where="data.dates",
-            got=f"{spaced(unread)} cells that are no date as the setting says it",
-            want="dates as the setting says it; several ways are joined with |",
-            fix="name the table's own sign of a missing cell in the option 'missing', or leave "
-            "the column out",
+            got=f"{spaced(unread)} cells that are no date in the form of the setting",
+            want="dates in the form of the setting; several forms are joined with |",
+            fix="name the table's own word for a missing cell in the option 'missing', or "
+            "leave the column out",
         )
     return days
 
 
 def as_numbers(column: pd.Series) -> np.ndarray:
-    """A column as float64 of shape (rows,), missing cells as NaN.
+    """Convert a column to float64 of axes (rows,), missing cells as NaN.
 
     Raises:
-        DataError: a cell that is no number, or an infinite one; a column of dates and the like.
+        DataError: a cell is no number, or is infinite; also for a column of dates and the like.
     """
     (values,) = number_blocks([column])
     return values
 
 
 def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
-    """What `as_numbers` gives, block by block of a column; its error comes after the last one."""
+    """Yield the result of `as_numbers` in blocks; its error comes after the last one."""
     unread = infinite = 0
     for block in blocks:
         values = _numbers(block)
@@ -402,13 +405,13 @@ def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
             f"column '{block.name}' is not a column of finite numbers",
             got=f"{spaced(unread)} cells of another kind, {spaced(infinite)} infinite ones",
             want="numbers",
-            fix="name the table's own sign of a missing cell in the option 'missing'",
+            fix="name the table's own word for a missing cell in the option 'missing'",
         )
 
 
 def _numbers(column: pd.Series) -> np.ndarray:
     if column.dtype == np.float64:
-        return column.to_numpy()  # as it is: the general way makes a copy
+        return column.to_numpy()  # without the copy of the general case
     kind_of(column)
     plain = column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column
     read = pd.to_numeric(plain, errors="coerce")
@@ -416,10 +419,10 @@ def _numbers(column: pd.Series) -> np.ndarray:
 
 
 def as_texts(column: pd.Series) -> np.ndarray:
-    """A column as text, shape (rows,), dtype object, missing cells as None.
+    """Convert a column to text, axes (rows,), dtype object, missing cells as None.
 
-    Blanks around a text are dropped and a whole number is written without a point, so that 7, 7.0
-    and " 7" read alike whatever file they came from.
+    Blanks at the ends of a text are removed, and a whole number is written without a point, so that
+    7, 7.0 and " 7" are equal in any file.
     """
     present = column.notna().to_numpy()
     found = np.full(len(column), None, dtype=object)
@@ -428,7 +431,7 @@ def as_texts(column: pd.Series) -> np.ndarray:
 
 
 def id_texts(column: pd.Series) -> np.ndarray:
-    """Ids as `as_texts` gives them, in Unicode's normal form C: one spelling of a letter.
+    """Convert ids as in `as_texts`, in Unicode's normal form C: one spelling of a letter.
 
     >>> id_texts(pd.Series(["Mu\u0308ller", 7.0])).tolist() == ["Müller", "7"]
     True
@@ -448,11 +451,11 @@ def _text(cell: object) -> str:
 
 _FEW_NUMBERS = 5  # fewer may be names of categories, such as sizes
 _COMMA = re.compile(r"[-+]?\d+(,\d+)?")
-_LOOKED_AT = 1000  # texts of a column
+_LOOKED_AT = 1000  # texts of a column that are checked
 
 
 def misread(name: str, texts: Collection[str]) -> str | None:
-    """What texts that are read as categories really are, and how to say so; no text is quoted.
+    """The real kind of texts that are read as categories, and its setting; without quoting a text.
 
     >>> misread("income", ["1,5", "2,25"]), misread("price", ["5 €"])[:47]
     ('they are numbers with a decimal comma; set decimal = "," in [data]', \
@@ -481,10 +484,10 @@ def misread(name: str, texts: Collection[str]) -> str | None:
 
 
 def mean_and_std(values: np.ndarray) -> tuple[float, float]:
-    """Mean and spread of the numbers that are present, both 0 where they do not really differ.
+    """Mean and spread of the present numbers, both 0 if the numbers do not really differ.
 
-    The spread is the standard deviation over all of them (no correction). It counts as none when
-    it is no larger than rounding makes it for numbers that are alike.
+    The spread is the standard deviation over all of them (no correction). It counts as 0 if it is
+    within the rounding error of equal numbers.
 
     >>> mean_and_std(np.array([1.0, 3.0, np.nan]))
     (2.0, 1.0)
@@ -500,7 +503,7 @@ def mean_and_std(values: np.ndarray) -> tuple[float, float]:
 
 
 def spaced(count: int) -> str:
-    """A count for a reader.
+    """Format a count for users.
 
     >>> spaced(10000)
     '10 000'
@@ -509,7 +512,7 @@ def spaced(count: int) -> str:
 
 
 def name_of(label: object) -> str:
-    """A frame's own name of a column as text; of several levels, those that say something.
+    """A frame's column name as text; for several levels, the non-empty ones.
 
     >>> name_of(2024), name_of(("sum", 2024)), name_of(("id", ""))
     ('2024', 'sum_2024', 'id')
@@ -520,17 +523,17 @@ def name_of(label: object) -> str:
 
 
 def check_names(names: pd.Series, where: str) -> None:
-    """Refuse columns without a name, or two of one name.
+    """Refuse columns without a name, or two with the same name.
 
     Raises:
-        DataError: quoting none of them.
+        DataError: it quotes no name.
     """
     if names.isna().any() or names.duplicated().any():
         raise DataError(  # the first line of a file may be a row of data: quote nothing
             "this table has columns without a name, or of the same name",
             where=where,
             got=f"{len(names)} columns, {names.nunique()} different names",
-            want="one name a column, in the first line of a CSV",
+            want="one name for each column, in the first line of a CSV",
         )
 
 
@@ -541,20 +544,20 @@ def pick_columns(
     leave_out: Sequence[str] = (),
     setting: str | None = None,
 ) -> list[str]:
-    """The columns that names and globs such as ``loan_*`` stand for, each once.
+    """The columns that match names and globs such as ``loan_*``, each once.
 
     Args:
         columns: the table's column names.
-        patterns: names or globs; their order is kept, and within a glob the table's.
-        who: who asks, for the message ("party 'bank'").
-        leave_out: the id and the label: a glob passes over them, only their full name takes them.
-        setting: what holds the patterns, for the message.
+        patterns: names or globs, in this order; within a glob, the table's order.
+        who: owner of the patterns, for the message ("party 'bank'").
+        leave_out: the id and the label: a glob skips them, only their full name matches them.
+        setting: setting with the patterns, for the message.
 
     >>> pick_columns(["age", "loan_a", "loan_b"], ["loan_*", "age"], "party 'bank'")
     ['loan_a', 'loan_b', 'age']
 
     Raises:
-        MissingColumnError: a pattern that fits no column, with the nearest name.
+        MissingColumnError: a pattern matches no column; suggests the nearest name.
     """
     known = list(columns)
     picked: dict[str, None] = {}
@@ -574,12 +577,12 @@ def check_column(columns: Iterable[str], name: str, what: str, setting: str | No
 
     Args:
         columns: the table's column names.
-        name: the one that is looked for.
-        what: what it should be, for the message ("the label").
-        setting: what names it, for the message.
+        name: the required name.
+        what: meaning of the column, for the message ("the label").
+        setting: setting that names it, for the message.
 
     Raises:
-        MissingColumnError: with the nearest name.
+        MissingColumnError: suggests the nearest name.
     """
     known = list(columns)
     if name not in known:
@@ -587,7 +590,7 @@ def check_column(columns: Iterable[str], name: str, what: str, setting: str | No
 
 
 def _missing(what: str, name: str, known: list[str], setting: str | None) -> MissingColumnError:
-    alone = len(known) == 1  # a CSV that is cut at the wrong sign has one long column
+    alone = len(known) == 1  # with a wrong separator, a CSV has one long column
     return MissingColumnError(
         what,
         where=setting,
@@ -600,14 +603,14 @@ def _missing(what: str, name: str, known: list[str], setting: str | None) -> Mis
 def check_features(
     party: str, columns: Sequence[str], label: str | None, ids: str | None, setting: str
 ) -> None:
-    """Refuse a party whose features hold the label or the row id.
+    """Refuse a party whose features contain the label or the row id.
 
     Args:
         party: the party's name.
         columns: its resolved columns.
-        label: the label column, where it is known.
-        ids: the id column, where there is one.
-        setting: what names the columns, for the message.
+        label: name of the label column, if known.
+        ids: name of the id column, if any.
+        setting: setting that names the columns, for the message.
 
     Raises:
         LabelLeakError: the label is a feature.
@@ -628,7 +631,7 @@ def check_features(
 
 
 def check_owners(party_columns: Mapping[str, Sequence[str]]) -> None:
-    """Refuse one table's column in the hands of two parties.
+    """Refuse a column of one table that belongs to two parties.
 
     Args:
         party_columns: resolved columns by party.

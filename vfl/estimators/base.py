@@ -1,4 +1,4 @@
-"""What classifier and regressor share: settings, tables, sessions in this process and outputs."""
+"""Common parts of classifier and regressor: settings, tables, sessions in this process, outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Columns = Sequence[str] | Sequence[int]
 
 
 class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base of estimators that play all parties in this process."""
+    """Base of estimators that run all parties in this process."""
 
     _task: ClassVar[str]
     _form: ClassVar[TableFormat] = TableFormat()
@@ -48,7 +48,7 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
     random_state: int | None
 
     def _output_count(self) -> int:
-        """Outputs of the top."""
+        """Number of outputs of the top."""
         raise NotImplementedError
 
     def _settings(self, seed: int) -> Experiment:
@@ -60,7 +60,7 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _start(self, frame: pd.DataFrame) -> None:
-        """Everything about a training that later epochs must share."""
+        """Prepare the parts of a training that later epochs share."""
         self.parties_ = owners_of(self.parties, list(frame.columns))
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
@@ -68,7 +68,7 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
         self._experiment = self._settings(int(seed))
 
     def _outputs(self, X: Any) -> torch.Tensor:
-        """What the label party gets for each row; axes (rows, outputs)."""
+        """Outputs at the label party for each row; axes (rows, outputs)."""
         check_is_fitted(self)
         frame = frame_of(self, X, reset=False)
         none = np.empty(0, dtype=np.int64)
@@ -120,7 +120,7 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False)
 class VFLEstimator(InProcessEstimator):
-    """Trains and asks parties that are all in this process; arguments as in `VFLClassifier`."""
+    """Trains and queries parties in this process; arguments as in `VFLClassifier`."""
 
     parties: Mapping[str, Columns] | int = 2
     _: KW_ONLY
@@ -145,11 +145,11 @@ class VFLEstimator(InProcessEstimator):
     random_state: int | None = None
 
     def _class_weight(self) -> str:
-        """What the label party is told about class weights."""
+        """Class weights for the label party."""
         return "none"
 
     def _train(self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None) -> None:
-        """All epochs from new weights; labels as `PartyData` holds them, axes (rows,)."""
+        """Train all epochs from new weights; labels as in `PartyData`, axes (rows,)."""
         self._start(frame)
         split = split_rows(len(frame), self._experiment.seed, self.validation, 0.0)
         data = self._data(split, self._fit_inputs(frame, split), labels, weights)
@@ -158,15 +158,15 @@ class VFLEstimator(InProcessEstimator):
     def _train_epoch(
         self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None
     ) -> None:
-        """One epoch over these rows, going on from the last step if there was one.
+        """Train one epoch on these rows, continuing from the last step if there was one.
 
         Raises:
-            ConfigError: epochs are to be judged, and all rows are trained on.
+            ConfigError: the settings need held-out rows, but all rows are training rows.
         """
         calibration = getattr(self, "calibration", "none")
         if self.patience or self.keep == "best" or calibration != "none":
             raise ConfigError(
-                "one epoch after another cannot be judged: none of its rows are held out",
+                "partial_fit holds no rows out, which these settings need",
                 got=f"patience = {self.patience}, keep = '{self.keep}', "
                 f"calibration = '{calibration}'",
                 want="fit, or patience = 0, keep = 'last' and calibration = 'none'",
@@ -189,7 +189,7 @@ class VFLEstimator(InProcessEstimator):
         return hasattr(self, "_states")
 
     def _keep(self, session: LocalSession) -> None:
-        """What predictions and later epochs need, and what is told about the training."""
+        """Store the state for predictions and later epochs, and the training's results."""
         self._states = session.training_states()
         self._step = session.next_step
         self.history_: list[EpochRecord] = session.label.history
@@ -225,14 +225,14 @@ class VFLEstimator(InProcessEstimator):
 def frame_of(
     estimator: BaseEstimator, X: Any, y: Any = None, *, reset: bool, training: bool | None = None
 ) -> pd.DataFrame:
-    """X as a frame; scikit-learn checks arrays, our encoders check frames.
+    """Convert X to a frame; scikit-learn checks arrays, our encoders check frames.
 
     Args:
-        estimator: it learns the names and the number of columns, or is held to them.
+        estimator: it learns the names and the number of columns, or has to match them.
         X: a frame, or an array of axes (rows, columns).
-        y: checked with X in training.
-        reset: learn the columns anew.
-        training: whether there must be a y; by default where columns are learned.
+        y: labels, checked with X in training.
+        reset: whether to learn the columns anew.
+        training: whether y is required; by default if columns are learned.
     """
     training = reset if training is None else training
     if isinstance(X, pd.DataFrame):
@@ -240,7 +240,7 @@ def frame_of(
         check_names(X.columns.to_series(), "X")
         if not len(X) or not len(X.columns):
             raise DataError(
-                "this frame has nothing to learn from or to predict",
+                "this frame has no rows or no columns",
                 where="X",
                 got=f"{len(X)} sample(s), {len(X.columns)} feature(s)",
                 want="at least one row and one column",
@@ -270,7 +270,7 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
     """Names of columns by party.
 
     Args:
-        parties: names, globs or positions by party, or a number of parties that share evenly.
+        parties: names, globs or positions by party, or a number of parties with equal shares.
         columns: all names, in the table's order.
 
     Raises:
@@ -287,7 +287,7 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
         return partition_columns(columns, [f"party{number}" for number in range(1, parties + 1)])
     if not isinstance(parties, Mapping):
         raise ConfigError(
-            "these are no parties",
+            "these parties are invalid",
             where="parties",
             got=f"a {type(parties).__name__}",
             want="columns by party, or a number of parties that share all columns",
@@ -306,7 +306,7 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
 
 
 def weights_of(sample_weight: Any, frame: pd.DataFrame) -> np.ndarray | None:
-    """One weight a row as float64, axes (rows,); None stays None."""
+    """Weights of the rows as float64, axes (rows,); None stays None."""
     if sample_weight is None:
         return None
     weights = column_or_1d(sample_weight, dtype=np.float64)

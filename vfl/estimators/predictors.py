@@ -19,36 +19,38 @@ from vfl.estimators.base import VFLEstimator, frame_of, weights_of
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
-    """A classifier that several parties train together, all of them in this process.
+    """Classifier that several parties train together, all of them in this process.
 
-    Every cut and gradient crosses as a real frame, so accuracy and bytes are those of a
-    federation with the same settings.
+    Every cut and gradient travels as a real frame, so accuracy and bytes are those of a federation
+    with the same settings.
 
     Args:
-        parties: columns by party (names, globs or positions), or a number of parties that share
-            the columns evenly in order.
-        label_party: who holds the labels; if it is one of `parties`, it has columns too.
+        parties: columns by party (names, globs or positions), or a number of parties with equal
+            shares of the columns in order.
+        label_party: party with the labels; if it is one of `parties`, it has columns too.
         codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
         merge: spec of a merger of the cuts, such as "sum".
-        secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
+        secure: "sum" or "beaver" as in a federation; the label party then only learns the sum.
         width: width of each party's cut.
         bottom, top: model specs.
-        epochs, batch_size: how long and how much at once.
-        optimizer, schedule, learning_rate, momentum, weight_decay: the same at every party.
-        class_weight: "balanced", or weights by class, 1 for a class that is left out; they multiply
-            the weights of rows.
-        calibration: "isotonic" or "platt" mends probabilities by the validation rows at the end of
-            `fit`.
+        epochs, batch_size: number of epochs, and rows of a batch.
+        optimizer, schedule, learning_rate, momentum, weight_decay: settings of every party's
+            optimiser.
+        class_weight: "balanced", or weights by class, with 1 for missing classes; they multiply the
+            weights of rows.
+        calibration: "isotonic" or "platt" corrects probabilities by the validation rows at the end
+            of `fit`.
         patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
-        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" as they are.
-        validation: share of the rows held out to report on, and to judge by, each epoch.
-        random_state: an int makes the fit repeatable.
+        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" with the last
+            ones.
+        validation: share of held-out rows, for metrics and model selection in each epoch.
+        random_state: an integer makes the fit repeatable.
 
     Attributes:
-        classes_: the labels, sorted.
-        history_: one record an epoch.
-        ledger_: what crossed in training.
-        wire_ratio_: training bytes over dense float32 both ways.
+        classes_: sorted labels.
+        history_: one record for each epoch.
+        ledger_: traffic of the training.
+        wire_ratio_: training bytes over dense float32 in both directions.
         parties_: columns by party, as used.
     """
 
@@ -62,9 +64,9 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
 
         Args:
             X: a frame, or an array of axes (rows, columns).
-            y: one label a row.
-            sample_weight: how much each row counts in the training loss, not negative, axes
-                (rows,); None counts all alike. A batch's loss is sum(w * loss) / sum(w).
+            y: labels, one for each row.
+            sample_weight: weight of each row in the training loss, not negative, axes (rows,); None
+                weighs all alike. A batch's loss is sum(w * loss) / sum(w).
         """
         frame = frame_of(self, X, y, reset=True)
         labels = labels_of(y)
@@ -77,24 +79,24 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> VFLClassifier:
-        """Train one epoch over these rows, going on from the current weights and optimiser.
+        """Train one epoch on these rows, continuing from the current weights and optimiser.
 
-        The first call, unless `fit` came before, makes new weights and fixes columns, their scales
-        and every setting. As many calls with the same rows as `epochs` end where `fit` ends.
+        The first call, unless `fit` came before, initialises weights and fixes columns, their
+        scales and every setting. `epochs` calls with the same rows give the result of `fit`.
 
         Args:
             X: a frame, or an array of axes (rows, columns).
-            y: one label a row.
-            classes: every label there will ever be; needed by the first call.
-            sample_weight: as in `fit`.
+            y: labels, one for each row.
+            classes: all labels of all calls; required in the first call.
+            sample_weight: see `fit`.
 
         Raises:
-            DataError: the classes are not known, or are others than before.
-            ConfigError: balanced classes, which need all rows at once.
+            DataError: the classes are missing, or differ from earlier ones.
+            ConfigError: balanced classes need all rows at once.
         """
         if self.class_weight == "balanced":
             raise ConfigError(
-                "classes cannot be balanced before all rows are seen",
+                "classes cannot be balanced before all rows are known",
                 got='class_weight = "balanced"',
                 want="weights by class",
             )
@@ -103,14 +105,14 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         if not begun:
             self.classes_ = _known_classes(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise DataError("these classes are others than those of the first call")
+            raise DataError("these classes differ from those of the first call")
         weights = weights_of(sample_weight, frame)
         codes = self._codes(labels_of(y))
         self._train_epoch(frame, codes, self._weighted(codes, weights))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest label of each row; axes (rows,)."""
+        """The most likely label of each row; axes (rows,)."""
         likeliest = self._outputs(X).argmax(dim=1).numpy()
         answer: np.ndarray = self.classes_[likeliest]
         return answer
@@ -132,12 +134,12 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         strange = int((self.classes_[codes] != labels).sum())
         if strange:
             raise DataError(
-                "labels that are none of the classes", got=f"{strange} of {len(labels)} rows"
+                "some labels are not among the classes", got=f"{strange} of {len(labels)} rows"
             )
         return codes.astype(np.int64)
 
     def _weighted(self, codes: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
-        """Weights of rows times those of their classes."""
+        """Weights of rows, multiplied by those of their classes."""
         if not isinstance(self.class_weight, Mapping):
             return weights
         strange = len(set(self.class_weight) - set(self.classes_.tolist()))
@@ -149,31 +151,33 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
 
 
 class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
-    """A regressor that several parties train together, all of them in this process.
+    """Regressor that several parties train together, all of them in this process.
 
-    The label party learns its numbers minus their mean and over their deviation, so that any unit
-    will do; predictions and figures are in the unit of `y`.
+    The label party trains on standardised numbers, so that any unit is possible; predictions and
+    metrics are in the unit of `y`.
 
     Args:
-        parties: columns by party (names, globs or positions), or a number of parties that share
-            the columns evenly in order.
-        label_party: who holds the numbers; if it is one of `parties`, it has columns too.
+        parties: columns by party (names, globs or positions), or a number of parties with equal
+            shares of the columns in order.
+        label_party: party with the numbers; if it is one of `parties`, it has columns too.
         codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
         merge: spec of a merger of the cuts, such as "sum".
-        secure: "sum" or "beaver" as in a federation; the label party then learns the sum alone.
+        secure: "sum" or "beaver" as in a federation; the label party then only learns the sum.
         width: width of each party's cut.
         bottom, top: model specs.
-        epochs, batch_size: how long and how much at once.
-        optimizer, schedule, learning_rate, momentum, weight_decay: the same at every party.
+        epochs, batch_size: number of epochs, and rows of a batch.
+        optimizer, schedule, learning_rate, momentum, weight_decay: settings of every party's
+            optimiser.
         patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
-        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" as they are.
-        validation: share of the rows held out to report on, and to judge by, each epoch.
-        random_state: an int makes the fit repeatable.
+        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" with the last
+            ones.
+        validation: share of held-out rows, for metrics and model selection in each epoch.
+        random_state: an integer makes the fit repeatable.
 
     Attributes:
-        history_: one record an epoch.
-        ledger_: what crossed in training.
-        wire_ratio_: training bytes over dense float32 both ways.
+        history_: one record for each epoch.
+        ledger_: traffic of the training.
+        wire_ratio_: training bytes over dense float32 in both directions.
         parties_: columns by party, as used.
     """
 
@@ -184,32 +188,32 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
 
         Args:
             X: a frame, or an array of axes (rows, columns).
-            y: one number a row.
-            sample_weight: how much each row counts in the training loss, not negative, axes
-                (rows,); None counts all alike. A batch's loss is sum(w * loss) / sum(w).
+            y: numbers, one for each row.
+            sample_weight: weight of each row in the training loss, not negative, axes (rows,); None
+                weighs all alike. A batch's loss is sum(w * loss) / sum(w).
         """
         frame = frame_of(self, X, y, reset=True)
         self._train(frame, numbers_of(y), weights_of(sample_weight, frame))
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLRegressor:
-        """Train one epoch over these rows, going on from the current weights and optimiser.
+        """Train one epoch on these rows, continuing from the current weights and optimiser.
 
-        The first call, unless `fit` came before, makes new weights and fixes columns, the scales of
-        columns and numbers, and every setting. As many calls with the same rows as `epochs` end
-        where `fit` ends.
+        The first call, unless `fit` came before, initialises weights and fixes columns, the scales
+        of columns and numbers, and every setting. `epochs` calls with the same rows give the result
+        of `fit`.
 
         Args:
             X: a frame, or an array of axes (rows, columns).
-            y: one number a row.
-            sample_weight: as in `fit`.
+            y: numbers, one for each row.
+            sample_weight: see `fit`.
         """
         frame = frame_of(self, X, y, reset=not self._has_begun(), training=True)
         self._train_epoch(frame, numbers_of(y), weights_of(sample_weight, frame))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The number of each row, in the unit of `y`; axes (rows,)."""
+        """Predicted number of each row, in the unit of `y`; axes (rows,)."""
         answer: np.ndarray = self._outputs(X)[:, 0].numpy()
         return answer
 
@@ -221,7 +225,7 @@ def labels_of(y: Any) -> np.ndarray:
     """Labels of a classification, axes (rows,).
 
     Raises:
-        DataError: some are missing.
+        DataError: some labels are missing.
     """
     labels: np.ndarray = column_or_1d(y)
     if missing := int(pd.isna(labels).sum()):
@@ -229,7 +233,7 @@ def labels_of(y: Any) -> np.ndarray:
             "Input y contains NaN",
             got=f"{missing} of {len(labels)} labels are missing",
             want="a label for every row",
-            fix="leave those rows out of X and y",
+            fix="leave these rows out of X and y",
         )
     check_classification_targets(labels)
     return labels
@@ -238,8 +242,8 @@ def labels_of(y: Any) -> np.ndarray:
 def _known_classes(classes: Any) -> np.ndarray:
     if classes is None:
         raise DataError(
-            "the first partial_fit does not know the classes",
-            fix="give it all of them as 'classes', also those that come later",
+            "the first partial_fit needs the classes",
+            fix="pass all of them as 'classes', also those of later calls",
         )
     return at_least_two(np.unique(classes))
 
@@ -248,12 +252,10 @@ def at_least_two(classes: np.ndarray) -> np.ndarray:
     """The classes.
 
     Raises:
-        DataError: there is one alone.
+        DataError: there are fewer than two classes.
     """
     if len(classes) < 2:
-        raise DataError(
-            "the labels have nothing to tell apart", got="1 class", want="at least 2 classes"
-        )
+        raise DataError("the labels have only one class", got="1 class", want="at least 2 classes")
     return classes
 
 
@@ -261,14 +263,14 @@ def numbers_of(y: Any) -> np.ndarray:
     """Numbers of a regression, float32, axes (rows,).
 
     Raises:
-        DataError: some are no numbers, or not finite.
+        DataError: some values are no numbers, or are not finite.
     """
     labels = column_or_1d(y, warn=True)
     try:
         with np.errstate(over="ignore"):
             numbers: np.ndarray = labels.astype(np.float32)
     except (TypeError, ValueError):
-        raise DataError("y holds something that is no number", got=f"{labels.dtype}") from None
+        raise DataError("y contains a value that is no number", got=f"{labels.dtype}") from None
     if not np.isfinite(numbers).all():
-        raise DataError("Input y contains NaN or infinity", want="numbers that float32 holds")
+        raise DataError("Input y contains NaN or infinity", want="numbers in the range of float32")
     return numbers

@@ -1,1 +1,1 @@
-"""Flower as vfl runs it: what its services let in and start, projects, processes, the doctor."""
+"""Flower as vfl runs it: its guarded services and programs, projects, processes, the doctor."""

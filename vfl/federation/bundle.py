@@ -1,8 +1,8 @@
-"""The app bundle Flower carries: what vfl's own holds, and whether a party runs one it was sent.
+"""The app bundle that Flower carries: vfl's own content, and the check of a received bundle.
 
-Flower runs whatever bundle it is handed, with the rights of the user of its SuperLink or SuperNode.
-The programs of `vfl.federation.programs` look at the bundle's bytes before any of them is unpacked
-or imported, and refuse all but those the party's own file accepts.
+Flower runs any bundle that it receives, with the rights of the user of its SuperLink or SuperNode.
+The programs of `vfl.federation.programs` check the bundle's bytes before any of them is unpacked or
+imported, and refuse bundles that the party's own file does not accept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vfl.core.version import VERSION
 
 SHIM = "vfl_app.py"
 SETTINGS = "pyproject.toml"
-#: What a consent file calls the bundle that holds no code but the shim of the installed vfl.
+#: Name in a consent file for the bundle whose only code is the shim of the installed vfl.
 OWN = "vfl"
 _FILES = {SHIM, SETTINGS, "experiment.toml", ".info/CONTENT"}
 _TEMPLATES = resources.files("vfl.federation").joinpath("templates")
@@ -40,14 +40,14 @@ def settings(name: str) -> str:
 
 
 def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
-    """Refuse a bundle the party does not accept.
+    """Refuse a bundle that the party does not accept.
 
     Args:
-        content: the bundle as Flower sent it, a zip archive.
+        content: the bundle from Flower, a zip archive.
         accepted: "vfl" for vfl's own, or the SHA-256 of others, as 64 hexadecimal digits.
 
     Raises:
-        ConsentError: what is wrong with it.
+        ConsentError: states the difference.
     """
     digest = hashlib.sha256(content).hexdigest()
     if digest in accepted:
@@ -55,7 +55,7 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
     foreign = _foreign(content) if OWN in accepted else "its SHA-256"
     if foreign is not None:
         raise ConsentError(
-            "this party does not run the app bundle it was handed",
+            "this party does not run the app bundle that it received",
             where=foreign,
             got=f"SHA-256 {digest}",
             want=f"one of {', '.join(accepted) or 'none'}; '{OWN}' is the bundle of vfl {VERSION}",
@@ -64,7 +64,7 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
 
 
 def _foreign(content: bytes) -> str | None:
-    """Where a bundle differs from vfl's own; None where it does not."""
+    """The difference of a bundle from vfl's own; None if there is none."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()

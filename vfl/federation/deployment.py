@@ -1,6 +1,6 @@
-"""Flower's processes: a SuperLink, SuperNodes, and runs, started and ended by us.
+"""Flower's processes: a SuperLink, SuperNodes, and runs, which vfl starts and ends.
 
-Every one of them runs with Flower's telemetry, update check and dependency installation off.
+Flower's telemetry, update check and dependency installation are off in all of them.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from vfl.transport import check_not_expired, check_server, fingerprint, public_k
 _DATABASE = "superlink.db"
 #: Flower's node id and the digest of every party's registered key, by name.
 _NODES = "nodes.json"
-#: What a SuperNode says of the SuperLink's answer to a key it does not know; then it tries again.
+#: Output of a SuperNode when the SuperLink does not know its key; it then tries again.
 _UNKNOWN_KEY = "403 Forbidden"
-#: And to a key that was taken from a party, which no trying again brings back.
+#: Its output when the key was withdrawn from a party; trying again is useless.
 _TAKEN_BACK = "410 Gone"
-#: How long a command waits for a SuperLink that somebody is just starting, and how often it looks.
+#: How long a command waits for a SuperLink that is just starting, and the interval of checks.
 START_PATIENCE_S, _LOOK_S = 15.0, 0.2
 _START_SUPERLINK = "is the SuperLink running? start it with: vfl up PROJECT"
 
 
 def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:
-    """The SuperLink of a label party, ready for SuperNodes.
+    """Start the SuperLink of a label party; returns when it is ready for SuperNodes.
 
     Raises:
         UserError: its certificate has expired.
         LostPeerError: it did not start.
-        MissingPackageError: a simulation without its engine.
+        MissingPackageError: the engine of the simulation is not installed.
     """
     if simulation and find_spec("ray") is None:
         raise MissingPackageError(
@@ -69,7 +69,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
-    if simulation:  # nothing of it faces a network
+    if simulation:  # its ports face no network
         command += ["--insecure", "--simulation"]
     else:
         check_not_expired(folder.certificates / "server.pem")
@@ -78,20 +78,20 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
     if not (folder.state / _DATABASE).exists():
-        for file in (_NODES, programs.RETIRED):  # a new SuperLink knows nobody
+        for file in (_NODES, programs.RETIRED):  # a new SuperLink knows no keys
             (folder.state / file).unlink(missing_ok=True)
     environment = programs.superlink_environment(folder.state, folder.party_file, network, streams)
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
     try:
         service.wait_for(programs.READY)
-    except BaseException:  # an interrupt too: nothing else would end it
+    except BaseException:  # also an interrupt: the process would run on
         service.stop()
         raise
     return service
 
 
 def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Callable[[], None]]:
-    """Keep the standing worker of a label party or another one; see `programs.kept_worker`."""
+    """Keep the standing worker of a party running; see `programs.kept_worker`."""
     if isinstance(whose, PartyFile):
         home = whose.store_path / "flower"
         environment = programs.supernode_environment(home, whose.path)
@@ -101,21 +101,21 @@ def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Cal
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:
-    """Register every party's public key under its name; the names that were new.
+    """Register every party's public key under its name; returns the new names.
 
-    A party that had another key before, or has none any more, loses that one. A key that nobody
-    has accepted waits; see `waiting_keys`.
+    A party's earlier key is withdrawn, if it has a new one or none any more. A key that has not
+    been accepted waits; see `waiting_keys`.
 
     Raises:
-        UserError: a file of keys/ is no party's of the experiment, or no key of its own; all are
-            named, and nothing is registered.
+        UserError: a file of keys/ belongs to no party of the experiment, or is no separate key; all
+            such files are named, and no key is registered.
     """
     messages, new = upstream.CONTROL_MESSAGES.load(), []
     nodes_file = folder.state / _NODES
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     keys, waiting = _party_keys(folder), waiting_keys(folder)
     digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
-    for name in sorted(nodes):  # first, so that no failure leaves them
+    for name in sorted(nodes):  # withdrawals first, so that no later failure prevents them
         if nodes[name]["key"] != digests.get(name) and name not in waiting:
             old = nodes.pop(name)
             request = messages.UnregisterNodeRequest(node_id=int(old["node"]))
@@ -144,7 +144,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
 
 
 def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
-    """Note a key that is no party's any more: Flower registers it no second time."""
+    """Record a withdrawn key: Flower registers no key a second time."""
     file = folder.state / programs.RETIRED
     known = read_json(file)["keys"] if file.exists() else []
     if "public" in node:
@@ -152,14 +152,14 @@ def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
 
 
 def was_registered(folder: LabelFolder, content: bytes) -> bool:
-    """Whether a SuperNode's key was taken from a party before."""
+    """Whether a SuperNode's key was withdrawn from a party before."""
     file, public = folder.state / programs.RETIRED, public_key_bytes(content) or b""
     known = read_json(file)["keys"] if file.exists() else []
     return hashlib.sha256(public).hexdigest() in known
 
 
 def waiting_keys(folder: LabelFolder) -> list[str]:
-    """Parties whose keys lie in keys/, and whose fingerprints nobody has compared yet."""
+    """Parties with a key in keys/ whose fingerprint has not been compared yet."""
     nodes_file, accepted = folder.state / _NODES, folder.accepted_keys()
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     waiting = []
@@ -172,7 +172,7 @@ def waiting_keys(folder: LabelFolder) -> list[str]:
 
 
 def _party_keys(folder: LabelFolder) -> dict[str, Path]:
-    """The files of keys/ by party: a file's name is who a node with that key will be."""
+    """The files of keys/ by party: the file's name becomes the name of the node with that key."""
     known = set(node_parties(folder.experiment()))
     keys = {key.stem: key for key in sorted(folder.keys.glob("*.pub"))}
     wrong, owners = [], dict[bytes, str]()
@@ -187,20 +187,21 @@ def _party_keys(folder: LabelFolder) -> dict[str, Path]:
     if wrong:
         raise UserError(
             "\n  ".join(
-                ["the SuperLink registers one key a party, under the party's name", *wrong]
+                ["the SuperLink registers one key for each party, under the party's name", *wrong]
             ),
             where=str(folder.keys),
             want=", ".join(f"{name}.pub" for name in sorted(known)),
-            fix="remove or rename these files; vfl renew party.toml gives a party a key of its own",
+            fix="remove or rename these files; vfl renew party.toml makes a separate key for "
+            "a party",
         )
     return keys
 
 
 def supernode_command(party: PartyFile, file: Path) -> list[str]:
-    """The SuperNode's command line for one party.
+    """Command line of one party's SuperNode.
 
     Raises:
-        MissingDataError: its certificate or key file is not there.
+        MissingDataError: its certificate or key file does not exist.
     """
     ca, key = party.beside(party.node.ca), party.beside(party.node.key)
     for needed in (ca, key):
@@ -208,7 +209,7 @@ def supernode_command(party: PartyFile, file: Path) -> list[str]:
             raise MissingDataError(
                 f"party '{party.party}' lacks a file of its SuperNode",
                 where=str(needed),
-                fix=f"vfl join {file.parent} makes the keys; ca.pem is the label party's to send",
+                fix=f"vfl join {file.parent} makes the keys; the label party sends ca.pem",
             )
     return [
         "flower-supernode",
@@ -221,12 +222,12 @@ def supernode_command(party: PartyFile, file: Path) -> list[str]:
 
 
 def start_supernode(party: PartyFile, file: Path) -> Service:
-    """A feature party's SuperNode, connected.
+    """Start a feature party's SuperNode; returns when it is connected.
 
     Raises:
-        AuthenticationError: the SuperLink's certificate is not accepted, or the SuperLink takes
-            this party's key no more.
-        ClockError: its clock and this machine's are too far apart.
+        AuthenticationError: the SuperLink's certificate is not accepted, or the SuperLink does not
+            accept this party's key any more.
+        ClockError: its clock and this machine's differ too much.
         LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
     """
     tidy_store(party.store_path)
@@ -242,25 +243,27 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     )
     try:
         service.wait_for("SuperNode ID", refusals=(_UNKNOWN_KEY, _TAKEN_BACK))
-    except BaseException as problem:  # an interrupt too: nothing else would end it
+    except BaseException as problem:  # also an interrupt: the process would run on
         service.stop()
         if not isinstance(problem, LostPeerError):
             raise
         if _TAKEN_BACK in service.said():
             raise AuthenticationError(
-                f"the label party has taken the key of '{party.party}' back",
+                f"the label party has withdrawn the key of '{party.party}'",
                 where=f"the SuperLink at {party.node.superlink}",
                 got="a key that was registered once",
-                want="a party of the project, with the key that the label party accepted last",
-                fix="ask the label party: it has removed this party, or accepted another key of "
-                f"it; vfl renew {file} makes a new key for it to accept",
+                want="a party of the project, with the last key that the label party accepted",
+                fix="ask the label party: it has removed this party, or accepted another key "
+                f"of it; vfl renew {file} makes a new key that it can accept",
             ) from None
         if _UNKNOWN_KEY in service.said():
             problem.got = "the SuperLink does not know this party's key"
-            problem.fix = f"the label party takes it: vfl party accept {party.party}.pub PROJECT"
+            problem.fix = (
+                f"the label party has to accept it: vfl party accept {party.party}.pub PROJECT"
+            )
         if "Failed to activate SuperNode" in service.said():
-            problem.got = "the SuperLink takes it for online still"
-            problem.fix = "stop the other one with this key; one that was killed is free in 60 s"
+            problem.got = "the SuperLink still treats it as online"
+            problem.fix = "stop the other one with this key; after a kill, the key is free in 60 s"
         raise
     return service
 
@@ -270,7 +273,7 @@ def _name(path: str) -> str:
 
 
 def supernode_runs(party: PartyFile) -> bool:
-    """Whether this party's SuperNode runs on this machine."""
+    """Whether this party's SuperNode is running on this machine."""
     api = programs.local_api(party.store_path / "flower")
     try:
         check_server("the SuperNode", api.address, api.ca.read_text())
@@ -287,7 +290,7 @@ def submit(
     extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
 ) -> int:
-    """Hand a run to the SuperLink; Flower's id of it."""
+    """Submit a run to the SuperLink; returns Flower's id of it."""
     with upstream.no_deprecations():
         bundle = upstream.BUNDLE.load().build_fab_from_disk(folder.app)
     request = upstream.CONTROL_MESSAGES.load().StartRunRequest()
@@ -309,10 +312,10 @@ def submit(
 
 
 def wait_for_superlink(folder: LabelFolder, say: Callable[[str], None]) -> None:
-    """Let a SuperLink that is just being started come up.
+    """Wait for a SuperLink that is just starting.
 
     Raises:
-        LostPeerError: none runs, and none came in time.
+        LostPeerError: no SuperLink runs, or starts in time.
     """
     deadline, told = time.monotonic() + START_PATIENCE_S, False
     while True:
@@ -328,7 +331,7 @@ def wait_for_superlink(folder: LabelFolder, say: Callable[[str], None]) -> None:
 
 
 def connected(folder: LabelFolder) -> dict[str, bool]:
-    """Whether each party with a node is online.
+    """For each party with a node, whether it is online.
 
     Raises:
         LostPeerError: no SuperLink runs.
@@ -340,25 +343,25 @@ def connected(folder: LabelFolder) -> dict[str, bool]:
 
 
 def run_state(folder: LabelFolder, run_id: int) -> str:
-    """What Flower says of a run, such as ``running`` or ``finished:failed``."""
+    """Flower's status of a run, such as ``running`` or ``finished:failed``."""
     request = upstream.CONTROL_MESSAGES.load().ListRunsRequest(run_id=run_id)
     status = _ask(folder, "ListRuns", request).run_dict[run_id].status
     return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
 
 
 def run_log(folder: LabelFolder, run_id: int) -> str:
-    """What the ServerApp printed."""
+    """Output of the ServerApp."""
     messages = upstream.CONTROL_MESSAGES.load()
     request = messages.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
     return str(_ask(folder, "StreamLogs", request).log_output)
 
 
 def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
-    """An answer of the Control API of the SuperLink that runs for a folder; the first of several.
+    """The first answer of the Control API of the SuperLink of a folder.
 
     Raises:
         LostPeerError: none runs.
-        PeerFailedError: it refuses; in its own words.
+        PeerFailedError: it refuses; contains its text.
     """
     import httpx
 
@@ -379,10 +382,10 @@ def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
 
 
 def _check_superlink(folder: LabelFolder) -> None:
-    """Whether the SuperLink of this folder runs, before it is shown anything.
+    """Check that the SuperLink of this folder runs, before it receives any secret.
 
     Raises:
-        LostPeerError: it does not.
+        LostPeerError: it does not run.
     """
     api = programs.local_api(folder.state)
     try:

@@ -1,7 +1,8 @@
-"""What could keep a party from working: looked at, never changed; ``vfl doctor`` prints it.
+"""Checks of all conditions for a party's work, without changes; ``vfl doctor`` prints them.
 
-Which checks make sense: of the machine alone, of a label party's project, or of a party. Nothing is
-imported to learn its version, and only the addresses in the user's own files are contacted.
+The path decides which checks run: for the machine only, a label party's project, or a party.
+Versions are read without importing the packages, and only the addresses in the user's own files are
+contacted.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from vfl.transport.router import router_port
 _LITTLE_ROOM_BYTES = 1_000_000_000
 _NO_ROOM_BYTES = 50_000_000
 _CLOCK_WARNING_S = 30
-#: A share of `consent.max_epsilon`.
+#: Share of `consent.max_epsilon`.
 _NEARLY_SPENT = 0.8
 
 State = Literal["OK", "WARN", "FAIL"]
@@ -48,13 +49,13 @@ State = Literal["OK", "WARN", "FAIL"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at and how it stands.
+    """A check and its result.
 
     Attributes:
-        name: what was looked at, in one or two words.
-        state: OK; WARN, it may hurt later; FAIL, it will not work.
-        found: what was found; names, counts and paths only.
-        fix: what to do about it.
+        name: name of the check, one or two words.
+        state: OK; WARN, it may cause trouble later; FAIL, it will not work.
+        found: the finding; names, counts and paths only.
+        fix: cure.
     """
 
     name: str
@@ -64,10 +65,10 @@ class Check:
 
 
 def examine(path: Path | None = None) -> Iterator[Check]:
-    """Look at everything that can be looked at without changing anything.
+    """Run all checks that change nothing.
 
     Args:
-        path: a project or its label folder, a party's own file, or None for the machine alone.
+        path: a project or its label folder, a party's own file, or None for the machine only.
 
     Raises:
         ConfigError, RunFolderError: the path cannot be read as one of these.
@@ -134,11 +135,11 @@ def _label_party(label: LabelFolder) -> Iterator[Check]:
 
 
 def versions() -> Iterator[Check]:
-    """vfl, Python and every required package against what vfl was made for."""
+    """vfl, Python and every required package, compared to vfl's requirements."""
     try:
         about = metadata.metadata("vfl")
     except metadata.PackageNotFoundError:
-        found = f"{VERSION}, run from a folder: what it needs is not recorded"
+        found = f"{VERSION}, run from a folder: its requirements are not recorded"
         yield Check("vfl", "WARN", found, "pip install it")
         return
     yield Check("vfl", "OK", VERSION)
@@ -165,18 +166,18 @@ def _package(requirement: Requirement) -> Check:
         bound in upper or bound.contains(installed, prereleases=True)
         for bound in requirement.specifier
     ):
-        found = f"{installed}, newer than what vfl was tested with ({wanted})"
+        found = f"{installed}, newer than the version that vfl was tested with ({wanted})"
         return Check(name, "WARN", found, f"pip install '{name}{wanted}', if something fails")
     return _wrong(name, installed, wanted)
 
 
 def _wrong(name: str, found: str, wanted: str) -> Check:
-    cure = "use such a Python" if name == "python" else f"pip install '{name}{wanted}'"
+    cure = "use a Python of this version" if name == "python" else f"pip install '{name}{wanted}'"
     return Check(name, "FAIL", f"{found}, but vfl needs {wanted or 'it'}", cure)
 
 
 def cores() -> Check:
-    """How many cores there are, and how many threads torch will take."""
+    """Number of cores, and of torch's threads."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = os.environ.get("OMP_NUM_THREADS")
     found = f"{count} cores, OMP_NUM_THREADS {threads or 'not set (vfl uses one thread)'}"
@@ -186,18 +187,18 @@ def cores() -> Check:
 
 
 def room(folder: Path) -> Check:
-    """Room on the disk of a folder, or of the nearest one above it that exists."""
+    """Free disk space of a folder, or of its nearest existing parent."""
     free = shutil.disk_usage(_existing(folder)).free
     found = f"{free / 1e9:.1f} GB free at {folder}"
     if free < _NO_ROOM_BYTES:
-        return Check("disk", "FAIL", found, "make room: checkpoints could not be written")
+        return Check("disk", "FAIL", found, "free disk space: checkpoints could not be written")
     if free < _LITTLE_ROOM_BYTES:
         return Check("disk", "WARN", found, "checkpoints and run folders may need more")
     return Check("disk", "OK", found)
 
 
 def _existing(folder: Path) -> Path:
-    """A folder, or the nearest one above it that exists."""
+    """A folder, or its nearest existing parent."""
     return next(path for path in (folder, *folder.resolve().parents) if path.exists())
 
 
@@ -207,8 +208,8 @@ def _existing(folder: Path) -> Path:
 def data_file(source: Path | str) -> Check:
     """The party's table."""
     path = Path(source)
-    if is_database(source):  # its address may hold a password, and nothing is contacted
-        return Check("data", "OK", "a database; vfl check party.toml asks it")
+    if is_database(source):  # its address may contain a password; it is not contacted
+        return Check("data", "OK", "a database; vfl check party.toml queries it")
     if not path.is_file():
         return Check("data", "FAIL", f"there is no {path}", "see [data] source in party.toml")
     if not os.access(path, os.R_OK):
@@ -217,7 +218,7 @@ def data_file(source: Path | str) -> Check:
 
 
 def store(folder: Path) -> Check:
-    """Where weights and run records go."""
+    """The store of weights and run records."""
     existing = _existing(folder)
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         return Check("store", "FAIL", f"{existing} cannot be written", f"chmod u+rwx {existing}")
@@ -228,9 +229,9 @@ def private(name: str, path: Path, missing: str) -> Check:
     """A file that only its owner may read.
 
     Args:
-        name: what it is.
+        name: name of the check.
         path: the file.
-        missing: what to do without it; an empty text if it is made when it is needed.
+        missing: cure if it does not exist; empty if it is made on demand.
     """
     if not path.exists():
         if not missing:
@@ -238,13 +239,13 @@ def private(name: str, path: Path, missing: str) -> Check:
         return Check(name, "FAIL", f"there is no {path}", missing)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        found = f"{path} has mode {mode:04o}: others on this machine can reach it"
+        found = f"{path} has mode {mode:04o}: other users of this machine can access it"
         return Check(name, "FAIL", found, f"chmod 600 {path}")
     return Check(name, "OK", f"{path}, mode {mode:04o}")
 
 
 def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
-    """A certificate: readable, valid today, and made for every host it is reached by."""
+    """A certificate: readable, valid today, and made for all its host names."""
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as problem:
@@ -255,25 +256,23 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
     now, last = datetime.now(UTC), found.not_valid_after_utc
     until = f"{path}, valid until {last:%Y-%m-%d}"
     if now > last:
-        cure = "vfl renew PROJECT; of ca.pem, vfl renew PROJECT --authority"
+        cure = "vfl renew PROJECT; for ca.pem, vfl renew PROJECT --authority"
         return Check(name, "FAIL", f"{until}: expired, today is {now:%Y-%m-%d}", cure)
     if now < found.not_valid_before_utc:
         first = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         return Check(name, "FAIL", f"{path}, valid from {first} on", "is this clock right?")
     absent = sorted(set(hosts) - set(_names(found)))
     if absent:
-        cure = "make one with these names, or use a name it has"
+        cure = "make one with these names, or use a name that it has"
         return Check(name, "FAIL", f"{until}, but not for {', '.join(absent)}", cure)
     if ends_soon(path):
-        cure = (
-            "vfl up renews server.pem while ca.key is there; a new authority: vfl renew --authority"
-        )
+        cure = "vfl up renews server.pem if ca.key exists; a new authority: vfl renew --authority"
         return Check(name, "WARN", f"{until}: it ends soon", cure)
     return Check(name, "OK", until)
 
 
 def signed_by(certificate: Path, authority: Path) -> Check:
-    """Whether the authority that parties trust has signed the server's certificate."""
+    """Whether the parties' authority has signed the server's certificate."""
     try:
         server = x509.load_pem_x509_certificate(certificate.read_bytes())
         server.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.read_bytes()))
@@ -281,12 +280,14 @@ def signed_by(certificate: Path, authority: Path) -> Check:
         return Check("signature", "FAIL", f"{problem.filename}: {problem.strerror}")
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as problem:
         found = f"{certificate.name} is not signed by {authority.name} ({type(problem).__name__})"
-        return Check("signature", "FAIL", found, "both come from one vfl init, or one authority")
+        return Check(
+            "signature", "FAIL", found, "both have to come from one vfl init, or one authority"
+        )
     return Check("signature", "OK", f"{authority.name} signed {certificate.name}")
 
 
 def node_key(path: Path) -> Check:
-    """A SuperNode's private key, in the form Flower reads."""
+    """A SuperNode's private key, in Flower's format."""
     there = private("node key", path, f"vfl join {path.parent} makes one")
     if there.state == "FAIL":
         return there
@@ -295,18 +296,18 @@ def node_key(path: Path) -> Check:
     except (ValueError, TypeError, OSError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, EllipticCurvePrivateKey):
-        cure = "ssh-keygen -t ecdsa -b 384 makes one; give the label party its .pub"
+        cure = "ssh-keygen -t ecdsa -b 384 makes one; send its .pub to the label party"
         return Check("node key", "FAIL", f"{path} is no OpenSSH ECDSA private key", cure)
     return there
 
 
 def public_key(party: str, path: Path, accepted: str) -> Check:
-    """A feature party's public key at the label party, in the form Flower registers.
+    """A feature party's public key at the label party, in Flower's format.
 
     Args:
-        party: whose.
+        party: name of the party.
         path: the file.
-        accepted: the fingerprint that somebody compared.
+        accepted: the compared fingerprint.
     """
     name = f"key of {party}"
     try:
@@ -320,7 +321,7 @@ def public_key(party: str, path: Path, accepted: str) -> Check:
         return Check(name, "FAIL", f"{path} is no OpenSSH ECDSA public key", "one line ecdsa-sha2-")
     if fingerprint(path.read_bytes()) != accepted:
         cure = f"vfl party accept {path} PROJECT, as {party} reads its fingerprint out"
-        return Check(name, "WARN", f"{path} is another key than was accepted", cure)
+        return Check(name, "WARN", f"{path} differs from the accepted key", cure)
     return Check(name, "OK", str(path))
 
 
@@ -334,8 +335,8 @@ def _names(found: x509.Certificate) -> list[str]:
 
 
 def epsilon(party: PartyFile) -> Check:
-    """How much of `consent.max_epsilon` is spent."""
-    from vfl.federation.monitor import Epsilon  # whose ledger needs torch
+    """Spent share of `consent.max_epsilon`."""
+    from vfl.federation.monitor import Epsilon  # its ledger needs torch
 
     try:
         known = Epsilon.of(party)
@@ -353,7 +354,7 @@ def epsilon(party: PartyFile) -> Check:
 
 
 def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
-    """A feature party's way to the SuperLink: TCP, TLS under the party's own CA, and the clock."""
+    """A feature party's connection to the SuperLink: TCP, TLS under its own CA, and the clock."""
     try:
         answer = probe_https("the SuperLink", parse_address(address), ca.read_text())
     except PeerError as problem:
@@ -366,7 +367,7 @@ def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
 
 
 def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
-    """The label party's own SuperLink: its port is free, or it is ours that listens."""
+    """The label party's own SuperLink: its port is free, or our SuperLink listens there."""
     host, port = parse_address(address)
     if port_is_free(bind_host or host, port):
         yield Check("superlink port", "OK", f"{port} is free; vfl up will listen there")
@@ -375,7 +376,7 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
     try:
         answer = probe_https("the SuperLink", Address(local, port), ca.read_text())
     except PeerError:
-        found = f"{port} is used by something that does not show our certificate"
+        found = f"a program without our certificate uses {port}"
         yield Check("superlink port", "FAIL", found, "end that program, or change superlink's port")
         return
     yield Check("superlink port", "OK", f"our SuperLink listens on {port}")
@@ -383,10 +384,10 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
 
 
 def stream_port(host: str, port: int, router: Path) -> Check:
-    """Where the SuperLink listens for the streams of sessions."""
+    """Port of the SuperLink for the streams of sessions."""
     if port == 0:
         found = "0: a free one at each start"
-        cure = "set federation.stream_port where a firewall must let it through"
+        cure = "set federation.stream_port if a firewall must allow it"
         return Check("stream port", "OK", found, cure)
     if port_is_free(host, port):
         return Check("stream port", "OK", f"{port} is free; vfl up will listen there")
@@ -402,9 +403,9 @@ def _clock(answer: Probe) -> Check:
     way = "behind" if answer.clock_s > 0 else "ahead of"
     found = f"{abs(answer.clock_s):.0f} s {way} the peer's"
     if abs(answer.clock_s) > CLOCK_TOLERANCE_S:
-        cure = f"set the clocks: Flower refuses nodes that are {CLOCK_TOLERANCE_S} s off"
+        cure = f"set the clocks: Flower refuses nodes whose clock differs by {CLOCK_TOLERANCE_S} s"
         return Check("clock", "FAIL", found, cure)
     if abs(answer.clock_s) > _CLOCK_WARNING_S:
-        cure = f"set the clocks before they are {CLOCK_TOLERANCE_S} s apart"
+        cure = f"set the clocks before they differ by {CLOCK_TOLERANCE_S} s"
         return Check("clock", "WARN", found, cure)
     return Check("clock", "OK", found)

@@ -1,20 +1,21 @@
-"""What stands before Flower's HTTP application: an allow-list of routes, a limit of bytes, a key.
+"""Guards before Flower's HTTP application: an allow-list of routes, size limits, authentication.
 
 Flower's SuperLink serves three APIs on one port: Fleet for SuperNodes, Control for the command line
-and Runtime for the processes it starts. Only Fleet asks who calls. So vfl sets two
-guards before the application, each with a listening socket of its own:
+and Runtime for the processes it starts. Only Fleet authenticates its callers. vfl therefore puts
+two guards before the application, each with its own listening socket:
 
-- the network's (`network_guard`) has the routes of Fleet that a registered SuperNode needs, for
-  keys that are registered;
-- the machine's own (`local_guard`), on the loopback, has Control and Runtime, for callers that show
-  the secret of this start. A SuperNode's local API has such a guard too.
+- the network's guard (`network_guard`) allows the routes of Fleet that a registered SuperNode
+  needs, for registered keys;
+- the machine's own guard (`local_guard`), on the loopback, allows Control and Runtime, for callers
+  with the secret of this start. A SuperNode's local API has such a guard too.
 
-No decision looks at the address of the caller, so a proxy in front, a forwarded-for header or an
-IPv4 address in the form of IPv6 change nothing. Refusals come before the body is read. How long and
-how many connections wait before their caller is known is for `vfl.transport.front`.
+No decision depends on the address of the caller, so a proxy in front, a forwarded-for header or an
+IPv4 address in IPv6 form have no effect. Requests are refused before their body is read.
+`vfl.transport.front` limits the number and the waiting time of connections without an authenticated
+caller.
 
-Flower's programs ask for work every few seconds, and a session would wait for that in several
-places. So a guard holds such a question until there may be work, see `Bell`.
+Flower's programs poll for work every few seconds, which would delay a session in several places. A
+guard therefore holds such a request until there may be work, see `Bell`.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from vfl.transport.http import (
 )
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-#: Whether a SuperNode with this public key (PEM) is registered.
+#: Returns whether a SuperNode with this public key (PEM) is registered.
 IsRegistered = Callable[[bytes], Awaitable[bool]]
-#: Whether a body that was read in full may reach the application; path and body.
+#: Returns whether a fully read body may reach the application; arguments are path and body.
 Acceptable = Callable[[str, bytes], bool]
 
-#: Carries the secret of this start to a local guard.
+#: Header with the secret of this start, for a local guard.
 SECRET_HEADER = "vfl-local-secret"
-#: How old a signature may be, and how far a clock may be ahead; Flower's own limits.
+#: Range of a signature's age, where a negative age means a fast clock; Flower's own limits.
 _SIGNED_WITHIN_S = (-5.0, 305.0)
 
 _FLEET = (
@@ -91,32 +92,32 @@ _RUNTIME = (
     "push-task-output",
     "send-task-heartbeat",
 )
-#: What a registered SuperNode may call.
+#: Routes that a registered SuperNode may call.
 FLEET_ROUTES = frozenset(f"/v1/fleet/{name}" for name in _FLEET)
-#: What `vfl` calls, and what the processes of a run call.
+#: Routes that `vfl` calls, and routes that the processes of a run call.
 CONTROL_ROUTES = frozenset(f"/v1/control/{name}" for name in _CONTROL)
 RUNTIME_ROUTES = frozenset(f"/v1/runtime/{name}" for name in _RUNTIME)
 
-#: A reply of a party is a few kilobytes: its report, or why it failed.
+#: A reply of a party has a few kilobytes: its report, or the reason of its failure.
 FLEET_BODY_BYTES = 1024 * 1024
 #: An app bundle has at most 10 MB, an object of a message 5.
 LOCAL_BODY_BYTES = 16 * 1024 * 1024
-#: Time for a whole body, and how many of one party are read at once; a SuperNode sends two.
+#: Time for a whole body, and limit of one party's simultaneous bodies; a SuperNode sends two.
 BODY_TIMEOUT_S = 30.0
 FLEET_BODIES_AT_ONCE = 8
-#: Questions for work, and requests that may bring some.
+#: Requests for work, and requests that may bring some.
 _ASKING = {"/v1/runtime/acquire-task", "/v1/fleet/pull-messages"}
 _BRINGING = {"/v1/control/start-run", "/v1/runtime/push-messages", "/v1/runtime/push-object"}
-#: How long a question is held, and how long what comes in pieces may still be coming.
+#: How long a request for work is held, and how long parts of a message may still arrive.
 HOLD_S = 2.0
 _PIECES_S = 0.03
-#: A SuperNode asks again at once, so one that was silent for longer is gone.
+#: A SuperNode asks again immediately, so after a longer silence it is gone.
 SILENT_S = HOLD_S + 1.0
 _ARRIVING = "/v1/fleet/activate-node"
-#: Told of the key of a SuperNode that comes after it was gone, before the application is.
+#: Called with the key of a SuperNode that returns, before the application is.
 Arrives = Callable[[bytes], Awaitable[None]]
-#: Who calls, as far as the headers prove it; None for whoever may not pass. It raises
-#: `FormerCallerError` for who might once.
+#: Returns the authenticated caller, from the headers only; None if it may not pass. It raises
+#: `FormerCallerError` for a caller that could pass earlier.
 Caller = Callable[[Scope], Awaitable[bytes | None]]
 
 
@@ -125,10 +126,10 @@ class FormerCallerError(Exception):
 
 
 class Bell:
-    """Rings when there may be work; one for all guards of a service.
+    """Signals that there may be work; one for all guards of a service.
 
-    Whoever asks is held until it rings, `HOLD_S` at most, and not at all if it has rung since the
-    same caller asked last.
+    A caller is held until it rings, `HOLD_S` at most, and not at all if it has rung since the last
+    request of the same caller.
     """
 
     def __init__(self) -> None:
@@ -138,7 +139,7 @@ class Bell:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def ring(self) -> None:
-        """Let everybody ask who waits; from any thread."""
+        """Release all waiting requests; from any thread."""
         self._rings += 1
         if self._loop:
             with suppress(RuntimeError):  # the server has ended
@@ -149,7 +150,7 @@ class Bell:
         self._ringing = asyncio.Event()
 
     async def wait(self, caller: object, receive: Receive) -> bool:
-        """Hold a question; whether its caller is still there."""
+        """Hold a request; returns whether its caller is still connected."""
         self._loop = asyncio.get_running_loop()
         gone = False
         if self._heard.get(caller) == self._rings:
@@ -167,18 +168,18 @@ class Bell:
 
 
 class Guard:
-    """Lets requests to some routes through to an application, with bodies of a limited size.
+    """Passes requests for some routes to an application, with bodies of a limited size.
 
     Args:
-        application: what answers.
-        routes: exact paths; each takes POST and nothing else.
-        limit_bytes: most bytes of a body, however it is sent.
-        caller: who calls.
-        acceptable: whether the body says what its sender may say.
-        bodies_at_once: of one caller.
-        bell: what questions for work are held for; without one they go through at once.
+        application: application behind the guard.
+        routes: exact paths; only POST is allowed.
+        limit_bytes: most bytes of a body, in any encoding.
+        caller: authenticates the caller.
+        acceptable: returns whether the sender may send this body.
+        bodies_at_once: limit of simultaneous bodies of one caller.
+        bell: bell for which requests for work are held; without it, they pass immediately.
         arrives: see `Arrives`.
-        clock: seconds that only grow.
+        clock: clock in seconds that never goes back.
     """
 
     def __init__(
@@ -205,17 +206,17 @@ class Guard:
         self._bell = bell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one connection's event scope, as ASGI wants."""
+        """Handle one connection's event scope; the ASGI entry point."""
         if scope["type"] == "lifespan":
             return await self._application(scope, receive, send)
-        if scope["type"] != "http":  # a web socket; none of the routes is one
+        if scope["type"] != "http":  # a web socket; no route is one
             return await send({"type": "websocket.close", "code": 1008})
         try:
             caller = await self._caller(scope) if self._has_route(scope) else None
         except FormerCallerError:
             return await _refuse(send, 410)
         if caller is None:
-            # Not 401: a SuperNode takes that for an order to end without a word.
+            # Not 401: a SuperNode would end without any message.
             return await _refuse(send, 403)
         welcome(scope)
         if not announces_at_most(scope, self._limit_bytes):
@@ -231,7 +232,7 @@ class Guard:
             return await _refuse(send, 408)
         finally:
             self._reading -= Counter((caller,))
-        if body is None:  # the caller hung up; a part of a request is none
+        if body is None:  # the caller disconnected before the end of its request
             return None
         if not self._acceptable(scope["path"], body):
             return await _refuse(send, 403)
@@ -241,7 +242,7 @@ class Guard:
             await self._arrives(caller)
         self._called[caller] = self._clock()
         if bell and path in _ASKING and not await bell.wait((caller, path), receive):
-            return None  # whoever hung up must be handed no work
+            return None  # a disconnected caller must not receive work
         self._called[caller] = self._clock()
         await self._application(scope, replayed(body, receive), send)
         if bell and path in _BRINGING:
@@ -249,7 +250,7 @@ class Guard:
         return None
 
     def _has_route(self, scope: Scope) -> bool:
-        # The raw path, too: a path that needed decoding is none of ours, whatever it decodes to.
+        # The raw path must match too: our routes need no decoding.
         plain = scope["path"].encode() == scope.get("raw_path", scope["path"].encode())
         return plain and scope["path"] in self._routes and scope["method"] == "POST"
 
@@ -262,19 +263,20 @@ def network_guard(
     arrives: Arrives | None = None,
     was_registered: IsRegistered | None = None,
 ) -> Guard:
-    """The guard that other machines meet: Fleet, for registered SuperNodes.
+    """Make the guard for other machines: Fleet, for registered SuperNodes.
 
-    A caller signs the time with its key, in the headers, so that nobody else has a body read:
-    neither a stranger nor whoever knows the public key of a party.
+    A caller signs the time with its key, in the headers, so that no other client has its body read:
+    neither a stranger nor a client that knows the public key of a party.
 
     Args:
-        application: Flower's.
-        is_registered: whether a SuperNode with a public key is registered.
-        acceptable: whether the body of a request may reach the application.
+        application: Flower's application.
+        is_registered: returns whether a SuperNode with a public key is registered.
+        acceptable: returns whether the body of a request may reach the application.
         bell: see `Guard`.
         arrives: see `Guard`.
-        was_registered: whether one that is not was so before. Its SuperNode is answered 410 Gone,
-            and need not try again; without this it is answered as a stranger, 403.
+        was_registered: returns whether an unregistered key was registered earlier. Its SuperNode
+            then receives 410 Gone, and need not try again; without this function it receives 403,
+            like a stranger.
     """
 
     async def caller(scope: Scope) -> bytes | None:
@@ -302,7 +304,7 @@ def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
     try:
         age = datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))
         public = load_pem_public_key(key)
-        assert isinstance(public, ec.EllipticCurvePublicKey)  # Flower registers no other
+        assert isinstance(public, ec.EllipticCurvePublicKey)  # Flower only registers these
         public.verify(signature, signed, ec.ECDSA(SHA256()))
     except (ValueError, TypeError, InvalidSignature):
         return False
@@ -317,13 +319,13 @@ def local_guard(
     acceptable: Acceptable = lambda path, body: True,
     bell: Bell | None = None,
 ) -> Guard:
-    """A guard on the loopback, for whoever knows the secret of this start.
+    """Make a guard on the loopback, for callers with the secret of this start.
 
     Args:
-        application: Flower's.
+        application: Flower's application.
         routes: exact paths.
-        secret: what the header must hold; other users of the machine do not know it.
-        acceptable: whether the body of a request may reach the application.
+        secret: required value of the header; other users of the machine do not know it.
+        acceptable: returns whether the body of a request may reach the application.
         bell: see `Guard`.
     """
 
@@ -335,13 +337,13 @@ def local_guard(
 
 
 def _header(scope: Scope, name: str) -> bytes:
-    """The value of a header that is there exactly once; nothing otherwise."""
+    """The value of a header that occurs exactly once; otherwise empty."""
     values = [value for key, value in scope["headers"] if key == name.encode()]
     return bytes(values[0]) if len(values) == 1 else b""
 
 
 async def _refuse(send: Send, status: int) -> None:
-    """Answer without a word, and let the connection end: its body was not read."""
+    """Answer without a body, and close the connection, because its body was not read."""
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

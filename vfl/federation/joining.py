@@ -1,7 +1,7 @@
-"""A party joins a project: its table goes into the folder it was given, its keys are made there.
+"""Joining a project: a party adds its table to the folder it received, and makes its keys there.
 
-The folder comes from the label party, so its owner is shown what its party.toml sets beyond the
-usual, and no key is written outside of it.
+The folder comes from the label party. Its owner therefore sees the unusual settings of its
+party.toml, and no key is written outside of it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from vfl.session.secure_mode import third_party
 from vfl.session.store.identity import Identity
 from vfl.transport import fingerprint, node_key_pair, public_half
 
-#: Settings of [data] that another table does not change.
+#: Settings of [data] that do not depend on the table.
 _OF_ANY_TABLE = ("predict", "predict_query", "memory", "shape", "bins", "label")
 
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """The public half of a party's keys, one line each: of its SuperNode, of its identity.
+    """The public halves of a party's keys, one line each: of its SuperNode, and of its identity.
 
     Attributes:
-        file: NAME.pub, which the party sends to the others.
-        whose: "new", "own", or "foreign" where they came with the folder, without a NAME.pub.
-        fingerprint: to be compared by telephone.
+        file: path of NAME.pub, which the party sends to the others.
+        whose: origin: "new", "own", or "foreign" if they came with the folder, without a NAME.pub.
+        fingerprint: fingerprint, to be compared by telephone.
     """
 
     file: Path
@@ -44,17 +44,17 @@ class PublicKeys:
 
 
 def folder_of(path: Path) -> Path:
-    """The folder of a party, given it or its party.toml; of a project, the label party's.
+    """The folder of a party, from it or its party.toml; for a project, the label party's folder.
 
     Raises:
-        ConfigError: there is no party.toml.
+        ConfigError: party.toml does not exist.
     """
     folder = path if path.is_dir() else path.parent
     for one in (folder, folder / "label"):
         if (one / "party.toml").is_file():
             return one
     raise ConfigError(
-        "this is no party's folder",
+        "this is not a party's folder",
         where=str(path),
         want="the folder with party.toml that the label party sent",
         fix="vfl init PROJECT --host NAME writes one for each party",
@@ -62,18 +62,19 @@ def folder_of(path: Path) -> Path:
 
 
 def require_no_way_out(folder: Path) -> None:
-    """Refuse a folder in which a link leads to something of this machine outside of it.
+    """Refuse a folder with a link to files of this machine outside of it.
 
     Raises:
-        ConfigError: with the link; what it leads to was not opened.
+        ConfigError: names the link; its target was not opened.
     """
     whole = folder.resolve()
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(whole):
             raise ConfigError(
-                "a link in the folder that was received leads outside of it",
+                "a link in the received folder leads outside of it",
                 where=str(path),
-                want="files of the folder alone: nothing of yours is read or written elsewhere",
+                want="only files in the folder, so that none of your other files is read or "
+                "written",
                 fix="remove the link; a table elsewhere is named with --table",
             )
 
@@ -81,19 +82,19 @@ def require_no_way_out(folder: Path) -> None:
 def merge_table(
     folder: Path, source: str | None, id_column: str | None, label: str | None, query: str | None
 ) -> TableReport:
-    """Put a table into the [data] of a party's file, with all that is found of it.
+    """Write a table, with all detected settings, into the [data] of a party's file.
 
-    Without a table, that of the file is described, and what the file says of it stays.
+    Without a table, the table of the file is described, and the file's settings stay.
 
     Args:
-        folder: of the party.
+        folder: folder of the party.
         source: the table, from the working directory.
-        id_column: its column of ids; None finds it.
-        label: its label column; None where it has none, or the file names it.
-        query: what is asked of a database.
+        id_column: name of its id column; None finds it.
+        label: name of its label column; None if it has none, or the file names it.
+        query: query to a database.
 
     Raises:
-        ConfigError: the party has no table, or the file names none that is there.
+        ConfigError: the party has no table, or the table that the file names does not exist.
         DataError: the table cannot be read.
     """
     party = read_party_file(folder / "party.toml")
@@ -105,7 +106,7 @@ def merge_table(
         place, source = party.source_path, old.source
         if isinstance(place, Path) and not place.exists():
             raise MissingDataError(
-                "this party's file names no table that is there",
+                "the table in this party's file does not exist",
                 where=str(folder / "party.toml"),
                 got=f'data.source = "{old.source}"',
                 fix=f"vfl join {folder} --table TABLE",
@@ -130,7 +131,7 @@ def merge_table(
 
 
 def _edit_of_data(wanted: PartyFile, kept: Set[str]) -> Edit:
-    """A change of a party's [data]; settings that are kept stay as they are written."""
+    """Make an edit of a party's [data]; kept settings stay unchanged."""
     content: dict[str, Any] = wanted.model_dump(mode="json", exclude_unset=True, exclude_none=True)[
         "data"
     ]
@@ -147,14 +148,14 @@ def _edit_of_data(wanted: PartyFile, kept: Set[str]) -> Edit:
 
 
 def _seen_from(folder: Path, table: Path) -> str:
-    """A table's path as the file of a party in a folder writes it: short if it lies in there."""
+    """A table's path for a party's file in a folder: relative if it is in the folder."""
     table = table.resolve()
     inside = table.is_relative_to(folder.resolve())
     return str(table.relative_to(folder.resolve()) if inside else table)
 
 
 def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
-    """The experiment as the label party's table has it, edited where it says otherwise."""
+    """The experiment, updated by the label party's table, and edited if it differs."""
     experiment = label.experiment()
     own, said = experiment.label.party, dict[tuple[str, ...], dict[str, Any]]()
     if report.task is not None and report.task != experiment.label.task:
@@ -183,17 +184,17 @@ def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
 
 
 def make_keys(folder: Path) -> PublicKeys:
-    """A party's own keys, made where they are missing; the public half as NAME.pub.
+    """Make a party's missing keys, and write their public halves as NAME.pub.
 
     Raises:
-        ConfigError: the file names a place outside its folder for a key.
+        ConfigError: the file sets a path outside its folder for a key.
     """
     party = read_party_file(folder / "party.toml")
     node, identity = party.beside(party.node.key), party.beside(party.identity.key)
     for name, path in (("node.key", node), ("identity.key", identity)):
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(
-                "the file that was received wants a key written outside its folder",
+                "the received file sets a path outside its folder for a key",
                 where=f"{folder / 'party.toml'}: {name}",
                 fix=f'set it to "{name}"',
             )
@@ -212,10 +213,10 @@ def _public_file(party: PartyFile) -> Path:
 
 
 def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "new") -> PublicKeys:
-    """Write the public half of the keys that a party has, NAME.pub in its folder.
+    """Write the public halves of a party's keys to NAME.pub in its folder.
 
     Raises:
-        DataError: a file of a key holds something else.
+        DataError: a key file contains something else.
     """
     file = _public_file(party)
     keys = [party.beside(name) for name in (party.node.key, party.identity.key)]
@@ -226,7 +227,7 @@ def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "ne
 
 
 def unusual(party: PartyFile) -> list[str]:
-    """What a file sets that `vfl init` leaves as it always is, for its owner to look at."""
+    """Settings of a file that `vfl init` does not change, for its owner to check."""
     said = party.model_dump(mode="json", exclude={"party", "role", "data"})
     node = {"superlink": party.node.superlink, "api_port": party.node.api_port}
     whose = {"party": party.party, "role": party.role, "data": party.data, "node": node}

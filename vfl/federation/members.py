@@ -1,7 +1,7 @@
-"""Parties enter, leave and rename themselves while a project runs.
+"""Parties enter, leave and change their name while a project runs.
 
-The label party changes its experiment, every party its own file, with the same commands; nobody
-changes another's. Files are edited as text, see `vfl.config.edit`.
+The label party changes its experiment, and every party its own file, with the same commands; no
+party changes another's files. Files are edited as text, see `vfl.config.edit`.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_ledger
 from vfl.transport import fingerprint, renew_node_key
 
-#: Settings of a feature party that a new one takes from the others where these agree.
+#: Settings of a feature party that a new one copies from the others if these agree.
 _LIKE_OTHERS = ("width", "bottom")
-#: Where the experiment names a feature party in a key.
+#: Tables of the experiment with feature parties as keys.
 _NAMED_IN = (("parties",), ("dp", "clips"))
-#: Where a party's own file lists parties.
+#: Lists of parties in a party's own file.
 _LISTS = (("consent", "members"), ("consent", "parties"))
 _MOST_KEY_BYTES = 16_384
-_OLD_RUNS = "runs of before go on among their own parties; a training begins anew, without --from"
+_OLD_RUNS = "earlier runs continue among their own parties; a training begins anew, without --from"
 
 
 @dataclass(frozen=True)
 class Change:
-    """What was done, and what is left for people to do.
+    """A completed change, and the remaining steps for people.
 
     Attributes:
-        done: sentences.
-        then: who does what next, in turn: the party and a command line or a sentence.
-        stays: what becomes of runs, alignments and files.
+        done: sentences on the change.
+        then: next steps in order: the party, and a command line or a sentence.
+        stays: sentences on the fate of runs, alignments and files.
     """
 
     done: tuple[str, ...]
@@ -68,19 +68,19 @@ class Change:
 
 
 def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = False) -> Change:
-    """Add a feature party to a project: to its experiment, and a folder for the party to join with.
+    """Add a feature party to a project: to its experiment, and with a folder that it joins with.
 
-    Where all parties are on one machine its keys are made; else it makes its own.
+    If all parties are on one machine, its keys are made; otherwise it makes its own.
 
     Args:
         label: the label party's folder.
-        name: of the new party.
-        table: the party's, where it is on this machine.
+        name: name of the new party.
+        table: the party's table, if it is on this machine.
         serves: whether its file consents to sessions that serve, unless its owner changes that.
 
     Raises:
         ConfigError: the name is taken, or the experiment would contradict itself.
-        RunFolderError: the party's folder holds something already.
+        RunFolderError: the party's folder is not empty.
     """
     experiment = label.experiment()
     _require_new_name(experiment, name)
@@ -130,14 +130,14 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
         *((name, f"vfl party accept {one}.pub {name} {read_out}") for one in others),
         (name, f"vfl up {name}"),
     ]
-    done = f"{name} is in the experiment; {folder} is what it joins with, without a key"
+    done = f"{name} is in the experiment; it joins with {folder}, which has no key"
     return Change((done,), (*then, *_afresh(label, change.checked)), (_OLD_RUNS,))
 
 
 def _added_here(
     label: LabelFolder, experiment: Experiment, name: str, folder: Path, others: Sequence[str]
 ) -> Change:
-    """Keys of a party on this machine; what its owner, who is everybody's, runs then."""
+    """Make the keys of a party on this machine, and the next steps for its owner."""
     keys = make_keys(folder)
     label.accept_key(name, keys.file.read_bytes())
     project = label.path.parent
@@ -153,7 +153,7 @@ def _added_here(
 
 
 def remove(label: LabelFolder, name: str) -> Change:
-    """Take a feature party out of a project: its settings, its key, and positions it has part in.
+    """Remove a feature party from a project: its settings, its key, and its alignments' positions.
 
     Raises:
         ConfigError: it is no feature party, or the only one.
@@ -170,28 +170,28 @@ def remove(label: LabelFolder, name: str) -> Change:
         key.unlink()
     dropped, kept = _drop_positions(read_party_file(label.party_file), name)
     _note(label.party_file, "removed", name)
-    done = [f"{name} is no part of the experiment, and its key is worth nothing any more"]
+    done = [f"{name} is no part of the experiment any more, and its key is invalid"]
     if dropped or kept:
         done.append(f"{dropped + kept} versions of alignments forget which rows {name} has")
-    then = [(name, "stop vfl up; its folder, table, weights and log stay its own")]
+    then = [(name, "stop vfl up; its folder, table, weights and log remain its own")]
     then += [
-        (one, f"vfl party remove {name} {one}   # to refuse any further session with it")
+        (one, f"vfl party remove {name} {one}   # to refuse further sessions with it")
         for one in node_parties(change.checked)
     ]
     stays = [
-        f"runs with {name} can be looked at; vfl predict and vfl serve go on without it with "
+        f"runs with {name} can be read; vfl predict and vfl serve continue without it with "
         'networks that were trained with data.missing_rows = "token", else: vfl train'
     ]
     return Change(tuple(done), (*then, *_afresh(label, change.checked)), tuple(stays))
 
 
 def rename(label: LabelFolder, old: str, new: str) -> Change:
-    """Call a feature party by another name in the experiment; its SuperNode needs a new key.
+    """Rename a feature party in the experiment; its SuperNode needs a new key.
 
-    Flower knows a key by the name under which it was registered, and registers none twice.
+    Flower binds a key to the name under which it was registered, and registers no key twice.
 
     Raises:
-        ConfigError: it is no feature party, or the new name is taken.
+        ConfigError: it is no feature party, or the new name is in use.
     """
     experiment = label.experiment()
     _require_feature_party(experiment, old)
@@ -221,8 +221,8 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
         (f"{old} is called {new} in the experiment; the key of its SuperNode was for {old}",),
         (*then, *_afresh(label, change.checked)),
         (
-            "its identity, ledger and log go on; runs can be read: vfl status, report and log",
-            f"runs of before name {old}: to predict and serve with one, train anew",
+            "its identity, ledger and log continue; runs can be read: vfl status, report and log",
+            f"earlier runs name {old}: to predict and serve with one, train anew",
         ),
     )
 
@@ -231,26 +231,26 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
 
 
 def accept(folder: Path, public: Path, read_out: str) -> Change:
-    """Take another party's public keys, which its owner has read out, and consent to sessions.
+    """Accept another party's public keys, by their fingerprint, and consent to sessions.
 
     Args:
-        folder: the label party's, or that of any other party.
-        public: NAME.pub of the party that enters.
-        read_out: the fingerprint, as that party reads it out.
+        folder: folder of the label party, or of any other party.
+        public: NAME.pub of the new party.
+        read_out: the fingerprint that the party's owner reads out.
 
     Raises:
-        ConfigError: the fingerprint is another one, or the name is no party's.
-        UserError: the file holds no key.
+        ConfigError: the fingerprint differs, or there is no party of this name.
+        UserError: the file contains no key.
     """
     name = public.stem
     content = _read_key(public)
     if not hmac.compare_digest(_hex(read_out).encode(), _hex(fingerprint(content)).encode()):
         raise ConfigError(
-            "this is not the key that was read out",
+            "this key differs from the fingerprint that was read out",
             where=str(public),
             got="another fingerprint",
             want="all 32 digits, as vfl join shows them at that party",
-            fix=f"let {name} send {name}.pub again, by another way",
+            fix=f"ask {name} to send {name}.pub again, by another channel",
         )
     if (folder / "app").is_dir():
         label = LabelFolder(folder)
@@ -264,7 +264,7 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
             )
         if deployment.was_registered(label, content):
             raise ConfigError(
-                "this key was taken from a party, and the SuperLink registers no key twice",
+                "this key was withdrawn from a party, and the SuperLink registers no key twice",
                 where=str(public),
                 fix=f"{name} runs vfl renew party.toml, and sends {name}.pub again",
             )
@@ -273,7 +273,9 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
         return Change((f"{name} may connect; vfl up registers its key",))
     party = read_party_file(folder / "party.toml")
     if name == party.party or not re.fullmatch(PARTY_NAME, name):
-        raise ConfigError("this is no other party's key", got=public.name, want="OTHER.pub")
+        raise ConfigError(
+            "this key does not belong to another party", got=public.name, want="OTHER.pub"
+        )
     members = party.consent.members
     if not any(fnmatchcase(name, one) for one in members):
         _in_lists(lambda text: _appended(text, name), lambda one: [name, *one], _LISTS[:1]).of(
@@ -285,16 +287,16 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
 
 
 def withdraw(folder: Path, name: str) -> Change:
-    """Consent no longer to sessions with a party; its pinned key goes.
+    """Withdraw the consent to sessions with a party, and delete its pinned key.
 
     Raises:
-        ConfigError: the party's own file accepts anybody, or this is the party itself.
+        ConfigError: the party's own file accepts all parties, or this is the party itself.
     """
     file = folder / "party.toml"
     party = read_party_file(file)
     if name == party.party:
         raise ConfigError(
-            "a party leaves at the label party", fix=f"there: vfl party remove {name}"
+            "the label party has to remove a party", fix=f"there: vfl party remove {name}"
         )
 
     def without(names: list[str]) -> list[str]:
@@ -303,30 +305,34 @@ def withdraw(folder: Path, name: str) -> Change:
     _in_lists(lambda text: _taken_out(text, name), without, _LISTS).of(file, PartyFile).write()
     if any(fnmatchcase(name, one) for one in read_party_file(file).consent.members):
         raise ConfigError(
-            f"party '{party.party}' consents to sessions with '{name}' still",
+            f"party '{party.party}' still consents to sessions with '{name}'",
             where=f"{file}: consent.members",
             got=", ".join(party.consent.members),
-            fix="list there the parties that may be in a session",
+            fix="list the parties that may be in a session there",
         )
     (party.beside(party.identity.peers) / f"{name}.pub").unlink(missing_ok=True)
     _note(file, "removed", name)
-    return Change((f"{party.party} refuses sessions with {name}, those of earlier runs included",))
+    return Change((f"{party.party} refuses sessions with {name}, also those of earlier runs",))
 
 
 def follow(folder: Path, old: str, new: str) -> Change:
-    """Follow the renaming of a party, at that party or at another one.
+    """Apply the renaming of a party, at that party or at another one.
 
-    Its ledgers go on under the new name. Positions are dropped: an alignment names its parties.
+    Its ledgers continue under the new name. Positions are dropped, because an alignment names its
+    parties.
 
     Raises:
-        ConfigError: its SuperNode runs, or the new name is taken.
+        ConfigError: its SuperNode runs, or the new name is in use.
     """
     file = folder / "party.toml"
     party = read_party_file(file)
     peers = party.beside(party.identity.peers)
     if not re.fullmatch(PARTY_NAME, new) or new in (party.party, *party.consent.members):
-        raise ConfigError("this name is taken, or is none", got=new, want="a small letter, then "
-                          "at most 31 small letters, digits, '_' or '-'")  # fmt: skip
+        raise ConfigError(
+            "this name is in use, or is invalid",
+            got=new,
+            want="a small letter, then at most 31 small letters, digits, '_' or '-'",
+        )
     if party.party != old:
         listed = _in_lists(
             lambda text: _exchanged(text, old, new), lambda names: _swapped(names, old, new), _LISTS
@@ -338,7 +344,9 @@ def follow(folder: Path, old: str, new: str) -> Change:
         _note(file, "renamed", old, new)
         return Change((f"{party.party} knows {old} as {new}",))
     if deployment.supernode_runs(party):
-        raise UserError("this party's service runs", where=str(folder), fix="stop vfl up first")
+        raise UserError(
+            "this party's service is running", where=str(folder), fix="stop vfl up first"
+        )
     change = Edit(
         lambda text: at_keys(text, ("party",), lambda value: _exchanged(value, old, new)),
         lambda content: content.update(party=new),
@@ -349,7 +357,7 @@ def follow(folder: Path, old: str, new: str) -> Change:
             rename_sealed(sealed, old, new)
     for positions in party.store_path.glob("alignments/*/*/*.positions"):
         positions.unlink()
-    change.write()  # last: a kill before leaves a party that can be renamed again
+    change.write()  # last: a kill before it leaves a party that can be renamed again
     (folder / f"{old}.pub").unlink(missing_ok=True)
     renamed = read_party_file(file)
     renew_node_key(renamed.beside(renamed.node.key))
@@ -371,7 +379,7 @@ def _in_lists(
     meant: Callable[[list[str]], list[str]],
     lists: Sequence[tuple[str, str]],
 ) -> Edit:
-    """A change of the lists of names that a party's own file has."""
+    """Make an edit of the lists of names in a party's own file."""
 
     def edit(content: str) -> str:
         for key in lists:
@@ -436,7 +444,7 @@ def _renamed_in_experiment(old: str, new: str) -> Edit:
 
 
 def _trial(label: LabelFolder, edit: Edit) -> list[Changed]:
-    """The same change of the trial in one process, where the project has one."""
+    """Make the same edit of the project's trial in one process, if there is one."""
     path = label.path.parent / "trial.toml"
     return [edit.of(path, Experiment)] if path.exists() else []
 
@@ -449,7 +457,7 @@ def _require_new_name(experiment: Experiment, name: str) -> None:
     taken = {experiment.label.party, *experiment.parties, *node_parties(experiment), "label"}
     if name in taken or not re.fullmatch(PARTY_NAME, name):
         raise ConfigError(
-            "a new party needs a name that is free",
+            "a new party needs an unused name",
             got=name,
             want="a small letter, then at most 31 small letters, digits, '_' or '-'; and not "
             + ", ".join(sorted(taken)),
@@ -462,12 +470,12 @@ def _require_feature_party(experiment: Experiment, name: str) -> None:
             "this is no feature party of the project",
             got=name,
             want=", ".join(experiment.feature_parties),
-            fix="a label party, a dealer or a middle changes with vfl init",
+            fix="to change a label party, a dealer or a middle, use vfl init",
         )
 
 
 def _like_the_others(experiment: Experiment) -> dict[str, Any]:
-    """What the experiment says of a new party: what the others have in common, if anything."""
+    """Settings of a new party in the experiment: those that all others have in common."""
     others = [experiment.parties[name].model_dump() for name in experiment.feature_parties]
     return {
         key: others[0][key] for key in _LIKE_OTHERS if all(one[key] == others[0][key]
@@ -476,15 +484,15 @@ def _like_the_others(experiment: Experiment) -> dict[str, Any]:
 
 
 def _api_port(label: LabelFolder, name: str) -> int:
-    """The port of a party's SuperNode on this machine; a free one has to be above all."""
+    """Port of a party's SuperNode on this machine; an unused one must be above all others."""
     file = label.path.parent / name / "party.toml"
     return read_party_file(file).node.api_port if file.exists() else API_PORT - 1
 
 
 def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
-    """Forget which rows a party has: how many versions of alignments went, and how many stay.
+    """Forget which rows a party has; returns the numbers of deleted and remaining versions.
 
-    A version that lets runs go on where a party lacks rows stays, and says that it lacks all.
+    A version that lets runs continue if a party lacks rows stays, and records that it lacks all.
     """
     dropped = kept = 0
     for folder in party.store_path.glob("alignments/*/*"):
@@ -502,12 +510,12 @@ def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
 
 
 def _note(file: Path, event: Any, *parties: str) -> None:
-    """A line of the signed log of the party whose file this is."""
+    """Append a line to the signed log of the party that owns this file."""
     own_ledger(read_party_file(file)).note(event, parties=parties)
 
 
 def _afresh(label: LabelFolder, experiment: Experiment) -> list[tuple[str, str]]:
-    """What the label party runs once everybody is there."""
+    """Next steps of the label party once all parties are present."""
     aligns = [f"vfl align {label.path}"] if experiment.data.alignment else []
     return [(experiment.label.party, one) for one in (*aligns, f"vfl train {label.path}")]
 

@@ -1,8 +1,8 @@
-"""A party's own metrics, for Prometheus: what its store, certificates and disk say when asked.
+"""A party's own metrics for Prometheus, from its store, certificates and disk.
 
-`vfl up` shows them where `[monitor]` of the party's own file says so, at no address else. They are
+`vfl up` serves them if the party's own file has `[monitor]`, and only at that address. They are
 counts, sums and names of parties and runs; never a row, an id, a cell or a secret. A scrape reads
-what is on the disk and contacts nobody.
+files on disk and contacts no other party.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vfl.transport.front import Front, FrontLimits, welcome
 from vfl.transport.http import HttpServer, Receive, Scope, Send, http_config
 from vfl.transport.stream import listen, require_loopback
 
-#: Metrics are read anew at most so often, whoever asks.
+#: Least interval between two collections of the metrics.
 _FRESH_S = 2.0
 _METRICS = "/metrics"
 _LIMITS = FrontLimits(per_second=20.0, burst=20.0)
@@ -42,11 +42,11 @@ _LIMITS = FrontLimits(per_second=20.0, burst=20.0)
 
 @dataclass(frozen=True, slots=True)
 class Epsilon:
-    """What a party's store has spent of one row's privacy.
+    """Privacy of one row that a party's store has spent.
 
     Attributes:
-        spent: by all names, basic composition.
-        most: `consent.max_epsilon`; None is no limit.
+        spent: epsilon under all names, by basic composition.
+        most: value of `consent.max_epsilon`; None is no limit.
     """
 
     spent: float
@@ -54,7 +54,7 @@ class Epsilon:
 
     @classmethod
     def of(cls, party: PartyFile) -> Epsilon:
-        """As the ledger of the party's store has it.
+        """Read it from the ledger of the party's store.
 
         Raises:
             RunFolderError: the ledger is damaged.
@@ -63,17 +63,17 @@ class Epsilon:
 
     @property
     def left(self) -> float | None:
-        """What sessions may still spend; None without a limit."""
+        """Epsilon that sessions may still spend; None without a limit."""
         return None if self.most is None else max(0.0, self.most - self.spent)
 
 
 class PartyMetrics:
-    """Reads one party's metrics; see `prometheus_client.registry.Collector`.
+    """Collects one party's metrics; see `prometheus_client.registry.Collector`.
 
     Args:
-        party: its file.
-        certificates: those whose end matters, by name.
-        is_up: whether the party's service of Flower runs.
+        party: file of the party.
+        certificates: certificates whose end is reported, by name.
+        is_up: returns whether the party's service of Flower runs.
     """
 
     def __init__(
@@ -82,10 +82,12 @@ class PartyMetrics:
         self._party, self._certificates, self._is_up = party, certificates, is_up
 
     def collect(self) -> Iterator[Metric]:
-        """Everything that is known now."""
+        """All metrics at this moment."""
         party = self._party
         about = GaugeMetricFamily(
-            "vfl_party_info", "who this is", labels=["party", "role", "version"]
+            "vfl_party_info",
+            "name, role and version of this party",
+            labels=["party", "role", "version"],
         )
         about.add_metric([party.party, party.role, VERSION], 1)
         yield about
@@ -97,7 +99,7 @@ class PartyMetrics:
             yield from _of_sessions(ledger.entries())
             yield from _of_epsilon(Epsilon(ledger.spent_epsilon(), party.consent.max_epsilon))
             yield from self._of_newest(ledger.entries())
-        except VFLError:  # damaged; `vfl sessions` says where
+        except VFLError:  # damaged; `vfl sessions` reports where
             readable = False
         yield GaugeMetricFamily("vfl_ledger_readable", "whether the store can be read", readable)
 
@@ -110,27 +112,29 @@ class PartyMetrics:
         for name, path in self._certificates.items():
             try:
                 days.add_metric([name], time_left(path) / timedelta(days=1))
-            except VFLError:  # not there yet; `vfl doctor` says so
+            except VFLError:  # missing; `vfl doctor` reports it
                 continue
         yield days
         store = self._party.store_path
         folder = next(path for path in (store, *store.resolve().parents) if path.exists())
         room = shutil.disk_usage(folder)
-        yield GaugeMetricFamily("vfl_disk_free_bytes", "on the disk of the store", room.free)
-        yield GaugeMetricFamily("vfl_disk_bytes", "of that disk", room.total)
+        yield GaugeMetricFamily(
+            "vfl_disk_free_bytes", "free bytes on the disk of the store", room.free
+        )
+        yield GaugeMetricFamily("vfl_disk_bytes", "size of that disk in bytes", room.total)
 
     def _of_newest(self, entries: list[Entry]) -> Iterator[Metric]:
-        """Of the run that was used last: whether it is at work, and how far."""
+        """Metrics of the run that was used last: whether a session is running, and its progress."""
         if not entries:
             return
         entry = entries[-1]
         run = self._party.run_path(entry.run)
         own = run / "parties" / self._party.party
         active = any(worker_of(folder) is not None for folder in (run, own))
-        yield GaugeMetricFamily("vfl_session_active", "whether a session is at work", active)
+        yield GaugeMetricFamily("vfl_session_active", "whether a session is running", active)
         trips = GaugeMetricFamily(
             "vfl_session_round_trips",
-            "exchanges with each peer in the last training, as far as they were noted",
+            "exchanges with each peer in the last training, as far as recorded",
             labels=["run", "peer"],
         )
         for peer, count in entry.received.items():
@@ -149,14 +153,14 @@ class PartyMetrics:
 
 _PROGRESS = {
     "exchanges_done": "exchanges of the session, at the label party",
-    "exchanges_total": "of all its exchanges; an early stop ends before",
+    "exchanges_total": "exchanges of the whole session; an early stop ends before",
     "exchanges_per_second": "lately",
 }
 
 
 def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
     """Sums over all names, by mode."""
-    runs = GaugeMetricFamily("vfl_runs", "names of runs, by state", labels=["state"])
+    runs = GaugeMetricFamily("vfl_runs", "number of run names, by state", labels=["state"])
     for state, count in sorted(Counter(entry.state for entry in entries).items()):
         runs.add_metric([state], count)
     yield runs
@@ -164,12 +168,12 @@ def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
     for entry in entries:
         for mode, spent in entry.spent.items():
             sums[mode] = sums.get(mode, Spent()).plus(spent)
-    sessions = CounterMetricFamily("vfl_sessions", "that were begun", labels=["mode"])
+    sessions = CounterMetricFamily("vfl_sessions", "number of started sessions", labels=["mode"])
     rows = CounterMetricFamily(
-        "vfl_session_rows", "rows whose cuts were sent, each as often as it was", labels=["mode"]
+        "vfl_session_rows", "rows whose cuts were sent, counted each time", labels=["mode"]
     )
     sent = CounterMetricFamily(
-        "vfl_session_bytes", "of frames, headers included", labels=["mode", "direction"]
+        "vfl_session_bytes", "bytes of frames, headers included", labels=["mode", "direction"]
     )
     for mode, whole in sums.items():
         sessions.add_metric([mode], whole.sessions)
@@ -181,22 +185,24 @@ def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
 
 def _of_epsilon(epsilon: Epsilon) -> Iterator[Metric]:
     yield GaugeMetricFamily(
-        "vfl_epsilon_spent", "of one row's privacy, under all names", epsilon.spent
+        "vfl_epsilon_spent", "epsilon of one row that was spent under all names", epsilon.spent
     )
     if epsilon.left is not None:
-        yield GaugeMetricFamily("vfl_epsilon_left", "of consent.max_epsilon", epsilon.left)
+        yield GaugeMetricFamily(
+            "vfl_epsilon_left", "remaining epsilon up to consent.max_epsilon", epsilon.left
+        )
 
 
 class Monitor:
-    """Listens for Prometheus and answers those who may read.
+    """Serves the metrics to Prometheus and other authorised readers.
 
     Args:
-        settings: where it listens, and who may read.
-        metrics: what is read.
+        settings: its address and its authorised readers.
+        metrics: metrics to serve.
         certificate, key: PEM files for TLS, if any.
 
     Attributes:
-        address: where it listens, for people.
+        address: its address, as text for users.
 
     Raises:
         UserError: the address cannot be listened on, or is open to others without TLS.
@@ -224,7 +230,7 @@ class Monitor:
         self.address = f"{'http' if certificate is None else 'https'}://{here}{_METRICS}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, as ASGI hands it over."""
+        """Handle one request; the ASGI entry point."""
         if scope["type"] != "http":
             return
         source = scope["client"][0] if scope.get("client") else ""
@@ -244,7 +250,7 @@ class Monitor:
         await send({"type": "http.response.body", "body": body})
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.stop()
 
     def _may_read(self, source: str) -> bool:
@@ -269,7 +275,7 @@ def monitored(
     is_up: Callable[[], bool],
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Show the metrics of a party whose file has a `[monitor]`, while this lasts.
+    """Serve the metrics of a party with `[monitor]` in its file, until the block ends.
 
     Raises:
         UserError: see `Monitor`.

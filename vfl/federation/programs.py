@@ -1,17 +1,17 @@
 """Flower's programs as vfl starts them, each behind or before a guard.
 
-Flower starts its helpers by bare name. Small scripts of these names lie in a folder that comes
-first on the PATH of a service; each calls a function of this file, which changes the one thing that
-is wanted of Flower and goes on with Flower's own program:
+Flower starts its helpers by name only. A folder that comes first on the PATH of a service has small
+scripts of these names. Each calls a function of this module, which changes one detail of Flower and
+continues with Flower's own program:
 
-- `superlink`, `supernode`: what listens is a guard of `vfl.federation.guard`
+- `superlink`, `supernode`: a guard of `vfl.federation.guard` listens instead
 - `superexec`: requests carry the local secret, and sessions are forks of a standing worker
 - `serverapp`, `clientapp`, `simulation`: the same, and only an accepted bundle is unpacked
 - `refuse`: every other program by which Flower runs code
 
-A service and its own programs meet at its local API, see `LocalApi`.
+A service and its own programs communicate through its local API, see `LocalApi`.
 
-The names inside Flower that are used stand in `vfl.federation.upstream`.
+`vfl.federation.upstream` lists all names inside Flower that vfl uses.
 """
 
 from __future__ import annotations
@@ -66,49 +66,49 @@ from vfl.transport.proxies import local_is_direct
 from vfl.transport.router import ROUTER_VARIABLE, OtherConnections
 from vfl.transport.stream import listen
 
-#: Environment of a service and of everything it starts.
+#: Environment of a service and of all its children.
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 LOCAL_API_VARIABLE = "VFL_LOCAL_API"
 #: host:port of the SuperLink's network port; empty for a simulation, which has none.
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
-#: host:port that the streams of all its sessions come to, likewise.
+#: host:port for the streams of all its sessions; empty for a simulation.
 STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
-#: Which program of Flower a service's standing worker runs; a service without it has no worker, and
-#: a worker without it is a shared one, which runs those of every party.
+#: Flower program that a service's standing worker runs. A service without it has no worker; a
+#: worker without it is shared, and runs the programs of every party.
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
 #: Process id of the command that started a service; the service and its sessions end with it.
 STARTER_VARIABLE = "VFL_SERVICE_STARTER"
 #: Starts a standing worker.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
-#: A SuperLink's file with digests of the keys that were taken from parties.
+#: A SuperLink's file with digests of withdrawn keys.
 RETIRED = "retired.json"
-#: A service prints it once all its ports are open.
+#: Output of a service once all its ports are open.
 READY = "vfl: all ports are open"
 
-#: Sessions that a SuperNode plays at once; the message of one more waits at the SuperLink.
+#: Most simultaneous sessions of a SuperNode; further messages wait at the SuperLink.
 SESSIONS_AT_ONCE = 16
-#: Between a program's questions for work, and between a SuperNode's looks for a reply.
+#: Interval of a program's requests for work, and of a SuperNode's checks for a reply.
 POLL_S = 0.1
 QUIET = {
     **upstream.SILENT,
-    # Ray, the engine of a Flower simulation: no usage reports, nothing beyond the loopback.
+    # Ray, the engine of a Flower simulation: no usage reports, nothing outside the loopback.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # One thread a process: two parties and a label party share a small machine, and weights are
-    # equal bit for bit only where sums are added in the same order.
+    # One thread for each process: several parties share a small machine, and weights are equal bit
+    # for bit only if sums are added in the same order.
     "OMP_NUM_THREADS": "1",
-    # The guard holds questions for work until there is some, so they may follow each other.
+    # The guard holds requests for work until there is some, so they may follow each other closely.
     upstream.POLL: str(POLL_S),
 }
 _AGAIN_S = 1.0
-#: Between two looks whether who started a service is there, or whether a service listens.
+#: Interval of checks whether a service's starter is alive, or whether a service listens.
 _LOOK_S = 0.1
 _LISTENS_WITHIN_S = 120.0
-#: How long a ServerApp waits at its end for its last lines to reach the SuperLink.
+#: How long a ServerApp waits at its end until the SuperLink has its last lines.
 _LAST_LINES_S = 0.5
 HOST = "127.0.0.1"
 _SECRET_BYTES = 32
-#: The service restarts long before.
+#: The service restarts long before this.
 _DAYS = 3650.0
 _PROGRAMS = {
     "flower-superexec": "superexec",
@@ -121,10 +121,10 @@ _PROGRAMS = {
     "flwr-connector": "refuse",
     "flwr-model": "refuse",
 }
-#: What runs code of a bundle at a label party, and at a feature party; the other's is refused.
+#: Programs that run code of a bundle at a label party, and at a feature party; others are refused.
 _OF_SUPERLINK = ("flwr-serverapp", "flwr-simulation")
 _OF_SUPERNODE = ("flwr-clientapp",)
-#: Both a shell's and Python's: a first line of `#!` can hold no long path, nor one with a blank.
+#: For both a shell and Python: a first line of `#!` allows no long path, and no blank in it.
 _SCRIPT = """\
 #!/bin/sh
 '''exec' "{python}" -P "$0" "$@"
@@ -136,12 +136,12 @@ from vfl.federation.programs import {function}
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """The environment of every Flower process.
+    """Environment of every Flower process.
 
     Args:
-        home: where Flower keeps its own files.
+        home: folder of Flower's own files.
     """
-    # Flower starts its helpers by bare name, so our interpreter's scripts come first.
+    # Flower starts its helpers by name only, so our interpreter's scripts come first.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     unguarded = upstream.UNGUARDED
     inherited = {name: value for name, value in os.environ.items() if name not in unguarded}
@@ -151,13 +151,13 @@ def flower_environment(home: Path) -> dict[str, str]:
 def superlink_environment(
     state: Path, party_file: Path, network_address: str, stream_address: str
 ) -> dict[str, str]:
-    """What a SuperLink runs in.
+    """Environment of a SuperLink.
 
     Args:
         state: the label party's folder for Flower.
-        party_file: the label party's own file; says which bundles it runs.
-        network_address: host:port that SuperNodes connect to; empty for a simulation.
-        stream_address: host:port that the streams of sessions come to, likewise.
+        party_file: the label party's own file, with the bundles that it runs.
+        network_address: host:port for SuperNodes; empty for a simulation.
+        stream_address: host:port for the streams of sessions; empty for a simulation.
     """
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), NETWORK_VARIABLE: network_address}
     own |= {STREAM_VARIABLE: stream_address, ROUTER_VARIABLE: str((state / "streams").resolve())}
@@ -167,7 +167,7 @@ def superlink_environment(
 
 
 def supernode_environment(state: Path, party_file: Path) -> dict[str, str]:
-    """What a SuperNode runs in; see `superlink_environment`."""
+    """Environment of a SuperNode; see `superlink_environment`."""
     _write_programs(state, _OF_SUPERNODE)
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve())}
     own[WORKER_VARIABLE] = _worker_program("flwr-clientapp")
@@ -179,7 +179,7 @@ def _worker_program(program: str) -> str:
 
 
 def _service_environment(state: Path) -> dict[str, str]:
-    """Our programs are found first, and they find the local API."""
+    """Environment in which our programs are found first, and find the local API."""
     environment = flower_environment(state)
     return environment | {
         "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
@@ -201,11 +201,11 @@ def _write_programs(state: Path, runs_code: Sequence[str]) -> None:
 
 
 class LocalApi:
-    """The local API of a SuperLink or SuperNode: where it listens, how its own programs get in.
+    """Address and credentials of the local API of a SuperLink or SuperNode, for its own programs.
 
-    Made anew at each start: a secret, and a certificate of its own, so that a program never shows
-    the secret to another process that took the port. All of it lies in one folder that only the
-    owner can read, `folder`:
+    They are made at each start: a secret, and a certificate, so that a program never sends the
+    secret to another process on that port. All files are in one folder that only the owner can
+    read, `folder`:
 
     address     host and port on the loopback, written once the service listens
     secret      what a request must carry
@@ -224,7 +224,7 @@ class LocalApi:
 
     @classmethod
     def begin(cls, folder: Path) -> LocalApi:
-        """Make the secrets of a new start; those of an earlier one are worth nothing any more."""
+        """Make the secrets of a new start; those of an earlier start become invalid."""
         api = cls(folder)
         private_folder(folder)
         close_to_others(folder)
@@ -238,7 +238,7 @@ class LocalApi:
         return api
 
     def listens_on(self, port: int) -> None:
-        """Tell the service's own programs where it is."""
+        """Write the address for the service's own programs."""
         write_text(self.folder / "address", f"{HOST}:{port}")
 
     @property
@@ -248,28 +248,28 @@ class LocalApi:
 
     @property
     def address(self) -> str:
-        """Host and port.
+        """Host and port of the local API.
 
         Raises:
-            LostPeerError: the service does not run, or not yet.
+            LostPeerError: the service does not run, or has not started yet.
         """
         try:
             return (self.folder / "address").read_text()
         except FileNotFoundError:
             raise LostPeerError(
-                "this service of Flower does not run here",
+                "this service of Flower is not running here",
                 where=str(self.folder),
                 fix="start it with: vfl up PROJECT, or vfl up party.toml",
             ) from None
 
     @property
     def secret(self) -> str:
-        """What a request must carry."""
+        """Secret that a request must carry."""
         return (self.folder / "secret").read_text()
 
 
 def local_api(state: Path) -> LocalApi:
-    """The local API of the service that keeps its files in a folder."""
+    """The local API of the service with this folder of files."""
     return LocalApi(state / "local")
 
 
@@ -277,13 +277,14 @@ def local_api(state: Path) -> LocalApi:
 
 
 def superlink() -> None:
-    """Flower's SuperLink behind its two guards; its arguments are Flower's."""
+    """Run Flower's SuperLink behind its two guards; the arguments are Flower's."""
     _end_with_starter()
     with _printed_errors():
         command = upstream.SUPERLINK.load()
         upstream.REGISTERED.load()
         network = os.environ[NETWORK_VARIABLE]
-        # First of all: a port in use must leave the secret of the SuperLink that has it alone.
+        # Before anything else: if the port is in use, the running SuperLink's secret must stay
+        # unchanged.
         router, streams = None, os.environ[STREAM_VARIABLE]
         others = OtherConnections() if network and network == streams else None
         listeners: list[Any] = []
@@ -325,7 +326,7 @@ async def _serve_superlink(
     for server, listener in zip(servers, reversed(listeners), strict=True):
         tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
         while not server.started:
-            if tasks[-1].done():  # it ended before it began, with the reason if it has one
+            if tasks[-1].done():  # it ended at its start, perhaps with an error
                 _stop(servers, bell)
                 await tasks[-1]
                 sys.exit(1)
@@ -334,7 +335,7 @@ async def _serve_superlink(
     _start_superexec(api, api.address)
     print(READY, flush=True)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    _stop(servers, bell)  # one port alone is of no use
+    _stop(servers, bell)  # a single port is useless
     await asyncio.gather(*tasks)
 
 
@@ -352,24 +353,24 @@ def _server(
     config = uvicorn.Config(
         guard,
         lifespan=lifespan,
-        access_log=False,  # one line a poll of every SuperNode fills the disk
-        proxy_headers=False,  # nobody may tell us who calls
+        access_log=False,  # each poll would add a line to the disk
+        proxy_headers=False,  # callers must not choose their address
         server_header=False,
         log_config=options["log_config"],
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    return HttpServer(config, signals=False)  # signals are for whoever runs several
+    return HttpServer(config, signals=False)  # the caller handles signals
 
 
 def _stop(servers: Sequence[Any], bell: Bell) -> None:
     for server in servers:
         server.should_exit = True
-    bell.ring()  # a server ends when it has answered
+    bell.ring()  # a server ends after its last answer
 
 
 def _registered(app: Any) -> Callable[[bytes], Any]:
-    """Asks Flower's own state whether a key is registered, outside the event loop."""
+    """Make a function that asks Flower's state for a registered key, outside the event loop."""
 
     async def is_registered(key: bytes) -> bool:
         state = app.state.linkstate_factory.state()
@@ -379,7 +380,7 @@ def _registered(app: Any) -> Callable[[bytes], Any]:
 
 
 def _taken_back(retired: Path) -> Callable[[bytes], Any]:
-    """Whether a key was taken from a party, by the file of their digests."""
+    """Make a function that returns whether a key was withdrawn, from the file of digests."""
 
     async def was_registered(key: bytes) -> bool:
         known = read_json(retired)["keys"] if retired.exists() else ()
@@ -389,7 +390,7 @@ def _taken_back(retired: Path) -> Callable[[bytes], Any]:
 
 
 def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
-    """Marks a SuperNode that was killed as offline, which Flower notices after a minute alone."""
+    """Make a function that marks a killed SuperNode as offline; Flower alone takes a minute."""
 
     def forget(key: bytes) -> None:
         state = app.state.linkstate_factory.state()
@@ -403,7 +404,7 @@ def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
 
 
 def _names_its_sender(path: str, body: bytes) -> bool:
-    """Flower compares the caller with its key, but not with who a reply says it is from."""
+    """Check a reply's sender: Flower checks only the key of the caller."""
     if path != "/v1/fleet/push-messages":
         return True
     from google.protobuf.message import DecodeError
@@ -417,7 +418,7 @@ def _names_its_sender(path: str, body: bytes) -> bool:
 
 
 def _registers_by_name(path: str, body: bytes) -> bool:
-    """A key without a party's name could not be told from another party's."""
+    """Check that a key comes with a party's name, which identifies its owner."""
     if path != "/v1/control/register-node":
         return True
     from google.protobuf.message import DecodeError
@@ -425,22 +426,24 @@ def _registers_by_name(path: str, body: bytes) -> bool:
     try:
         return bool(upstream.CONTROL_MESSAGES.load().RegisterNodeRequest.FromString(body).name)
     except DecodeError:
-        return True  # Flower refuses what is no message
+        return True  # Flower refuses malformed messages
 
 
 def supernode() -> None:
-    """Flower's SuperNode, its local API behind a guard; its arguments are Flower's."""
+    """Run Flower's SuperNode, with its local API behind a guard; the arguments are Flower's."""
     _end_with_starter()
     with _printed_errors():
         port = int(sys.argv[sys.argv.index("--port") + 1])
-        try:  # Flower would go on without its local API, and say nothing of why
+        try:  # Flower would run without its local API, and hide the reason
             listen(HOST, port).close()
         except UserError as refused:
             refused.what = "cannot listen for this SuperNode's own programs"
-            refused.fix = "another node.api_port in party.toml, one a SuperNode of this machine"
+            refused.fix = (
+                "another node.api_port in party.toml, one for each SuperNode of this machine"
+            )
             raise
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
-        _start_superexec(api, f"{HOST}:{port}")  # whose worker imports for longer than this process
+        _start_superexec(api, f"{HOST}:{port}")  # its worker imports for longer
         command, internal = upstream.SUPERNODE.load(), upstream.SUPERNODE_LOOP.load()
     sys.argv += ["--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
@@ -463,11 +466,11 @@ def supernode() -> None:
 
 
 class SessionsAtOnce:
-    """Lets a SuperNode play several sessions; Flower's loop waits for the end of each.
+    """Lets a SuperNode run several sessions; Flower's loop would wait for the end of each.
 
     Args:
-        push: Flower's function that waits until a reply is there, and sends it.
-        bell: rung when a message is there, where those look who ask for work.
+        push: Flower's function that waits for a reply, and sends it.
+        bell: bell to ring when a message has arrived for polling programs.
     """
 
     def __init__(self, push: Callable[..., None], bell: Bell) -> None:
@@ -476,7 +479,7 @@ class SessionsAtOnce:
         self._replying: threading.Thread | None = None
 
     def message_came(self, *, send: Callable[..., Any], **callbacks: Any) -> None:
-        """In the place of `push`: a session begins, and its reply leaves when it comes."""
+        """Replacement of `push`: begin a session, and send its reply when it is ready."""
 
         def send_and_free(*arguments: Any) -> Any:
             self._places.release()
@@ -487,21 +490,21 @@ class SessionsAtOnce:
             replies = partial(self._reply, send=send_and_free, **callbacks)
             self._replying = threading.Thread(target=replies, name="vfl-replies", daemon=True)
             self._replying.start()
-        self._places.acquire()  # the next message waits at the SuperLink until there is a place
+        self._places.acquire()  # the next message waits at the SuperLink for a free place
 
     def _reply(self, **callbacks: Any) -> None:
         while True:
             try:
                 self._push(**callbacks)
-            except Exception as problem:  # of one reply; those of other sessions leave
+            except Exception as problem:  # an error in one reply; those of other sessions are sent
                 print(f"vfl: a reply was lost ({type(problem).__name__})", flush=True)
 
 
 def _end_with_starter() -> None:
-    """Have this process end, as after SIGTERM, once the command that started its service is gone.
+    """End this process, as after SIGTERM, once the command that started its service has ended.
 
-    A command that was killed ends nothing itself. A service that it leaves would keep its ports,
-    and a session would go on answering beside the one of the command that is started next.
+    A killed command cannot end its service. The service would keep its ports, and a session would
+    continue to answer beside that of the next command.
     """
     if starter := os.environ.get(STARTER_VARIABLE):
         follow = partial(_follow, int(starter))
@@ -509,9 +512,9 @@ def _end_with_starter() -> None:
 
 
 def _follow(starter: int) -> None:
-    """End this process once another one, which need not be its parent, has ended."""
+    """End this process once another process, not necessarily its parent, has ended."""
     with suppress(ProcessLookupError):
-        if sys.platform == "linux":  # where a process that ended may keep its number for a while
+        if sys.platform == "linux":  # an ended process may keep its number for a while
             ended = select.poll()
             ended.register(os.pidfd_open(starter), select.POLLIN)
             ended.poll()
@@ -523,13 +526,13 @@ def _follow(starter: int) -> None:
 
 
 def _start_superexec(api: LocalApi, address: str) -> None:
-    """What takes work from a service and starts a program for it; it ends with the service.
+    """Start the program that takes work from a service and runs it; it ends with the service.
 
     It may start before the service listens at the address.
 
-    In a session of its own, as Flower starts it: a terminal's Ctrl+C is for the service, and Linux
-    shares a busy machine between sessions, where the low priority of Ray's workers would starve
-    them beside whatever else the caller runs. One that dies is started again.
+    It runs in a separate process session, as in Flower: a terminal's Ctrl+C is for the service, and
+    Linux shares a busy machine between sessions, where the low priority of Ray's workers would
+    starve them beside the caller's other programs. If it dies, it is started again.
     """
     command = ["flower-superexec", "--runtime-api-address", address]
     command += ["--root-certificates", str(api.ca), "--parent-pid", str(os.getpid())]
@@ -542,7 +545,7 @@ def _start_superexec(api: LocalApi, address: str) -> None:
             if code is None:
                 started = Process("SuperExec", command, os.environ, start_new_session=True)
                 code = started.wait()
-            time.sleep(_AGAIN_S)  # by then a service that ends has taken this thread along
+            time.sleep(_AGAIN_S)  # a service that is ending has stopped this thread by then
             print(f"vfl: SuperExec ended (exit {code}); starting it again", flush=True)
 
     threading.Thread(target=keep, daemon=True).start()
@@ -552,9 +555,9 @@ def _start_superexec(api: LocalApi, address: str) -> None:
 
 
 def superexec() -> None:
-    """Flower's SuperExec, with the secret of its service and a standing worker.
+    """Run Flower's SuperExec, with the secret of its service and a standing worker.
 
-    The worker begins first: nothing else takes as long.
+    The worker starts first, because it takes longest.
     """
     _end_with_starter()
     api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
@@ -575,7 +578,7 @@ def superexec() -> None:
 
 
 def _wait_for(api: LocalApi) -> None:
-    """Wait until a service listens, or is gone."""
+    """Wait until a service listens, or has ended."""
     service, deadline = os.getppid(), time.monotonic() + _LISTENS_WITHIN_S
     while not api.listens and os.getppid() == service and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
@@ -583,21 +586,21 @@ def _wait_for(api: LocalApi) -> None:
 
 @contextmanager
 def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[[], None]]:
-    """Keep the standing worker of a service, from before it starts until after it has ended.
+    """Keep the standing worker of a service running, from before its start until after its end.
 
-    It takes longer to get ready than everything else, so it begins first, and a service that is
-    started again finds it ready.
+    The worker takes longest to get ready, so it starts first, and a restarted service finds it
+    ready.
 
     Args:
-        environment: of the service.
-        log: of the service, for what the worker says.
+        environment: environment of the service.
+        log: log of the service, which gets the worker's output.
 
     Returns:
-        Starts the worker again where it has died; to be called now and then.
+        A function that restarts a dead worker; to be called regularly.
     """
     folder = Path(environment[LOCAL_API_VARIABLE])
     program = environment[WORKER_VARIABLE]
-    # Another command of this party that runs keeps its own; this one is about to be refused.
+    # Another running command of this party keeps its worker; the present command will be refused.
     if not program or SHARED_VARIABLE in os.environ or answers(folder):
         yield lambda: None
         return
@@ -615,13 +618,13 @@ def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[
 
 
 def shared_worker(arguments: Sequence[str]) -> int | None:
-    """Run a `vfl` command that starts several parties beside them; see `run_among_parties`."""
+    """Run a `vfl` command that starts several parties, in their worker; see `run_among_parties`."""
     environment = {**os.environ, **QUIET, WORKER_VARIABLE: ""}
     return run_among_parties(WORKER_COMMAND, environment, arguments)
 
 
 def serverapp() -> None:
-    """Flower's ServerApp process, for a bundle the label party accepts."""
+    """Run Flower's ServerApp process, for a bundle that the label party accepts."""
     with _printed_errors():
         runtime = upstream.SERVERAPP_RUN.load()
     runtime.flush_logs = partial(runtime.flush_logs, timeout=_LAST_LINES_S)
@@ -629,24 +632,24 @@ def serverapp() -> None:
 
 
 def clientapp() -> None:
-    """Flower's ClientApp process, for a bundle the feature party accepts."""
+    """Run Flower's ClientApp process, for a bundle that the feature party accepts."""
     _run_bundle(upstream.CLIENTAPP_RUN, upstream.CLIENTAPP, "flwr_clientapp")
 
 
 def simulation() -> None:
-    """Flower's simulation process, for a bundle whoever runs it accepts."""
+    """Run Flower's simulation process, for a bundle that its user accepts."""
     _run_bundle(upstream.SIMULATION, upstream.SIMULATION, "flwr_simulation")
 
 
 def refuse() -> None:
-    """Instead of the other programs by which Flower runs code."""
+    """Refuse the other programs by which Flower runs code."""
     program = Path(sys.argv[0]).name
     print(ConsentError(f"a party of vfl does not run {program}"), flush=True)
     sys.exit(ConsentError.exit_code)
 
 
 def _show_secret() -> None:
-    """Let every request to the local API of our service carry its secret, and no other request."""
+    """Add our service's secret to every request to its local API, and to no other request."""
     client = upstream.HTTP_CLIENT.load().ProtobufClient
     api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
     make = client.__init__
@@ -665,7 +668,7 @@ def _carry_secret(client: Any, api: LocalApi) -> None:
 
 
 def control_client(state: Path) -> Any:
-    """Flower's client of a SuperLink's Control API, with its secret; to be closed.
+    """Flower's client of a SuperLink's Control API, with its secret; the caller closes it.
 
     Args:
         state: the label party's folder for Flower.
@@ -679,7 +682,7 @@ def control_client(state: Path) -> Any:
 
 
 def _run_bundle(runtime: Internal, command: Internal, function: str) -> None:
-    """Go on with a program of Flower that unpacks a bundle, once its bundles are checked."""
+    """Continue with a program of Flower that unpacks a bundle, with a check of each bundle."""
     _end_with_starter()
     with _printed_errors():
         module, program = runtime.load(), command.load()
@@ -702,13 +705,15 @@ def _run_bundle(runtime: Internal, command: Internal, function: str) -> None:
 def _accepted() -> Sequence[str]:
     file = os.environ.get(PARTY_FILE_VARIABLE)
     if not file:
-        raise ConfigError("no party's own file", want=f"its path in {PARTY_FILE_VARIABLE}")
+        raise ConfigError(
+            "the path of the party's own file is missing", want=f"its path in {PARTY_FILE_VARIABLE}"
+        )
     return read_party_file(Path(file)).consent.bundles
 
 
 @contextmanager
 def _printed_errors() -> Iterator[None]:
-    """An error before Flower takes over is printed as vfl prints errors, and ends the program."""
+    """Print an error before Flower takes over as vfl prints errors, and end the program."""
     try:
         yield
     except VFLError as problem:

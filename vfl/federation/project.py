@@ -1,4 +1,4 @@
-"""A project on disk: one folder an owner, to be copied to the owner's machine.
+"""A project on disk: one folder for each owner, to be copied to the owner's machine.
 
 PROJECT/README.md             one command line a party
 PROJECT/label/party.toml      the label party's own file
@@ -10,7 +10,7 @@ PROJECT/NAME/                 a feature party, or one that deals: party.toml, ca
 PROJECT/NAME/node.key         with identity.key: where all parties are on one machine
 PROJECT/NAME/peers/           the others' public identity keys, for a secure mode; likewise
 
-A project for several hosts has no key of another party: each makes its own, with `vfl join`.
+A project for several hosts contains no key of another party: each makes its own, with `vfl join`.
 """
 
 from __future__ import annotations
@@ -57,21 +57,20 @@ from vfl.session.secure_mode import third_party
 from vfl.session.store.identity import Identity
 from vfl.transport import expiry_warning, fingerprint, write_trial_certificates
 
-#: Ports of the label party, the first one of a SuperNode's own, and that of a second service.
+#: Ports of the label party, of the first SuperNode's local API, and of the second service.
 _SUPERLINK_PORT, _STREAM_PORT, API_PORT, _FURTHER_SERVICES = 8000, 8001, 9094, 8081
-#: The host of a project whose parties are all on this machine, which makes keys for them.
+#: Host of a project whose parties are all on this machine, for which it makes the keys.
 ONE_MACHINE = "127.0.0.1"
-#: In the folder of keys: those whose fingerprints were compared.
+#: File in the folder of keys with the compared fingerprints.
 _ACCEPTED = "accepted.json"
-#: Rules for ids that are whole numbers at every party that was looked at.
+#: Normalisation rules for ids that are whole numbers at every described party.
 RULES_OF_NUMBERS = "decimal+zeros"
-#: What stands in a party's file for its table until somebody fills it in.
+#: Placeholder for a party's table until its owner fills it in.
 _TABLE = {"source": "data.csv", "id": "id"}
 _CONSENT = Consent()
-#: What a party consents to that answers requests.
+#: Modes that a party with answers to requests consents to.
 SERVING_MODES = [*_CONSENT.modes, "serve"]
-#: In a party's own file, below the table of ranges.
-#: Begins a note about a table in its party's file.
+#: Text in a party's own file below the table of ranges, and first characters of a note on a table.
 _NOTE = "#|"
 _RANGES = (
     "# Every number of a session has a range; vfl check PARTY.toml lists them. Your own, such as:\n"
@@ -82,17 +81,17 @@ _RANGES = (
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was looked at, as a party file tells it.
+    """A described table, with its settings in a party file.
 
     Attributes:
-        source: as it was given.
+        source: source as given.
         data: settings of [data].
         features: names of the columns that become inputs.
-        lines: the table of columns.
-        notes: those of its lines that ask for a look.
-        task: what the label is for.
+        lines: lines of the table of columns.
+        notes: warnings among those lines.
+        task: learning task of the label.
         whole_ids: whether every id is a whole number.
-        left_out: lines that name every column that becomes no input, and why.
+        left_out: lines that name every column without inputs, with the reason.
     """
 
     source: str
@@ -119,7 +118,7 @@ class LabelFolder:
 
     @classmethod
     def find(cls, path: Path) -> LabelFolder:
-        """The label party's folder at or below `path`.
+        """Find the label party's folder at or below `path`.
 
         Raises:
             RunFolderError: there is none.
@@ -135,7 +134,7 @@ class LabelFolder:
         )
 
     def tidy(self) -> None:
-        """Remove what killed writes left, and close to others the folders that vfl made."""
+        """Remove the remains of killed writes, and make vfl's folders private."""
         for folder in (self.app, self.certificates, self.keys, self.state):
             close_to_others(folder)
             sweep(folder)
@@ -146,27 +145,27 @@ class LabelFolder:
     def experiment(
         self, overrides: Sequence[str] = (), more: MoreMistakes | None = None
     ) -> Experiment:
-        """The experiment everybody is told about, with some settings changed for one run."""
+        """Read the public experiment, with some settings changed for one run."""
         return read_experiment(self.app / "experiment.toml", overrides, more)
 
     def locations(self, overrides: Sequence[str] = ()) -> Locations:
-        """Where the experiment's settings stand in its file."""
+        """Lines of the experiment's settings in its file."""
         return Locations.of(self.app / "experiment.toml", overrides)
 
     def accept_key(self, name: str, content: bytes) -> None:
-        """Let a party connect with these public keys, whose fingerprint was compared."""
+        """Allow a party to connect with these public keys, whose fingerprint was compared."""
         write_bytes(self.keys / f"{name}.pub", content)
         write_json(self.keys / _ACCEPTED, self.accepted_keys() | {name: fingerprint(content)})
 
     def accepted_keys(self) -> dict[str, str]:
-        """The fingerprints of the keys that were accepted, by party."""
+        """Fingerprints of the accepted keys, by party."""
         file = self.keys / _ACCEPTED
         return read_json(file) if file.exists() else {}
 
     def certificate_warnings(self) -> list[str]:
-        """What is to be said about certificates of the SuperLink that end soon."""
+        """Warnings about certificates of the SuperLink that end soon."""
         cures = {
-            "server.pem": "vfl up renews it while ca.key is there, and vfl renew PROJECT does",
+            "server.pem": "vfl up renews it if ca.key exists, and vfl renew PROJECT does",
             "ca.pem": "make a new authority with: vfl renew PROJECT --authority",
         }
         found = [expiry_warning(self.certificates / name, cure) for name, cure in cures.items()]
@@ -174,19 +173,19 @@ class LabelFolder:
 
 
 class Project:
-    """A project that is put together part by part: who takes part, and what each party's file says.
+    """Builder of a project: its parties, and the content of each party's file.
 
-    Parties get ports in the order in which they are added. Tables stay as `vfl init` names them,
-    to be filled in by hand, where none is given.
+    Parties get ports in the order in which they are added. If no table is given, the placeholder of
+    `vfl init` stays, to be replaced by hand.
 
     Args:
-        name: of the experiment.
-        label_party: the one that leads.
-        label: its label column; "label" in its file where none is given.
-        host: name or address at which the others reach it.
+        name: name of the experiment.
+        label_party: name of the leading label party.
+        label: name of its label column; "label" in its file if none is given.
+        host: name or address of its host, as the others reach it.
 
     Raises:
-        UserError: that is no host.
+        UserError: the host is invalid.
     """
 
     def __init__(
@@ -196,11 +195,13 @@ class Project:
             self.host = host = parse_host(host)
         except ValueError as problem:
             raise UserError(
-                "the other parties cannot reach the label party there", got=host, fix=str(problem)
+                "the other parties cannot reach the label party at this host",
+                got=host,
+                fix=str(problem),
             ) from None
         self._superlink = str(Address(host, _SUPERLINK_PORT))
         self._labels = {label_party: label}
-        #: What the experiment says.
+        #: Settings of the experiment.
         self._public: dict[str, Any] = {
             "name": name,
             "parties": {},
@@ -212,21 +213,21 @@ class Project:
                 "stream_port": _STREAM_PORT,
             },
         }
-        #: What the files of parties say, without the label party's.
+        #: Settings of the parties' files, without the label party's.
         self._own: dict[str, dict[str, Any]] = {}
         self._label_file: dict[str, Any] = {"data": _TABLE | {"label": label or "label"}}
-        #: What every feature party consents to besides, and what everybody does.
+        #: Further consent of every feature party, and of every party.
         self._of_features: dict[str, Any] = {}
         self._of_all: dict[str, Any] = {}
         self._tables: dict[str, Table] = {}
 
     def add_feature_party(self, name: str) -> None:
-        """A party with columns."""
+        """Add a party with columns."""
         self._public["parties"][name] = {}
         self._own[name] = {"data": _TABLE}
 
     def share_first_layers(self, dealer: str) -> None:
-        """Have a party without data deal for first layers on shares; see docs/secure_layer.md."""
+        """Add a dealer without data for secret-shared first layers; see docs/secure_layer.md."""
         self._public |= {
             "merge": "sum",
             "secure": f"beaver:dealer={dealer}",
@@ -236,7 +237,7 @@ class Project:
         self._own[dealer] = {"role": "dealer"}
 
     def divide_rows(self, dealer: str) -> None:
-        """Have every party bring rows with all columns and labels; see docs/secure_dpsgd.md."""
+        """Give every party separate rows with all columns and labels; see docs/secure_dpsgd.md."""
         ((label_party, label),) = self._labels.items()
         names = [label_party, *self._public["parties"]]
         self._public |= {
@@ -252,14 +253,14 @@ class Project:
         self._own[dealer] = {"role": "dealer"}
 
     def add_middle(self, name: str) -> None:
-        """A party without data between bottoms and head."""
+        """Add a party without data between bottoms and head."""
         self._public["middle"] = {"party": name}
         self._public["label"]["top"] = "linear"
         self._own[name] = {"role": "middle"}
         self._of_features = {"middle": [name]}
 
     def add_label_parties(self, labels: Mapping[str, str]) -> None:
-        """Further label parties, each with its label column, or none to be filled in."""
+        """Add further label parties, each with its label column, or an empty name to fill in."""
         self._labels |= labels
         self._public["tasks"] = [{"party": name} for name in labels]
         for name, column in labels.items():
@@ -267,7 +268,7 @@ class Project:
         self._of_features = self._of_features or {"label_parties": list(labels)}
 
     def add_tables(self, tables: Mapping[str, Table]) -> None:
-        """The tables of some parties, whose rows an alignment finds together."""
+        """Add the tables of some parties, whose common rows an alignment finds."""
         self._tables = dict(tables)
         self._public["data"]["alignment"] = UNNAMED_ALIGNMENT
         if all(table.whole_ids for table in tables.values()):
@@ -279,31 +280,31 @@ class Project:
             self._file(name)["data"] = table.data
 
     def give_columns_to_label_party(self) -> None:
-        """The label party has columns as well."""
+        """Give columns to the label party as well."""
         self._public["parties"][self._public["label"]["party"]] = {}
 
     def consent_to_serving(self) -> None:
-        """Every party answers requests; further label parties do at ports of their own."""
+        """Let every party answer requests; further label parties get their own ports."""
         self._of_all["modes"] = SERVING_MODES
         for position, task in enumerate(self._public.get("tasks", ())):
             self._own[task["party"]]["serve"] = {"port": _FURTHER_SERVICES + position}
 
     def keep_gaps(self) -> None:
-        """Rows that some party lacks stay; an alignment finds them."""
+        """Keep rows that some party lacks; an alignment finds them."""
         self._public["data"] |= {"alignment": UNNAMED_ALIGNMENT, "missing_rows": "token"}
         self._of_all["missing_rows"] = [*_CONSENT.missing_rows, "token"]
 
     def write(self, folder: Path) -> Path | None:
-        """Write it into a new folder, as `write_project` does.
+        """Write the project into a new folder, as `write_project` does.
 
         Returns:
-            The file of a trial in one process, where every party's table was given.
+            The file of a trial in one process, if every party's table was given.
 
         Raises:
-            ConfigError: the parts do not go together.
+            ConfigError: the parts do not fit together.
             RunFolderError, UserError: see `write_project`.
         """
-        if self.host != ONE_MACHINE and "dp" not in self._public:  # whose rows differ, surely
+        if self.host != ONE_MACHINE and "dp" not in self._public:  # their rows differ for certain
             self._public["data"].setdefault("alignment", UNNAMED_ALIGNMENT)
         experiment = check(self._public, Experiment, where="the arguments")
         for position, file in enumerate(self._own.values()):
@@ -330,10 +331,10 @@ class Project:
 
 
 def require_new(folder: Path) -> None:
-    """Refuse to write a project where something is.
+    """Refuse to write a project into a folder that is not empty.
 
     Raises:
-        RunFolderError: the folder holds something already.
+        RunFolderError: the folder is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
@@ -351,14 +352,14 @@ def write_project(
     Args:
         folder: a new folder.
         experiment: the public part.
-        parties: every party's own file, the label party's included.
-        host: name or address the SuperLink is reached by; of `ONE_MACHINE` every party's keys are
-            made too, else each party makes its own.
+        parties: own files of all parties, including the label party's.
+        host: name or address of the SuperLink; for `ONE_MACHINE` every party's keys are made too,
+            otherwise each party makes its own.
         notes: lines about a party's table, for the head of its file.
 
     Raises:
-        RunFolderError: the folder holds something already.
-        UserError: a party has a name that cannot name its files.
+        RunFolderError: the folder is not empty.
+        UserError: a party's name cannot name its files.
     """
     require_new(folder)
     label = LabelFolder(folder / "label")
@@ -385,7 +386,7 @@ def write_project(
             made = label.certificates / f"{name}.pub"
             label.accept_key(name, made.read_bytes())
             made.unlink()
-    signs = Identity.fresh()  # the label party's log
+    signs = Identity.fresh()  # signs the label party's log
     signs.keep_at(label.path / "identity.key")
     signs.public.keep_at(label.path / "identity.pub")
     if together:
@@ -403,18 +404,18 @@ def write_party(
     *,
     readme: bool,
 ) -> None:
-    """Write the folder of a party that has a node, without a key.
+    """Write the folder of a party with a node, without a key.
 
     Args:
         label: the label party's folder.
         experiment: the public part.
         party: the party's own file.
-        folder: of the party.
+        folder: folder of the party.
         notes: lines about its table, for the head of its file.
-        readme: whether its owner is told what to do with it.
+        readme: whether to write instructions for its owner.
 
     Raises:
-        RunFolderError: the folder holds something already.
+        RunFolderError: the folder is not empty.
     """
     require_new(folder)
     write_text(folder / "party.toml", party_text(party, True, notes))
@@ -424,11 +425,11 @@ def write_party(
 
 
 def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]) -> Path:
-    """Write an experiment in which one process plays every party of a project; its file.
+    """Write an experiment in which one process runs every party of a project; returns its path.
 
     Args:
-        folder: of a project whose parties' files name tables of this machine.
-        experiment: the project's.
+        folder: folder of a project whose parties' files name tables of this machine.
+        experiment: experiment of the project.
         columns: label column of each label party's table.
     """
     sources = {
@@ -452,14 +453,14 @@ def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]
 
 
 def node_parties(experiment: Experiment) -> list[str]:
-    """The parties that have a SuperNode: the feature parties, and one that has no data."""
+    """The parties with a SuperNode: the feature parties, and parties without data."""
     middle = None if experiment.middle is None else experiment.middle.party
     more = [third_party(experiment), middle, *(task.party for task in experiment.tasks or ())]
     return [*experiment.feature_parties, *(name for name in more if name is not None)]
 
 
 def write_identities(folder: Path, parties: Sequence[str]) -> None:
-    """Give each party's folder an identity key, and the others' public ones to pin."""
+    """Write an identity key into each party's folder, with the others' public keys as pins."""
     identities = {name: Identity.fresh() for name in parties}
     for name, identity in identities.items():
         identity.keep_at(folder / name / "identity.key")
@@ -469,33 +470,34 @@ def write_identities(folder: Path, parties: Sequence[str]) -> None:
 
 
 def experiment_text(experiment: Experiment) -> str:
-    """The public file of a project."""
-    head = "# What every party of this experiment is told. No data, no paths: those are in each\n"
+    """Text of a project's public file."""
+    head = (
+        "# Settings that every party of this experiment receives. No data, no paths: those "
+        "are in each\n"
+    )
     of_one_process = DataSettings.model_fields.keys() - {*OF_A_PROJECT}
     text = to_toml(experiment, {"data": of_one_process, "trace": True})
     return f"{head}# party's own party.toml.\n\n{text}"
 
 
 def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> str:
-    """A party's own file, with what was found of its table at its head."""
-    head = (
-        f"# What party '{party.party}' keeps to itself: its data, its key, what it consents to.\n"
-    )
+    """Text of a party's own file, with the findings about its table at its head."""
+    head = f"# Private settings of party '{party.party}': its data, its key, its consent.\n"
     leave_out: dict[str, Any] = {}
     if not has_node:
         leave_out = {"consent": True, "node": True, "identity": True}
-    if party.data is not None:  # what it does not say is found out when the party joins
+    if party.data is not None:  # missing settings are detected when the party joins
         leave_out["data"] = OwnData.model_fields.keys() - party.data.model_fields_set
     text = to_toml(party, leave_out).replace("[consent.ranges]\n", f"[consent.ranges]\n{_RANGES}")
     return with_notes(f"{head}# Paths start at this file's folder.\n\n{text}", notes)
 
 
 def with_notes(text: str, notes: Sequence[str]) -> str:
-    """A party's own file with notes about its table at its head, in place of earlier ones.
+    """Put notes about its table at the head of a party's own file, in place of earlier ones.
 
     Args:
-        text: the file.
-        notes: one a line; a sign of their own tells them from comments of the file's owner.
+        text: text of the file.
+        notes: one for each line; a prefix separates them from the owner's comments.
     """
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_NOTE)]
     head = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -504,7 +506,7 @@ def with_notes(text: str, notes: Sequence[str]) -> str:
 
 
 def _readme(template: str, experiment: Experiment, **more: Any) -> str:
-    """A README.md: of a project, or of a party that has a host of its own."""
+    """Text of a README.md for a project, or for a party on another host."""
     environment = Environment(
         loader=PackageLoader("vfl.federation"),
         undefined=StrictUndefined,

@@ -1,9 +1,9 @@
-"""Every name inside Flower that vfl uses, and why.
+"""All names inside Flower that vfl uses, with the reasons.
 
 Flower's public API is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`, which
-other files import themselves. Everything else may have another name in the next release. So it
-stands here alone, pyproject.toml bounds the version from above, `scripts/newest` tests the newest
-one, and a Flower in which a name is missing ends with an error before it listens or runs anything.
+other modules import directly. All other names may change in the next release. They are therefore
+listed only here, pyproject.toml limits the version, and `scripts/newest` tests the newest one. If
+Flower lacks a name, vfl ends with an error before it listens or runs anything.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Internal:
 
     Attributes:
         module: its full name.
-        names: what of it vfl uses or replaces, attributes of its classes with a dot.
-        why: what for.
+        names: names in it that vfl uses or replaces, attributes of its classes with a dot.
+        why: purpose.
     """
 
     module: str
@@ -34,17 +34,17 @@ class Internal:
     why: str
 
     def load(self) -> Any:
-        """The module.
+        """Import the module.
 
         Raises:
-            ConfigError: it or one of its names is not there; this Flower is none we know.
+            ConfigError: it or one of its names does not exist; this version of Flower is unknown.
         """
         try:
             with no_deprecations():
                 module = import_module(self.module)
         except ModuleNotFoundError as problem:
             if not self.module.startswith(problem.name or "?"):
-                raise  # a package of somebody else's, which Flower needs
+                raise  # a package of another project, which Flower needs
             missing = [problem.name or self.module]
         else:
             missing = [name for name in self.names if not _has(module, name)]
@@ -68,13 +68,13 @@ def _has(module: Any, name: str) -> bool:
 
 @contextmanager
 def no_deprecations() -> Iterator[None]:
-    """Flower and what it imports use what other packages deprecate; no user can help that."""
+    """Hide deprecations in Flower and its dependencies, which users cannot avoid."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
-# Services: each is started by Flower's own command, with a guard in the place of its server.
+# Services: Flower's own command starts each, with a guard in place of its server.
 SUPERLINK = Internal(
     "flwr.superlink.cli.flower_superlink",
     ("flower_superlink", "uvicorn"),
@@ -83,7 +83,7 @@ SUPERLINK = Internal(
 SUPERNODE = Internal(
     "flwr.supernode.cli.flower_supernode",
     ("flower_supernode", "uvicorn"),
-    "likewise for the local API",
+    "replaced for the local API in the same way",
 )
 SUPERNODE_LOOP = Internal(
     "flwr.supernode.start_client_internal",
@@ -109,12 +109,14 @@ SERVERAPP_RUN = Internal(
 )
 CLIENTAPP = Internal("flwr.supernode.cli", ("flwr_clientapp",), "runs a feature party's program")
 CLIENTAPP_RUN = Internal(
-    "flwr.supernode.runtime.run_clientapp", ("install_from_fab",), "unpacks a bundle, likewise"
+    "flwr.supernode.runtime.run_clientapp",
+    ("install_from_fab",),
+    "unpacks a bundle, replaced in the same way",
 )
 SIMULATION = Internal(
     "flwr.simulation.app",
     ("flwr_simulation", "install_from_fab"),
-    "runs the programs of a simulation, and unpacks a bundle likewise",
+    "runs the programs of a simulation, and unpacks a bundle, replaced in the same way",
 )
 
 # Calls to a service.
@@ -138,27 +140,29 @@ CONTROL_MESSAGES = Internal(
         "StreamLogsRequest",
         "UnregisterNodeRequest",
     ),
-    "what it is asked; a guard reads registrations",
+    "its requests; a guard reads registrations",
 )
 FLEET_MESSAGES = Internal(
-    "flwr.proto.fleet_pb2", ("PushMessagesRequest",), "a guard reads who sends a reply"
+    "flwr.proto.fleet_pb2", ("PushMessagesRequest",), "a guard reads the sender of a reply"
 )
-ERRORS = Internal("flwr.supercore.error", ("FlowerError.from_json",), "why a SuperLink refuses")
+ERRORS = Internal(
+    "flwr.supercore.error", ("FlowerError.from_json",), "reasons of a SuperLink's refusal"
+)
 REGISTERED = Internal(
     "flwr.server.superlink.linkstate",
     ("LinkState.deactivate_node", "LinkState.get_node_id_by_public_key"),
-    "a guard asks it whether a key is registered, and tells it that a killed SuperNode is gone",
+    "a guard asks it whether a key is registered, and reports a killed SuperNode to it",
 )
 
 # The bundle of a run and its settings.
 BUNDLE = Internal("flwr.cli.build", ("build_fab_from_disk",), "packs a bundle as flwr run does")
 FAB = Internal("flwr.supercore.fab", ("Fab",), "a bundle and its digest")
 MESSAGES = Internal(
-    "flwr.common.serde", ("fab_to_proto", "user_config_to_proto"), "both as StartRun has them"
+    "flwr.common.serde", ("fab_to_proto", "user_config_to_proto"), "both in the form of StartRun"
 )
 ARGUMENTS = Internal("flwr.common.config", ("parse_config_args",), "the size of a simulation")
 SIZES = Internal(
-    "flwr.supercore.utils", ("simulation_config_from_json",), "the same as StartRun has it"
+    "flwr.supercore.utils", ("simulation_config_from_json",), "the size in the form of StartRun"
 )
 TELEMETRY = Internal(
     "flwr.supercore.telemetry",
@@ -179,7 +183,7 @@ SILENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-#: Seconds between a program's questions for work.
+#: Seconds between a program's requests for work.
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-#: Each would open one more port of Flower's, without a guard before it.
+#: Each would open another port of Flower, without a guard before it.
 UNGUARDED = frozenset({"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"})

@@ -1,25 +1,25 @@
-"""A party's standing worker: a fork server that has imported everything, and forks once a session.
+"""A party's standing worker: a fork server with all imports done, which forks for each session.
 
 Most of the time before a session's first exchange is the start of processes: Python, torch, Flower.
-So each service has one process that has done this once. Whoever wants a program to run connects to
-its socket, and gets a fork of it that runs the program:
+Each service therefore has one process that has done this once. To run a program, a client connects
+to its socket, and gets a fork of it that runs the program:
 
 - Flower's SuperExec, for the ClientApp or ServerApp of a session, and its service for SuperExec
-  itself: `vfl up` keeps the worker, which begins before them (`StandingWorker`)
+  itself: `vfl up` keeps the worker, which starts before them (`StandingWorker`)
 - a command of the label party, for itself (`hand_over`)
 - a command that starts every party on this machine, for itself and for their SuperExecs: they share
-  one worker, so that torch is imported once and not once a process (`run_among_parties`)
+  one worker, so that torch is imported once and not in each process (`run_among_parties`)
 
-The socket lies in the folder of the local API (0700), and a caller of another user is not answered.
-Which programs there are is decided by who started the worker; each checks what it always checks, so
-a bundle is looked at before it is unpacked. A fork of a process with several threads may find a
-lock that nobody will release, so a worker that has more than one ends: programs start the long way
-then, as they do while it is not there. It runs under Linux alone, whose list of threads and whose
-credentials of a socket's peer it needs.
+The socket is in the folder of the local API (0700), and callers of other users get no answer. The
+process that starts the worker chooses its programs; each does its usual checks, so a bundle is
+checked before it is unpacked. A fork of a process with several threads may inherit a lock that is
+never released, so a worker with more than one thread ends: programs then start in the slow way, as
+they do without a worker. It runs under Linux only, because it needs the list of threads and the
+credentials of a socket's peer.
 
-A caller sends the length of its request, its three standard files, and the request; one byte tells
-it whether the worker accepts it, and a second one the exit code. What it sends meanwhile are
-signals.
+A caller sends the length of its request, its three standard files, and the request. The first byte
+of the answer reports whether the worker accepts it, and the second is the exit code. The bytes that
+the caller sends meanwhile are signals.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from vfl.transport.local_socket import connected_to, is_ours, listen_in
 
 Program = Callable[[], object]
 
-#: What a worker is called where processes are listed; its children are called as their programs.
+#: The worker's name in lists of processes; its children have the names of their programs.
 NAME = "vfl-worker"
 _SOCKET = "worker"
 _ACCEPTED, _REFUSED = b"+", b"-"
 _LENGTH_BYTES = 4
 _MAX_REQUEST_BYTES = 1 << 20
-#: A worker that has just begun answers when it has imported everything.
+#: A worker that has just started answers after all its imports.
 _ANSWER_TIMEOUT_S = 30.0
-#: A worker that dies at once must not keep a core busy with its starts.
+#: Pause between restarts, so that a worker that dies immediately does not keep a core busy.
 _RESTART_S = 5.0
-#: Other packages' modules that a session needs, so that no child imports them; the rest is small.
+#: Modules of other packages that a session needs, so that no child imports them.
 _APPS = (
     "pyarrow.dataset",
     "pyarrow.pandas_compat",
@@ -80,23 +80,22 @@ PRELOADED = {
         *_APPS,
     ),
 }
-#: Folder of a worker that the services started by one command share; without it each SuperExec has
-#: one of its own.
+#: Folder of a worker shared by the services of one command; without it each SuperExec has its own.
 SHARED_VARIABLE = "VFL_SHARED_WORKER"
-#: Arrow's second allocator, which nobody uses, would have a thread.
+#: Arrow's second allocator, which is unused, would start a thread.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _forked = False
 
 
-# --- whoever wants a program to run --------------------------------------------------------------
+# --- clients of a worker -------------------------------------------------------------------------
 
 
 class WorkerClient:
-    """Starts programs through a worker that somebody else keeps.
+    """Starts programs through a worker that another process keeps.
 
     Args:
-        folder: where the worker answers.
-        program: the only one of Flower's that it is asked for here.
+        folder: folder of the worker's socket.
+        program: the only Flower program that is requested here.
     """
 
     def __init__(self, folder: Path, program: str) -> None:
@@ -106,14 +105,14 @@ class WorkerClient:
 
     @property
     def reachable(self) -> bool:
-        """Whether to ask the worker; who does not keep it learns only from its answer."""
+        """Whether to ask the worker; only its keeper knows more than its answer."""
         return True
 
     def supervise(self) -> None:
-        """Nothing here: a worker is restarted by who keeps it, see `StandingWorker`."""
+        """Do nothing: the worker's keeper restarts it, see `StandingWorker`."""
 
     def popen(self, command: Sequence[str], **options: Any) -> None:
-        """Start a program and do not wait for it; in the place of `subprocess.Popen`."""
+        """Start a program without waiting for it; replaces `subprocess.Popen`."""
         if command[0] == self._program and self.reachable:
             with (
                 open(os.devnull, "r+b") as nothing,
@@ -126,7 +125,7 @@ class WorkerClient:
         self._subprocesses.append(Process(command[0], command, os.environ, **options))
 
     def run(self, command: Sequence[str]) -> int | None:
-        """Run a program to its end, which comes with this process's at the latest.
+        """Run a program to its end, no later than the end of this process.
 
         Returns:
             The exit code, 1 if it died; None if the worker does not accept it.
@@ -142,11 +141,11 @@ class StandingWorker(WorkerClient):
     """Keeps the worker of a service, and starts programs through it.
 
     Args:
-        folder: of the service's local API.
-        program: the only one of Flower's that the worker runs.
-        command: starts the worker; its standard input is the socket it answers.
-        environment: of the worker; this process's if not given.
-        options: how else it is started; see `subprocess.Popen`.
+        folder: folder of the service's local API.
+        program: the only Flower program that the worker runs.
+        command: command that starts the worker; its standard input is the listening socket.
+        environment: environment of the worker; None takes this process's.
+        options: further options of its start; see `subprocess.Popen`.
     """
 
     def __init__(
@@ -171,23 +170,23 @@ class StandingWorker(WorkerClient):
         return self._process is not None and self._process.alive
 
     def supervise(self) -> None:
-        """Start the worker again if it has died. One that ended by itself cannot run here."""
+        """Restart a dead worker, unless it ended by itself because it cannot run here."""
         if self._process is None or (code := self._process.exit_code) is None:
             return
         if code == 0:
             self._process = None
-            self._listener.close()  # nobody waits for an answer in vain
+            self._listener.close()  # callers must not wait in vain
         elif monotonic() > self._started + _RESTART_S:
             print(f"vfl: the standing worker ended (exit {code}); starting it again", flush=True)
             self._start()
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id; None if none can run here."""
+        """Process id of the worker; None if none can run here."""
         return self._process.pid if self._process else None
 
     def close(self) -> None:
-        """End the worker, and wait for what was started without it; its children go on."""
+        """End the worker, and wait for programs started without it; its children continue."""
         self._listener.close()
         if self._lifeline is not None:
             os.close(self._lifeline)
@@ -205,14 +204,14 @@ class StandingWorker(WorkerClient):
 
 
 def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
-    """Let the label party's standing worker run a `vfl` command in this process's place.
+    """Let the label party's standing worker run a `vfl` command in place of this process.
 
     Args:
         path: a project, its label folder, or a run in its store.
-        arguments: of the command.
+        arguments: arguments of the command.
 
     Returns:
-        The exit code; None if no worker accepts it, and the caller has to run it itself.
+        The exit code; None if no worker accepts it, so that the caller has to run it itself.
 
     Raises:
         LostPeerError: the process that ran it died.
@@ -224,15 +223,15 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
 def run_among_parties(
     command: Sequence[str], environment: Mapping[str, str], arguments: Sequence[str]
 ) -> int | None:
-    """Let a new worker run a `vfl` command that starts parties, and the parties' sessions too.
+    """Let a new worker run a `vfl` command that starts parties, and their sessions too.
 
     Args:
-        command: starts the worker; see `StandingWorker`.
-        environment: of the worker.
-        arguments: of the `vfl` command.
+        command: command that starts the worker; see `StandingWorker`.
+        environment: environment of the worker.
+        arguments: arguments of the `vfl` command.
 
     Returns:
-        The exit code; None if no worker can run here, and the caller has to run it itself.
+        The exit code; None if no worker can run here, so that the caller has to run it itself.
 
     Raises:
         LostPeerError: the process that ran it died.
@@ -245,16 +244,16 @@ def run_among_parties(
         os.environ[SHARED_VARIABLE] = name
         try:
             with suppress(LostPeerError):
-                worker.receive()  # that it is ready, or why it ends
+                worker.receive()  # its readiness, or the reason of its end
             return _run_in_worker(Path(name), arguments)
         finally:
             del os.environ[SHARED_VARIABLE]
             os.close(lifeline)
-            worker.stop()  # a busy machine may take long to tell it that the pipe is closed
+            worker.stop()  # a busy machine may delay its notice of the closed pipe
 
 
 def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
-    """The exit code of a `vfl` command that the worker ran; None if it did not accept it."""
+    """Run a `vfl` command in the worker; returns its exit code, or None if it was not accepted."""
     if _forked:
         return None
     with connected_to(folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection:
@@ -265,7 +264,7 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
         connection.settimeout(None)
         while True:
             try:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came meanwhile is passed on
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # pending signals are passed on
                 code = connection.recv(1)
                 break
             except (KeyboardInterrupt, SystemExit) as ended:
@@ -277,7 +276,7 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
         raise LostPeerError(
             "the process that ran this command ended",
             where=str(folder / _SOCKET),
-            fix="run it again: a standing worker that died is started again",
+            fix="run it again: a dead standing worker is restarted",
         )
     return code[0]
 
@@ -291,7 +290,7 @@ def answers(folder: Path) -> bool:
 def _start_worker(
     command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
 ) -> tuple[Process, int]:
-    """A worker, and what it ends with: a pipe that closes with this process at the latest."""
+    """Start a worker, and the pipe whose closing ends it, no later than this process's end."""
     read_end, lifeline = os.pipe()
     os.set_inheritable(read_end, True)
     worker = Process(
@@ -316,7 +315,7 @@ def _api_folder(path: Path) -> Path | None:
 def _request(
     connection: socket.socket, arguments: Sequence[str], files: Sequence[int], *, follows: bool
 ) -> bool:
-    """Ask for a program with these standard files; whether the worker runs it."""
+    """Request a program with these standard files; returns whether the worker runs it."""
     umask = os.umask(0o077)
     os.umask(umask)
     try:
@@ -337,7 +336,7 @@ def _request(
 
 
 def _identity() -> list[str]:
-    """What two processes share that run the same vfl."""
+    """Values that are equal in two processes with the same vfl."""
     return [VERSION, sys.executable, __file__]
 
 
@@ -353,12 +352,12 @@ def preload(program: str) -> None:
 def serve(
     programs: Mapping[str, Program], preloads: Iterable[Callable[[], object]], lifeline: int
 ) -> None:
-    """Run as a standing worker: import, then fork a child for each request until `lifeline` closes.
+    """Run as a standing worker: import, then fork for each request until `lifeline` closes.
 
     Args:
-        programs: by name, what a caller may ask for.
-        preloads: import what the programs need; whoever waits after one of them is served.
-        lifeline: a pipe that closes with the process that keeps the worker.
+        programs: programs that a caller may request, by name.
+        preloads: functions that import modules; waiting callers are served between them.
+        lifeline: a pipe that closes with the worker's keeper.
     """
     listener = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
@@ -367,9 +366,9 @@ def serve(
     for prepare in (*preloads, _warm_up, _settle):
         prepare()
         if (threads := len(os.listdir("/proc/self/task"))) > 1:
-            print(f"vfl: no worker stands here: it would have {threads} threads", flush=True)
+            print(f"vfl: no worker can run here: it would have {threads} threads", flush=True)
             return
-        # SuperExec needs little, and a session that serves no warm-up: neither waits for the rest.
+        # SuperExec needs few modules, and a serving session no warm-up: neither waits for the rest.
         if connection := _asked(listener, lifeline, wait=False):
             break
     else:
@@ -382,16 +381,16 @@ def serve(
 
 
 def _settle() -> None:
-    """Make all that was imported cheap to share."""
+    """Prepare all imported objects for sharing without copies."""
     gc.collect()
-    gc.freeze()  # a collection in a child would copy what it only looks at
+    gc.freeze()  # else a collection in a child would copy what it visits
     return_memory()
 
 
 def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.socket | None:
-    """In a new child the connection of whoever asked; None once nobody asks.
+    """Accept a caller: returns its connection in a new child, and None at the end of the worker.
 
-    With `wait` whoever asks next is waited for, until `lifeline` closes.
+    With `wait`, it waits for the next caller until `lifeline` closes.
     """
     while True:
         ready = select.select([listener.fileno(), lifeline], [], [], None if wait else 0)[0]
@@ -402,7 +401,7 @@ def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.sock
 
 
 def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
-    """In a new child the connection of whoever asked; None in the worker itself."""
+    """Accept a caller and fork: returns the connection in a new child, None in the worker."""
     with suppress(OSError):  # no more files or processes: the caller gets no answer
         connection, _ = listener.accept()
         try:
@@ -414,9 +413,10 @@ def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
 
 
 def _warm_up() -> None:
-    """What a training's first step sets up, and what counts its model before it is built.
+    """Set up all that a training's first step needs, and the counting of its model.
 
-    The optimiser is our own: torch's imports its compiler. So does counting on torch's meta device.
+    The optimiser is our own, because torch's imports its compiler. So does counting on torch's meta
+    device.
     """
     import torch
 
@@ -440,7 +440,7 @@ def _reset_child(listener: socket.socket, lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import numpy as np
 
-    np.random.seed()  # Python does this for `random` alone
+    np.random.seed()  # Python does this for `random` only
 
 
 def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -> None:
@@ -449,7 +449,7 @@ def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -
     for target, file in enumerate(files):
         os.dup2(file, target)
         os.close(file)
-    if not head:  # whoever asked is gone
+    if not head:  # the caller has disconnected
         return
     request = _read(connection, int.from_bytes(head, "little"))
     if request["of"] != _identity() or request["arguments"][0] not in programs:
@@ -463,7 +463,7 @@ def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -
     _set_process_name(sys.argv[0])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    connection.sendall(_ACCEPTED)  # whoever has given up meanwhile is gone, and nothing runs
+    connection.sendall(_ACCEPTED)  # a caller that has disconnected meanwhile starts nothing
     if not request["follows"]:
         connection.close()
         programs[sys.argv[0]]()
@@ -492,13 +492,13 @@ def _read(connection: socket.socket, length: int) -> Any:
     while len(text) < length:
         piece = connection.recv(length - len(text))
         if not piece:
-            raise LostPeerError("whoever asked the standing worker is gone")
+            raise LostPeerError("the caller of the standing worker has disconnected")
         text += piece
     return json.loads(text)
 
 
 def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
-    """Raise here what the caller's terminal sent it; SIGTERM once the caller is gone."""
+    """Raise here the signals of the caller's terminal; SIGTERM once the caller has ended."""
     number = signal.SIGINT
     while number == signal.SIGINT:
         number = signal.SIGTERM
@@ -509,6 +509,6 @@ def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
 
 
 def _set_process_name(name: str) -> None:
-    """Set the name that `ps` and `top` show."""
+    """Set the name in the output of `ps` and `top`."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)

@@ -1,4 +1,4 @@
-"""The label party's way through a session that aligns: its own role, and the post of the others."""
+"""The label party's part in a session that aligns: its own role, and the relay of messages."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def run_alignment(
     say: Callable[[str], None],
     simulation: bool = False,
 ) -> None:
-    """Align with every feature party, and keep the label party's positions.
+    """Align with every feature party, and store the label party's positions.
 
     Raises:
-        ConsentError: a party refuses; it says why in its own log alone.
-        VFLError: what else ended the session.
+        ConsentError: a party refuses; only its own log has the reason.
+        VFLError: any other error that ended the session.
     """
     check_alignment(terms, party.party, party.consent)
     own, ledger = OwnAlignment(party, terms), Ledger()
@@ -102,7 +102,7 @@ def _carry(own: OwnAlignment, links: dict[str, ObservedPoll], say: Callable[[str
             elif to in posts and to != name:
                 posts[to].put(name, payload)
             else:
-                raise ProtocolError(f"party '{name}' writes to itself")
+                raise ProtocolError(f"party '{name}' sends a message to itself")
         done = sum(post.done for post in posts.values())
         if done == len(posts) and ready is not None and own.player.found is not None:
             return

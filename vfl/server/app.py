@@ -33,13 +33,13 @@ PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 
 
 def server_app(folder: Path) -> ServerApp:
-    """The ServerApp of a project.
+    """Make the ServerApp of a project.
 
     Args:
-        folder: where the bundled ``experiment.toml`` lies.
+        folder: folder of the bundled ``experiment.toml``.
 
-    The label party's own file is named by the environment variable VFL_PARTY_FILE of the
-    SuperLink, so that no path of the label party travels with the run.
+    The environment variable VFL_PARTY_FILE of the SuperLink names the label party's own file, so
+    that no path of the label party travels with the run.
     """
     app = ServerApp()
 
@@ -53,7 +53,7 @@ def server_app(folder: Path) -> ServerApp:
 
 
 def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
-    """The session that a run's configuration asks for."""
+    """Run the session that a run's configuration requests."""
     overrides = json.loads(str(config["overrides"]))
     party = read_party_file(_own_file(str(config["label-file"])))
     mode, run = str(config["mode"]), str(config["run"])
@@ -62,7 +62,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         named(added.plays)(grid, experiment, party, overrides, run)
         return
     told: Sequence[str] = ()
-    if mode in ("evaluate", "predict"):  # which have no setting of their own
+    if mode in ("evaluate", "predict"):  # these have no own settings
         told, overrides = overrides, []
     today = experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):
@@ -87,7 +87,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Only errors of ours leave, and alone: Flower logs the text of all that led to one."""
+    """Let only our own errors out, without causes: Flower logs the text of all causes."""
     try:
         yield
     except VFLError as error:
@@ -97,12 +97,12 @@ def without_data() -> Iterator[None]:
         raise PeerFailedError(
             "the label party's app failed unexpectedly",
             got=type(bug).__name__,
-            fix="the lines above this one in its log say where",
+            fix="the lines above this one in its log show the place",
         ) from None
 
 
 def _as_trained(experiment: Experiment, run: Path) -> Experiment:
-    """What the run was trained with; only addresses and patience are today's."""
+    """Settings of a run's training; only addresses and time limits are the present ones."""
     trained = RunFolder.open(run).experiment()
     return trained.model_copy(update={"federation": experiment.federation})
 
@@ -111,7 +111,7 @@ def _own_file(named: str) -> Path:
     path = named or os.environ.get(PARTY_FILE_VARIABLE, "")
     if not path:
         raise ConfigError(
-            "the label party's own file is not known",
+            "the environment does not name the label party's own file",
             want=f"{PARTY_FILE_VARIABLE} in the environment of the SuperLink",
             fix="start it with: vfl up PROJECT",
         )

@@ -1,4 +1,4 @@
-"""The control plane at the label party: find the nodes, send each its message, watch the replies.
+"""The control plane at the label party: find the nodes, send messages, watch for replies.
 
 Flower carries one session message to each node and one reply back; the rest is on the stream.
 """
@@ -59,54 +59,56 @@ from vfl.transport.certificates import ServerCertificate
 
 MESSAGE_TYPE = "train.session"
 IDLE_TIMEOUT_S = 3600.0
-_LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops the reply of a message that lives longer
+_LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops replies of longer-lived messages
 _POLL_S = 0.2
-_RETURN_S = 2.0  # between two looks for parties that went away
+_RETURN_S = 2.0  # between two checks for parties that went away
 _SERVING_REJOIN_S = 2.0
-_AGAIN_S = 30.0  # until one that could not come is told again
+_AGAIN_S = 30.0  # before a party that could not attach is invited again
 _REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
-#: Flower's error codes of a node that may come back; any other ends the session.
+#: Flower's error codes of a node that may come back; all others end the session.
 _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
 
 
-#: Certificate of the session's streams and node ids by party, to the further streams by party.
+#: Opens the further streams by party, from the session's certificate and node ids by party.
 OpenRanks = Callable[[ServerCertificate, Mapping[str, int]], Mapping[str, tuple[RankStream, ...]]]
 
 
 class ErasedRowsError(MisalignedError):
-    """A party has erased rows that the session still has; it begins anew without them.
+    """A party has erased rows that the session still has; the session restarts without them.
 
     Attributes:
-        places: of those rows in the alignment; see `Withdrawn`.
+        places: positions of those rows in the alignment; see `Withdrawn`.
     """
 
     def __init__(self, party: str, places: Sequence[int]) -> None:
         super().__init__(
-            f"party '{party}' has erased rows, and the session begins anew without them",
+            f"party '{party}' has erased rows, and the session restarts without them",
             got=f"{len(places)} rows",
         )
         self.places = places
 
 
 class Federation:
-    """One session over Flower; a context manager that closes the hub and tells parties why.
+    """One session over Flower; a context manager that closes the hub and reports errors to parties.
 
     Args:
-        grid: Flower's way to the nodes.
-        terms: what the session is about.
-        settings: addresses, and patience with parties that are here.
-        own: the label party's aligned rows, to compare with everybody's.
-        join_timeout_s: how long parties may take to come.
-        say: told one line about each stage.
-        attempt: how often the session was begun anew.
-        waiting: told now and then who has not come yet.
-        simulation: nodes have no names, and their positions name the parties. In a deployment a
-            node is the party it is registered as, and one without a name is nobody.
-        partial: go on with those that came in time, and let the others come later.
-        standing: the count of the label party's store, and those of parties; an alignment, which
-            spends nothing, has none.
-        alignment: the label party's own, which gives the order of the rows, if one does.
-        gone: parties that have left the project, for whom nobody waits.
+        grid: Flower's connection to the nodes.
+        terms: terms of the session.
+        settings: addresses, and time limits for attached parties.
+        own: the label party's aligned rows, for comparison with all parties' rows.
+        join_timeout_s: time limit for parties to attach.
+        say: receives one line about each stage.
+        attempt: number of restarts of the session.
+        waiting: receives the missing parties from time to time.
+        simulation: whether nodes have no names, so that their positions name the parties. In a
+            deployment, a node is the party of its registered name, and a node without a name is no
+            party.
+        partial: whether to continue with the parties that attached in time, and let the others
+            attach later.
+        standing: counter of the label party's store, and those of the parties' stores; an alignment
+            has none, because it spends no budget.
+        alignment: the label party's own alignment with the order of the rows, if any.
+        gone: parties that have left the project; the session does not wait for them.
     """
 
     def __init__(
@@ -152,20 +154,20 @@ class Federation:
     def join(
         self, observers: list[Observer], start: int = 0, open_ranks: OpenRanks | None = None
     ) -> dict[str, ObservedPoll]:
-        """Bring every party onto the stream, a third one that deals included; its link by name.
+        """Attach every party, including a dealer; returns the links by name.
 
-        Of a partial session those that came in time, one at least.
+        In a partial session, only the parties that attached in time, at least one.
 
         Args:
-            observers: told about every frame of these links.
-            start: the exchange everybody goes on with.
-            open_ranks: opens the streams of further ranks, before any party is invited.
+            observers: called with every frame of these links.
+            start: first exchange of all parties.
+            open_ranks: opens the streams of further ranks, before the first party is invited.
 
         Raises:
-            MissingPartyError: too few nodes, or a party that did not open its stream.
-            PeerFailedError: a party refused or failed; its own words are passed on.
-            DisagreementError, MisalignedError: it holds other rows or another experiment.
-            ErasedRowsError: it has erased rows that the session has.
+            MissingPartyError: too few nodes are online, or a party did not open its stream.
+            PeerFailedError: a party refused or failed; contains its own text.
+            DisagreementError, MisalignedError: a party has other rows or another experiment.
+            ErasedRowsError: a party has erased rows that the session has.
         """
         self._start, self._observers = start, observers
         self._nodes = self._wait_for_nodes()
@@ -199,17 +201,17 @@ class Federation:
         }
 
     def lost(self, party: str) -> None:
-        """A party does not answer any more; the session goes on without it, until it is back."""
+        """Note that a party does not answer any more; the session continues until it is back."""
         self._node_of.pop(party, None)
         self._invited.pop(party, None)
         self._pending = {asked: name for asked, name in self._pending.items() if name != party}
-        self.say(f"party {party} went away; the session goes on without it")
+        self.say(f"party {party} went away; the session continues without it")
 
     def returned(self, parties: Collection[str]) -> dict[str, ObservedPoll]:
-        """The links of those of some parties that are here again; the others are told again.
+        """Links of those parties that are back; the others are invited again.
 
-        A party is told of the session when its node is there, and again when its token is worth
-        nothing any more, or when it could not come.
+        A party is invited when its node is online, and again when its token has expired, or when it
+        could not attach.
         """
         now, found = time.monotonic(), dict[str, ObservedPoll]()
         for party in parties:
@@ -231,28 +233,31 @@ class Federation:
 
     @property
     def _token_s(self) -> float:
-        """How long a token waits for its first use; Flower frees a node in a minute."""
+        """Validity of a token before its first use, in seconds; Flower frees a node in a minute."""
         rest = self.settings.restart_timeout_s if self._partial else 0.0
         return max(self.join_timeout_s, rest)
 
     @property
     def _rejoin_window_s(self) -> float:
-        """How long a cut stream may take; a service has nothing to lose, and begins again soon."""
+        """Longest repair time of a broken stream.
+
+        A service restarts soon, since it loses nothing.
+        """
         most = _SERVING_REJOIN_S if self.terms.mode == "serve" else math.inf
         return min(self.settings.rejoin_window_s, most)
 
     def _link(self, party: str) -> ObservedPoll:
-        assert self._hub is not None, "somebody has joined"
+        assert self._hub is not None, "at least one party has joined"
         link = self._hub.link(self._node_of[party])
         return ObservedPoll(link, party, "label", self._observers)
 
     def agree(self, layers: Mapping[str, Layers]) -> list[LinkLimits]:
-        """Let through what layers of these sizes need, by party, from here on and no more.
+        """Allow frames for layers of these sizes, by party, from now on.
 
         Returns:
-            The limits of every stream.
+            Limits of every stream.
         """
-        assert self._hub is not None, "everybody has joined"
+        assert self._hub is not None, "all parties have joined"
         limits = {
             party: frame_limits(self.terms, party, self.own.split, layers)
             for party in rules.peers(self.terms)
@@ -264,7 +269,7 @@ class Federation:
     def collect(self, timeout_s: float) -> None:
         """Wait for the replies that end each party's message, so that no node stays busy.
 
-        By now every party has said on the stream that it is done; a reply adds nothing.
+        Every party has already reported its end on the stream; a reply adds nothing.
         """
         deadline = time.monotonic() + timeout_s
         while self._pending and time.monotonic() < deadline:
@@ -273,7 +278,7 @@ class Federation:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """End the streams; closing twice is harmless."""
+        """End the streams; a second call has no effect."""
         if self._hub is not None:
             self._hub.close()
 
@@ -281,7 +286,7 @@ class Federation:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """End the streams; every party is told of an error of ours."""
+        """End the streams; every party receives an error of ours."""
         if self._hub is None:
             return
         if error is None:
@@ -291,7 +296,10 @@ class Federation:
             self._hub.fail(for_others(told, self.own.name))
 
     def _wait_for_nodes(self) -> dict[str, int]:
-        """Node ids by registered name; in a simulation by a made-up one, for nodes have none."""
+        """Node ids by registered name.
+
+        In a simulation by an invented name, because nodes have none.
+        """
         wanted = [name for name in rules.peers(self.terms) if name not in self._gone]
         deadline = time.monotonic() + self.join_timeout_s
         while True:
@@ -308,19 +316,19 @@ class Federation:
                     return named
                 missing = [name for name in wanted if name not in named]
                 count = "1 SuperNode" if len(nodes) == 1 else f"{len(nodes)} SuperNodes"
-                nobody = "none of a party we wait for"
+                nobody = "none of a party that we wait for"
                 raise MissingPartyError(
                     f"no SuperNode of {', '.join(missing)} after {self.join_timeout_s:g} s",
                     where=f"the SuperLink at {self.settings.superlink}",
                     got=f"{count}: {', '.join(sorted(named)) or nobody}" if nodes else count,
-                    want=f"one each of {', '.join(wanted)}",
-                    fix="vfl doctor party.toml there says what keeps it away; here keys/ must "
-                    "hold its key under the party's name",
+                    want=f"one for each of {', '.join(wanted)}",
+                    fix="vfl doctor party.toml at that party shows the reason; here keys/ "
+                    "must contain its key under the party's name",
                 )
             time.sleep(_POLL_S)
 
     def _invite(self, name: str) -> None:
-        """Send a node its message, with a token that is good from now on and no other."""
+        """Send a node its message, with a new token; the earlier token becomes invalid."""
         assert self._hub is not None
         node = self._nodes[name]
         credential = Credential(str(node), secrets.token_urlsafe(32))
@@ -354,22 +362,22 @@ class Federation:
         (identifier,) = self.grid.push_messages([envelope])
         self._pending[identifier] = name
         self._invited[name] = time.monotonic()
-        self.say(f"told {name} about the session")
+        self.say(f"invited {name} to the session")
 
     def _in_the_middle(self, name: str) -> bool:
-        """Whether a node is that of a party in the middle; in a simulation any may be."""
+        """Whether a node belongs to a party in the middle; in a simulation any may."""
         middle = self.terms.middle
         return middle is not None and (self.simulation or name == middle.party)
 
     def _admit(self, name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Called by the hub at a party's first stream."""
+        """Admit a party; the hub calls it at the party's first stream."""
         introduction = Introduction.parse(dict(about))
         party = introduction.party
         if party in self._node_of or (party != name and not self.simulation):
             raise DisagreementError(
                 f"a node introduced itself as party '{party}'",
                 got="a second node of that name" if self.simulation else f"registered as '{name}'",
-                want="one node a party, under its own name",
+                want="one node for each party, under its own name",
             )
         told = introduction.withdrawn
         if told is not None and (erased := told.beyond(self._alignment, self.session)):
@@ -379,30 +387,30 @@ class Federation:
         self._node_of[party] = name
         what = f"{introduction.rows} rows, same order"
         if party == rules.rowless(self.terms):
-            what = "it deals" if self.terms.middle is None else "it stands in the middle"
+            what = "it deals" if self.terms.middle is None else "it is in the middle"
         elif secure_mode.make(self.terms.secure).divides_rows:
-            what = f"{introduction.rows} rows of its own"
+            what = f"{introduction.rows} separate rows"
         what = "it has ids" if self.terms.mode == "align" else what
         self.say(f"party {party} is here: {what}")
         return answer
 
     def _meet(self, party: str, introduction: Introduction) -> Mapping[str, Any]:
-        """Compare the count of a party's store with the largest known; tell it that of our own."""
+        """Compare the counter of a party's store with the largest known one; announce our own."""
         if self._standing is None:
             return {}
         if introduction.standing is None:
-            raise ProtocolError(f"party '{party}' announces no count of its store")
+            raise ProtocolError(f"party '{party}' announces no counter of its store")
         self._standing.require(introduction.standing.known, party)
         self._standing.admit(party, introduction.standing)
         return {"standing": self._standing.answer().model_dump()}
 
     def _limits(self, name: str) -> LinkLimits:
-        """What frames of the party that a node was admitted as may carry."""
+        """Limits of the frames of the party that a node was admitted as."""
         party = next(party for party, node in self._node_of.items() if node == name)
         return frame_limits(self.terms, party, self.own.split)
 
     def _poll(self) -> None:
-        """Look at Flower's replies now and then, and tell a node that is back once more."""
+        """Read Flower's replies from time to time, and invite a returned node once more."""
         if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()
@@ -418,14 +426,14 @@ class Federation:
                     self._invite(name)
 
     def _hear(self, name: str, reply: Message) -> None:
-        """A reply that comes before its party has joined; one that lost its way is waited for."""
+        """Handle a reply before its party has joined; the session waits for a lost party."""
         if reply.has_error():
             why = _AWAY.get(reply.error.code)
             if why is None:
                 raise PeerFailedError(
                     f"party '{name}' stopped",
                     got=f"Flower error {reply.error.code}",
-                    fix="its own SuperNode's output says why",
+                    fix="see the output of its own SuperNode",
                 )
         else:
             failure = _failure_in(reply, f"the reply of party '{name}'")
@@ -433,7 +441,7 @@ class Federation:
             if why and code != LostPeerError.code:
                 raise PeerFailedError(f"party '{name}' stopped with {code}: {why}", **failure)
         if why:
-            self.say(f"party {name} is not here ({why}); it is told again when it is back")
+            self.say(f"party {name} is absent ({why}); it is invited again when it is back")
             self._away.add(name)
 
 
@@ -441,7 +449,7 @@ def nodes_by_name(nodes: Sequence[Any]) -> dict[str, int]:
     """Ids of Flower's nodes by registered name.
 
     Raises:
-        DisagreementError: two nodes have one name.
+        DisagreementError: two nodes have the same name.
     """
     named = {node.name: node.node_id for node in nodes}
     if len(named) < len(nodes):
@@ -449,24 +457,26 @@ def nodes_by_name(nodes: Sequence[Any]) -> dict[str, int]:
         raise DisagreementError(
             "two SuperNodes are online under one name",
             got=", ".join(f"{count} of '{name}'" for name, count in counts.items() if count > 1),
-            want="one node a party, under its own name",
-            fix="start the SuperLink again: it keeps only the keys in keys/, one a party",
+            want="one node for each party, under its own name",
+            fix="start the SuperLink again: it keeps only the keys in keys/, one for each party",
         )
     return named
 
 
 def _failure_in(reply: Message, where: str) -> dict[str, str]:
-    """The error a party's reply tells of; empty if it tells of none.
+    """The error in a party's reply; empty if it contains none.
 
     Raises:
-        ProtocolError: the reply is not what vfl's ClientApp sends.
+        ProtocolError: vfl's ClientApp did not send the reply.
     """
     try:
         text = reply.content["session"]["failure"]
     except (KeyError, TypeError, ValueError):
         text = None
     if not isinstance(text, str) or len(text) > _REPLY_LIMIT:
-        raise ProtocolError("a reply is not of a session", where=where, want="vfl's own ClientApp")
+        raise ProtocolError(
+            "a reply belongs to no session", where=where, want="vfl's own ClientApp"
+        )
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """A further rank of the label party: the session's exchanges with its share of every batch.
 
-It listens at a port of its own, under the session's certificate, for the same rank of every feature
-party; on a machine of its own under a certificate that it makes itself, so that no key travels. It
-stores and reports nothing: rank 0 does. No Flower is imported, which is rank 0's too.
+It listens at a separate port for the same rank of every feature party, under the session's
+certificate. On another machine, it makes its own certificate, so that no key travels. It stores and
+reports nothing, as rank 0 does that. It does not import Flower, which only rank 0 needs.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def start_ranks(
     certificate: ServerCertificate,
     nodes: Mapping[str, int],
 ) -> dict[str, tuple[RankStream, ...]]:
-    """Start the further ranks; their streams by feature party, once all of them listen.
+    """Start the further ranks; returns their streams by feature party, once all of them listen.
 
     Args:
-        ranks: starts them.
+        ranks: the further ranks to start.
         party: the label party's own file.
-        experiment: what is trained.
-        terms: of the session.
-        session: its name on the stream.
-        start: the exchange it goes on with.
-        certificate: of rank 0's stream; theirs have the same on this machine.
+        experiment: experiment to train.
+        terms: terms of the session.
+        session: identifier of the session on the stream.
+        start: first exchange.
+        certificate: certificate of rank 0's stream; ranks on this machine use the same.
         nodes: Flower's node ids by feature party.
 
     Raises:
-        LostRankError: one of them did not come so far.
+        LostRankError: a rank did not get ready.
     """
     settings = experiment.federation
     tokens = {(name, rank): secrets.token_urlsafe(32) for name in nodes for rank in ranks.further}
@@ -97,10 +97,10 @@ def start_ranks(
 
 
 def play_rank(order: Order) -> None:
-    """Play one further rank through a training.
+    """Run one further rank through a training.
 
     Raises:
-        VFLError: what ended it; the feature parties' ranks got its error.
+        VFLError: the error that ended it; the feature parties' ranks received it.
     """
     party, terms = read_party_file(order.party_file), Terms.model_validate(order["terms"])
     settings = FederationSettings.model_validate(order["settings"])
@@ -176,7 +176,7 @@ def _train(
         for name in rules.peers(terms)
     }
     device = device_of(party.device, order.local_rank)
-    # Its own secret draws nothing: weights come from rank 0, and what draws is refused.
+    # Its own secret is never used: weights come from rank 0, and anything that draws is refused.
     ranks = order.join_group(device, data)
     own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
     objective, records = Objective.of(label, data.outputs), Records(ledger)

@@ -1,4 +1,4 @@
-"""The label party's way through one session: join, work, restart after a loss, conclude."""
+"""The label party's part in one session: join, work, restart after a loss, conclude."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ from vfl.transport import ObservedPoll, local_pair, receive_any
 
 _COLLECT_S = 10.0
 _LOSSES = (LostPeerError, MissingPartyError)
-#: On top of what a party may take for one frame: a rank of ours waits for the one that met that.
+#: Added to the time limit of a party's frame: our ranks wait for the one that waits for it.
 _RANKS_S = 15.0
-_MOST_ATTEMPTS = 1000  # a message names no later one; its session is new in each
+_MOST_ATTEMPTS = 1000  # limit of the number in a message; each has a new session
 
 
 def run_session(
@@ -93,21 +93,22 @@ def run_session(
     settings: Sequence[str] = (),
     today: Collection[str] | None = None,
 ) -> None:
-    """One session at the label party, its run folder included.
+    """Run one session at the label party, with its run folder.
 
     Args:
-        grid: Flower's way to the nodes.
-        experiment: what is trained.
+        grid: Flower's connection to the nodes.
+        experiment: experiment to train.
         party: the label party's own file.
-        terms: what the session is about.
-        resume: whether the run's folder is there already.
+        terms: terms of the session.
+        resume: whether the run's folder exists already.
         simulation: whether Flower simulates the nodes; see `Federation`.
-        front: what has rows answered; a session that serves opens one without it.
-        settings: what was changed of the project's experiment, for the record.
-        today: the feature parties that the project has now; None where those of the terms are.
+        front: service in front; None opens one for a serving session.
+        settings: changes to the project's experiment, for the record.
+        today: present feature parties of the project; None means those of the terms.
 
     Raises:
-        VFLError: told to every party that is still there, and left in the run folder.
+        VFLError: the error, which all present parties have received, and which is in the run
+            folder.
     """
     if terms.mode == "serve" and front is None:
         _serve(grid, experiment, party, terms, simulation, today)
@@ -143,16 +144,16 @@ def run_session(
                 _say(redacted_traceback(error))
             _say(str(problem))
             if front is None:
-                with suppress(StorageError):  # a full disk takes no word about itself
+                with suppress(StorageError):  # a full disk cannot store its own error
                     folder.fail(problem)
-            raise problem from None  # Flower logs what comes out; what led to it may quote a cell
+            raise problem from None  # Flower logs the error; its causes may quote a cell
 
 
 def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
-    """Parties of a run that have left the project since.
+    """Parties of a run that have left the project since then.
 
     Raises:
-        MissingPartyError: the session cannot be had without them.
+        MissingPartyError: the session is impossible without them.
     """
     gone = [] if today is None else [one for one in terms.feature_parties if one not in today]
     whole = secure_mode.make(terms.secure).whole_network
@@ -160,10 +161,10 @@ def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
     if gone and not without:
         raise MissingPartyError(
             f"party '{gone[0]}' has left this project",
-            where=f"run '{terms.run}', which it had part in",
+            where=f"run '{terms.run}', in which it took part",
             want="to predict or serve without it: a network that was trained with "
             'data.missing_rows = "token"',
-            fix="train anew among the parties of today: vfl train PROJECT",
+            fix="train anew with the present parties: vfl train PROJECT",
         )
     return gone
 
@@ -172,8 +173,8 @@ def parties_of_today(party: PartyFile, told: Collection[str] | None) -> Collecti
     """The feature parties of a project, which may have changed since a service began.
 
     Args:
-        party: the label party's own file, which lies beside the project's experiment.
-        told: those that the session was submitted with; None where they are those of the run.
+        party: the label party's own file, in the same folder as the project's experiment.
+        told: parties that the session was submitted with; None means those of the run.
     """
     file = party.path.parent / "app" / "experiment.toml"
     return read_experiment(file).feature_parties if told is not None and file.exists() else told
@@ -187,19 +188,19 @@ def _serve(
     simulation: bool,
     today: Collection[str] | None,
 ) -> None:
-    """Serve a run, and then whichever other one is asked for; one that fails leaves what was."""
+    """Serve a run, then each requested other run; if that fails, the present run stays."""
     first = RunFolder.open(party.run_path(terms.run))
 
     def session_of(experiment: Experiment, terms: Terms) -> Play:
         now = parties_of_today(party, today)
-        _gone(terms, now)  # now, and not once the service waits for somebody
+        _gone(terms, now)  # checked before the service waits for them
         settings: dict[str, Any] = {"simulation": simulation, "today": now}
         return lambda front: run_session(grid, experiment, party, terms, front=front, **settings)
 
     front: ServingFront | None = None
 
     def opened(folder: Path) -> Play:
-        assert front is not None, "it was asked for this run"
+        assert front is not None, "the request is for this run"
         trained = RunFolder.open(folder).experiment()
         trained = trained.model_copy(update={"federation": experiment.federation})
         asked = own_terms(trained, "serve", folder.name, party)
@@ -220,7 +221,7 @@ def _serve(
 
 
 class LabelSession:
-    """The label party's way through one session, restarts after lost parties included."""
+    """The label party's part in one session, including restarts after lost parties."""
 
     def __init__(
         self,
@@ -259,7 +260,7 @@ class LabelSession:
             self.say(front.welcome)
 
     def _load(self) -> None:
-        """Read the rows, and show them to who asks for answers."""
+        """Load the rows, and pass them to the service in front."""
         party, terms, front = self.party, self.terms, self.front
         self.alignment = own_alignment(party, terms)
         self.data = own_data(party, terms, self.experiment.label.task)
@@ -271,32 +272,34 @@ class LabelSession:
 
     @property
     def _partial(self) -> bool:
-        """Whether rows are answered without parties that are not here."""
+        """Whether rows are answered without absent parties."""
         return self.front is not None and (self.front.partial or bool(self.data.held))
 
     def _tell(self, report: ProgressReport) -> None:
         self.folder.progress(report.record())
 
     def _waits(self, parties: Sequence[str]) -> None:
-        """Say whom the session waits for."""
+        """Report the parties that the session waits for."""
         self._waiting_for(parties)
         if self.front is not None:
             self.front.waits_for(parties)
 
     def _watched(self, schedule: Iterable[Exchange], split: Split) -> Iterator[Exchange]:
-        """The same exchanges; how far they are is written into the run's folder."""
+        """Yield the same exchanges; their progress is written to the run's folder."""
         return SessionProgress(self.terms, split, self._tell).through(schedule)
 
     def say(self, line: str) -> None:
-        """One line about the session, in the log and in the run's folder."""
+        """Write a line about the session to the log and to the run's folder."""
         _into_log_of(self.folder)(line)
 
     def play(self) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Play it to its end; a training goes on from its last checkpoint when a party is lost.
+        """Run it to its end.
+
+        A training continues from its last checkpoint after the loss of a party.
 
         Raises:
-            DisagreementError: the name stands for another session here.
-            VFLError: what ended the session.
+            DisagreementError: the name is bound to another session here.
+            VFLError: the error that ended the session.
         """
         with self.ledger.session(self.terms) as (entry, meter, sent):
             terms, split = self.terms, self.data.split
@@ -323,7 +326,7 @@ class LabelSession:
     def _play(self, own: Own, meter: Meter) -> tuple[AnyLabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         restarts = 0
-        # A run that is resumed may have lost somebody as well; Flower frees its node in a minute.
+        # A resumed run may have lost a party too; Flower frees its node in a minute.
         resumed = self.checkpoints is not None and self.checkpoints.committed() > 0
         most: int | None = None
         said = ""
@@ -364,41 +367,41 @@ class LabelSession:
                 if failure.peer_code != CheckpointError.code or start == 0:
                     raise
                 most = start - 1
-                self.say(f"{failure.what}; going back to an older checkpoint")
-        raise AssertionError("the attempts have no end")
+                self.say(f"{failure.what}; returning to an older checkpoint")
+        raise AssertionError("the number of attempts is unlimited")
 
     def _load_new_rows(self, changed: MisalignedError, said: str) -> str:
-        """Read the rows anew: whoever came back to a service has those of a newer alignment."""
-        what = f"{changed.what}; serving goes on with the rows of the tables of today"
+        """Load the rows again, because a returned party has those of a newer alignment."""
+        what = f"{changed.what}; serving continues with the rows of the present tables"
         try:
             self._load()
         except MisalignedError as own:  # its own table is newer than its alignment
             if self.front is not None:
                 self.front.waits_for_alignment()
-            what = f"{own.what}; serving goes on once vfl align has found the rows of all"
+            what = f"{own.what}; serving continues once vfl align has found the rows of all"
         if what != said:
             self.say(what)
         return what
 
     def _goes_on(self, error: VFLError, said: str) -> str:
-        """Say why a service waits, unless that was said last: a full disk fails every attempt."""
+        """Report why a service waits, unless the last report was the same, as with a full disk."""
         if error.what != said:
-            self.say(f"{error.what}; serving goes on when everybody is here")
+            self.say(f"{error.what}; serving continues when all parties are back")
         return error.what
 
     def _start(self, most: int | None) -> int:
-        """The exchange to go on with: of the newest checkpoint that is intact here.
+        """The first exchange: that of the newest checkpoint that is intact here.
 
         Args:
-            most: the newest that may be intact at the other parties, too; None for what was
-                committed.
+            most: newest checkpoint that may be intact at the other parties; None for the committed
+                one.
         """
         if self.checkpoints is None:
             return 0
         committed = self.checkpoints.committed()
         start = newest_common([self.checkpoints], committed if most is None else most)
         if start < committed:
-            self.say(f"checkpoint {committed} cannot be used; going on from exchange {start}")
+            self.say(f"checkpoint {committed} cannot be used; continuing from exchange {start}")
         return start
 
     def _attempt(
@@ -433,9 +436,9 @@ class LabelSession:
             carried = rules.peers(terms) if mode.whole_network else carried
 
             def count(party: str, way: str, frame: Frame) -> None:
-                """Of what is carried for a middle each cut once; of other label parties nothing.
+                """Count relayed frames: for a middle each cut once; for other label parties none.
 
-                Where nobody has a layer, all of it.
+                If no party holds a layer, all frames count.
                 """
                 if not frame.branch or party in carried:
                     ledger(party, way, frame)
@@ -503,7 +506,7 @@ class LabelSession:
     def _ends_of(
         self, links: Mapping[str, ObservedPoll], receive: Callable[[], tuple[str, Frame]]
     ) -> dict[str, Link]:
-        """The link to every party, through a switchboard where parties write to each other."""
+        """The link to every party, through a switchboard if parties send messages to each other."""
         terms = self.terms
         if not terms.takers:
             return self._with_absent(links)
@@ -518,7 +521,7 @@ class LabelSession:
         return board.links | {name: Carried(board, name, links, behind) for name in names}
 
     def _with_absent(self, links: Mapping[str, ObservedPoll]) -> dict[str, Link]:
-        """The link to every party; of one that is away a link that leads nowhere."""
+        """The link to every party; the link of an absent party leads nowhere."""
         return {n: links.get(n) or local_pair()[0] for n in rules.peers(self.terms)}
 
     def _serve(
@@ -530,10 +533,10 @@ class LabelSession:
         absent: Sequence[str],
         meter: Meter,
     ) -> Mapping[str, Link]:
-        """Let the front have rows answered until it ends; the links of who is still here."""
+        """Let the front answer rows until it ends; returns the links of the present parties."""
         terms = self.terms
         for name in absent:
-            self.say(f"party {name} is not here; serving begins without it")
+            self.say(f"party {name} is absent; serving begins without it")
         serving = ServingParty(
             label,
             away=federation if self._partial else None,
@@ -559,7 +562,7 @@ class LabelSession:
         federation: Federation,
         links: Mapping[str, Link],
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Take the last word of everybody who is here, and say ours."""
+        """Receive the reports of all present parties, and send ours."""
         reports = [PartyReport.of(link.receive(), name) for name, link in links.items()]
         for link in [*links.values(), *label.aggregator.helpers]:
             link.send(Frame(Kind.DONE))
@@ -613,7 +616,7 @@ def _conclude(
 
 
 def _into_log_of(folder: RunFolder) -> Callable[[str], None]:
-    """Says a line in the log and in a run's folder, whose disk may be full: that ends nothing."""
+    """Make a function that logs a line and adds it to the run's folder, ignoring a full disk."""
 
     def say(line: str) -> None:
         _say(line)

@@ -1,4 +1,4 @@
-"""The label party of a network that nobody holds: it is disclosed the outputs, and judges them."""
+"""The label party of a secret-shared network: it learns the outputs, and judges them."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ from vfl.session.secure_mode import (
 )
 
 _TASK, _SHARE = "task.", "share."
-#: Training rows whose loss is worked out at a time.
+#: Training rows of a block whose loss is computed.
 _MEASURED_ROWS = 1 << 14
 
 
 class WholeNetworkLabel(AnyLabelParty):
-    """Plays the label party of a network that nobody holds through a session.
+    """Runs the label party of a secret-shared network through a session.
 
     Args:
-        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
+        data: labels (not needed to predict) and own columns, aligned with the rows of all parties.
         terms: the session's terms.
-        attempt: name of the session, and how often it was begun anew.
-        streams: to the two others, by name.
-        receive_any: the next frame of whoever sends first.
-        own: what is its own.
-        objective: what is learned.
-        weights: what was kept of the training, for evaluation and prediction.
+        attempt: identifier of the session, and number of its restarts.
+        streams: streams to the two others, by name.
+        receive_any: returns the next frame from any party, and its name.
+        own: private state of the party.
+        objective: learning objective.
+        weights: stored shares of the training, for evaluation and prediction.
         records: where it counts.
         agreed: see `SecureMode.outer_network`.
 
     Raises:
-        SpecError: a setting that has no place here, or a top that cannot be computed on shares.
+        SpecError: a setting is not supported here, or the top cannot be computed on shares.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class WholeNetworkLabel(AnyLabelParty):
         self.network = mode.middle_network(terms, attempt, streams, receive_any, rows)
         stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
-        self.aggregator = CutAggregator({}, self.ledger, stopping)  # nobody sends a cut
+        self.aggregator = CutAggregator({}, self.ledger, stopping)  # no party sends a cut
         self.reports: list[PartyReport] = []
         self._shares: dict[str, Tensor] | None = None
         if terms.mode != "train":
@@ -98,7 +98,7 @@ class WholeNetworkLabel(AnyLabelParty):
         start: int,
         through: Callable[[Iterable[Exchange]], Iterator[Exchange]] = iter,
     ) -> None:
-        """Go through a session from exchange `start` on; see `WholeNetworkParty.play`."""
+        """Run a session from exchange `start` on; see `WholeNetworkParty.play`."""
         self.ledger.phase = SETUP
         state = None
         if start and self._checkpoints is not None:
@@ -119,7 +119,7 @@ class WholeNetworkLabel(AnyLabelParty):
 
     @property
     def ends(self) -> Mapping[str, ServedEnd]:
-        """The streams to the other parties."""
+        """Streams to the other parties."""
         return self._asking.ends
 
     @property
@@ -127,15 +127,15 @@ class WholeNetworkLabel(AnyLabelParty):
         return cast(AskingNetwork, self.network)
 
     def begin(self) -> None:
-        """Get ready to be asked for rows."""
+        """Get ready for queries."""
         self.network.begin(self._shares)
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
-        """The outputs that all parties' answers give together, axes (rows, outputs)."""
+        """Compute the outputs from all parties' answers, axes (rows, outputs)."""
         return {SUM: self._asking.answered(exchange, inputs, self.aggregator.without).float()}
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
-        """The outputs that `query` gave."""
+        """The outputs from `query`."""
         return cuts[SUM]
 
     @property
@@ -151,16 +151,16 @@ class WholeNetworkLabel(AnyLabelParty):
 
     @property
     def split(self) -> Split:
-        """Those of all parties, once a session has begun."""
+        """Split of all parties' rows, once a session has begun."""
         return self.network.split
 
     def weights(self) -> dict[str, Tensor]:
-        """The label party's own shares, if it holds any, and what it learned of the labels."""
+        """The label party's own shares, if it holds any, and its task's state from the labels."""
         shares = {f"{_SHARE}{name}": share for name, share in self.network.weights().items()}
         return shares | {f"{_TASK}{name}": one for name, one in self._task.state_dict().items()}
 
     def revealed(self) -> list[Revealed]:
-        """What the label party learned: kinds and sizes."""
+        """Values the label party has learned: kinds and sizes."""
         return self.network.revealed()
 
     def traffic(self) -> list[dict[str, Any]]:
@@ -179,7 +179,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return (*self._defense.privacy(), *self.network.privacy())
 
     def training_state(self) -> dict[str, Any]:
-        """What training needs to go on: shares, and what was counted."""
+        """State for a resume of training: shares and counters."""
         return {
             "network": self.network.training_state(),
             "stopping": self.stopping.state(),
@@ -208,21 +208,22 @@ class WholeNetworkLabel(AnyLabelParty):
             truth = None if self.data.labels is None else self._labels_of(asked)
             if (verdict := self._note(outputs.float(), truth, asked)) is not None:
                 self.network.send_verdict(verdict, exchange.step)
-        # Only now: the last frame of an exchange needs both others to have begun, hence saved.
+        # Not earlier: the last frame of an exchange shows that both others have begun it, thus
+        # saved.
         if kept is not None:
             kept.commit(exchange.step)
 
     def _aligned(self, exchange: Exchange) -> Exchange:
-        """The same exchange, whose rows are positions among the aligned rows."""
+        """The same exchange, with rows as positions in the aligned rows."""
         phase = "test" if exchange.phase == "predict" else exchange.phase
         return replace(exchange, rows=getattr(self.data.split, phase)[exchange.rows])
 
     def _labels_of(self, exchange: Exchange) -> Tensor:
-        assert self.data.labels is not None, "asked where there are labels"
+        assert self.data.labels is not None, "called only if there are labels"
         return self.data.labels[torch.from_numpy(exchange.rows)]
 
     def _measure(self, outputs: Tensor, exchange: Exchange) -> None:
-        """Count the outputs of training rows that a step has left, some rows at a time."""
+        """Measure the outputs of training rows after a step, in blocks of rows."""
         for start in range(0, len(outputs), _MEASURED_ROWS):
             rows = slice(start, start + _MEASURED_ROWS)
             own = outputs[rows].float()
@@ -238,10 +239,10 @@ def task_and_rows(
     agreed: Callable[[Mapping[str, Layers]], object],
     defense: Defense,
 ) -> tuple[Task, OwnRows]:
-    """What the label party learns, and what it brings: labels as its defense makes them.
+    """The label party's task and its inputs to the network, with labels as its defense makes them.
 
     Raises:
-        ExposedCutError: rows or classes weigh differently, which would take a fraction of shares.
+        ExposedCutError: rows or classes have weights, which would need a fraction of shares.
     """
     reads_cells = secure_mode.make(terms.secure).reads_cells
     weighted = {
@@ -250,7 +251,7 @@ def task_and_rows(
     }
     if not reads_cells and (wrong := [name for name, given in weighted.items() if given]):
         raise ExposedCutError(
-            "every row weighs the same where nobody sees a gradient",
+            "this mode needs equal weights of all rows, because no party sees a gradient",
             got=wrong[0],
             want="label.class_weight = 'none', and no weights of rows",
         )
@@ -294,6 +295,6 @@ def task_and_rows(
 
 
 def _without(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries of a prefix, named without it."""
+    """The entries with a prefix, under names without it."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}

@@ -1,6 +1,6 @@
 """The label party's HTTP service over a session that stays open; see docs/serving.md.
 
-A session of mode ``serve`` has no schedule: the label party says which rows it wants
+A session of mode ``serve`` has no schedule: the label party queries rows on request
 (`vfl.session.serving`). One request:
 
     serving/front.py     token, limits, ids -> positions
@@ -8,8 +8,8 @@ A session of mode ``serve`` has no schedule: the label party says which rows it 
     session/label/asking.py  ASK to every party   ==> clients/serving.py   counted, or REFUSAL
     session/label/party.py   the same query as of a prediction  <==   QUERY
 
-Who asks over HTTP has `Client` (serving/client.py); who may ask is in serving/clients.py, and the
-Open Inference Protocol in serving/inference.py.
+`Client` (serving/client.py) sends requests over HTTP; serving/clients.py has the authorised
+clients, and serving/inference.py the Open Inference Protocol.
 """
 
 from __future__ import annotations

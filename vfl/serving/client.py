@@ -1,7 +1,7 @@
-"""A client of `vfl serve`: asks for rows over HTTP, in requests that the service takes.
+"""A client of `vfl serve`: it queries rows over HTTP, in requests of accepted size.
 
-It needs nothing beside this package, and neither torch nor a run: only the address, a file with the
-token, and the certificate of the authority where the service has one of its own.
+It only needs this package, without torch or a run: the address, a file with the token, and the
+authority's certificate if the service has a private one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from vfl.core.errors import (
 from vfl.core.text import printable
 from vfl.transport.stream import require_loopback
 
-#: Between two attempts: at first, and at most.
+#: Shortest and longest pause between two attempts.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
-#: What a service answers in a request, at most.
+#: Largest answer of a service to a request.
 _MOST_BYTES = 1 << 28
-#: Refusals that pass: a rate, a party's rate, a party that is away.
+#: Temporary refusals: a rate, a party's rate, an absent party.
 _PASSES = ("rate", "party", "away")
 _ERRORS: Mapping[int, type[VFLError]] = {
     401: AuthenticationError,
@@ -48,21 +48,23 @@ _ERRORS: Mapping[int, type[VFLError]] = {
 
 
 class Client:
-    """Asks one service; a context manager.
+    """Client of one service; a context manager.
 
     Args:
-        address: such as "https://score.lender.example:8080"; http on this machine alone.
-        token: file with the client's token in its first line.
-        ca: PEM file of the authority that signed the service's certificate; None trusts those that
-            the operating system trusts.
-        certificate: PEM file with the client's own certificate and key, where the service asks.
-        timeout_s: for an answer, of each attempt.
-        attempts: how often a request is sent before its refusal counts, where waiting may help: a
-            party is away (503), too many requests a second (429), no connection.
-        sleep: waits so many seconds.
+        address: address, such as "https://score.lender.example:8080"; http on this machine only.
+        token: file with the client's token on its first line.
+        ca: PEM file of the authority that signed the service's certificate; None trusts the
+            authorities of the operating system.
+        certificate: PEM file with the client's own certificate and key, if the service requires
+            one.
+        timeout_s: time limit for an answer, for each attempt.
+        attempts: most attempts of a request whose refusal may be temporary: a party is absent
+            (503), too many requests a second (429), no connection.
+        sleep: waits this many seconds.
 
     Raises:
-        UserError: the address is none, or is another machine's without TLS; no token in the file.
+        UserError: the address is invalid, or is another machine's without TLS; or the file has no
+            token.
     """
 
     def __init__(
@@ -103,24 +105,25 @@ class Client:
         columns: Mapping[str, Sequence[Any]] | None = None,
         explain: bool = False,
     ) -> list[dict[str, Any]]:
-        """What the service says of rows, in their order.
+        """Get the service's answers for rows, in order.
 
         Args:
-            ids: of the rows, in any spelling that the run's alignment reads alike.
-            columns: the label party's own columns of these rows in place of its table's, by name.
-            explain: also ask what each party contributed, of one row a request.
+            ids: ids of the rows, in any spelling that the run's alignment normalises to the same.
+            columns: the label party's own columns of these rows, by name, in place of those in its
+                table.
+            explain: whether to get each party's contribution as well, with one row in each request.
 
         Returns:
-            For each row `prediction`, `probabilities` for a classification, `missing` where parties
-            may be, `version` (the run that answered), and `contributions` where they were asked.
+            For each row `prediction`, `probabilities` for a classification, `missing` if parties
+            may be missing, `version` (the run that answered), and `contributions` if requested.
 
         Raises:
             AuthenticationError: the token is wrong or has expired.
             ConsentError: the budget of the token is used up, or a party does not consent.
-            DataError: an id is not known there.
-            MissingPartyError: a party, which is named, stayed away in every attempt.
-            LostPeerError: nobody answered in any attempt.
-            ProtocolError: what answered is no service of vfl.
+            DataError: the service does not know an id.
+            MissingPartyError: the named party was absent in every attempt.
+            LostPeerError: the service did not answer in any attempt.
+            ProtocolError: the answer does not come from a service of vfl.
         """
         return [row for part in self.parts(ids, columns, explain) for row in part]
 
@@ -130,7 +133,7 @@ class Client:
         columns: Mapping[str, Sequence[Any]] | None = None,
         explain: bool = False,
     ) -> Iterator[list[dict[str, Any]]]:
-        """The same as `predict`, a list for each request, as they are answered."""
+        """Yield the answers of `predict`, one list for each request, as they arrive."""
         size = 1 if explain else self.most_ids
         for start in range(0, len(ids), size):
             part = slice(start, start + size)
@@ -146,12 +149,12 @@ class Client:
             yield [row | shared for row in rows]
 
     def model(self) -> dict[str, Any]:
-        """What answers: the run, its classes, parties, the label party's own columns, limits."""
+        """Description of the model: run, classes, parties, the label party's columns, limits."""
         return self._ask("GET", "/model")
 
     @property
     def most_ids(self) -> int:
-        """How many rows a request may ask for."""
+        """Most rows of a request."""
         if self._most_ids is None:
             most = self.model().get("max_ids")
             if not isinstance(most, int) or most < 1:
@@ -160,20 +163,20 @@ class Client:
         return self._most_ids
 
     def close(self) -> None:
-        """End the connection; the next request begins another."""
+        """Close the connection; the next request opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """An answer's JSON, after as many attempts as it takes, and not more than were allowed."""
+        """JSON of an answer, after at most the allowed number of attempts."""
         content = None if body is None else json.dumps(body).encode()
         problem: VFLError | None = None
         pause_s = 0.0
         for attempt in range(self._attempts):
             if attempt:
                 self._sleep(pause_s)
-            # A connection that rested may have been closed meanwhile: another is tried at once.
+            # An idle connection may have been closed meanwhile: another is tried immediately.
             rested = self._connection is not None
             pause_s = 0.0 if rested else min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)
             try:
@@ -184,7 +187,7 @@ class Client:
                     "the service does not answer",
                     where=self.address,
                     got=type(lost).__name__,
-                    fix="see that vfl serve runs there, and that its certificate is one of --ca",
+                    fix="check that vfl serve runs there, and that its certificate is one of --ca",
                 )
                 continue
             if status == 200:
@@ -199,7 +202,7 @@ class Client:
     def _exchange(
         self, method: str, path: str, content: bytes | None
     ) -> tuple[int, dict[str, Any], float]:
-        """Status and JSON of one attempt, and for how long to wait before another."""
+        """Status and JSON of one attempt, and the waiting time before another."""
         if self._connection is None:
             if self._tls is None:
                 self._connection = http.client.HTTPConnection(
@@ -219,7 +222,7 @@ class Client:
         told: Any = None
         with suppress(ValueError, RecursionError):
             told = json.loads(text)
-        if not isinstance(told, dict) and answer.status > 500:  # a proxy in front speaks
+        if not isinstance(told, dict) and answer.status > 500:  # a proxy in front answers
             told = {"error": "no service answers behind this address", "code": "away"}
         if not isinstance(told, dict):
             raise self._strange(f"HTTP {answer.status} and no JSON object")
@@ -248,7 +251,7 @@ def _token_in(path: Path) -> str:
 
 
 def _parts(address: str) -> tuple[str, int, bool]:
-    """Host, port, and whether with TLS."""
+    """Host, port, and whether TLS is used."""
     try:
         found = urlsplit(address)
         host, port = parse_host(found.hostname or ""), found.port

@@ -1,7 +1,7 @@
-"""Who may ask a service: clients by name, each with a token, budgets of a day and an end.
+"""Authorised clients of a service, by name, each with a token, daily budgets and an expiry.
 
-Tokens are 32 random bytes, of which a party keeps SHA-256 alone: whoever reads its store learns no
-token. `vfl clients` writes the list; a service that runs reads it again when it changes.
+Tokens are 32 random bytes, of which a party only stores SHA-256, so that its store contains no
+token. `vfl clients` writes the list; a running service reads it again when it changes.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from vfl.core.storage import (
     write_text,
 )
 
-#: The list, and what clients have asked for today; below the party's store, or a run's folder.
+#: Files of the list, and of today's requests; below the party's store, or a run's folder.
 FOLDER, _LIST, _SPENT = "clients", "clients.json", "spent.json"
 _LIST_KIND, _SPENT_KIND = "clients of a service", "served rows"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _LOOK_EVERY_S = 1.0
-#: For another process that changes the counts.
+#: How long to wait for another process that changes the counts.
 _PATIENCE_S = 5.0
 _DAY_S = 24 * 3600
 _LEAST_LETTERS = 16
-#: Until a token expires; without an end it does not.
+#: Longest validity of a token; without an end it does not expire.
 _MOST_DAYS = 36_500
-#: What a budget counts, in the order of its numbers.
+#: Counted units of a budget, in the order of its numbers.
 COUNTED = ("rows", "requests")
 
 
 class Caller(Settings):
-    """Somebody who may ask a service.
+    """An authorised client of a service.
 
     Attributes:
-        name: what the party calls the client.
+        name: name of the client.
         digest: SHA-256 of the client's token, as hex.
-        max_rows_per_day: in a day of UTC; None is what the service allows every client.
-        max_requests_per_day: requests that were answered, likewise; None sets no limit.
-        expires: until when the token is good, in seconds of UTC since 1970; None is for ever.
+        max_rows_per_day: rows in a day of UTC; None is the service's limit for every client.
+        max_requests_per_day: answered requests in a day of UTC; None sets no limit.
+        expires: expiry of the token, in seconds of UTC since 1970; None never expires.
     """
 
     name: str = Field(pattern=_NAME)
@@ -66,30 +66,30 @@ class Caller(Settings):
 
     @classmethod
     def of_token(cls, token: str) -> Caller:
-        """A client without a name, as of a token in a file of its owner's."""
+        """Make a client without a name, for a token in its owner's file."""
         digest = hashlib.sha256(token.encode()).hexdigest()
         return cls(name=digest[:16], digest=digest)
 
     @property
     def until(self) -> str:
-        """The last day of its token, for people."""
+        """The last day of its token, as text."""
         if self.expires is None:
             return "no end"
         return f"until {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d %H:%M} UTC"
 
     def expired(self, now: float) -> bool:
-        """Whether its token is good no more."""
+        """Whether its token has expired."""
         return self.expires is not None and now >= self.expires
 
 
 class Clients:
-    """The named clients of a party's services.
+    """Named clients of a party's services.
 
     Args:
-        folder: where the list lies; several processes may use it.
-        party: whose it is.
-        plain: clients whose tokens are in a file of their owner's, beside those of the list.
-        now: seconds of UTC since 1970.
+        folder: folder of the list; safe for several processes.
+        party: name of the party.
+        plain: clients with tokens in their owner's file, besides those of the list.
+        now: returns seconds of UTC since 1970.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Clients:
         """Every client of the list, by name.
 
         Raises:
-            RunFolderError: the list is not as it was written, or another party's.
+            RunFolderError: the list is damaged, or belongs to another party.
         """
         if not self._path.exists():
             return []
@@ -119,7 +119,7 @@ class Clients:
             raise damaged(self._path) from None
 
     def of(self, token: bytes) -> Caller | None:
-        """Who shows this token; None where nobody has it. Digests are compared, never tokens."""
+        """The client with this token; None if there is none. Digests are compared, never tokens."""
         self._look()
         return self._found.get(hashlib.sha256(token).hexdigest())
 
@@ -135,21 +135,21 @@ class Clients:
         requests: int | None = None,
         days: float | None = None,
     ) -> str:
-        """A new client's token, which is kept nowhere.
+        """Add a client; returns its token, which is not stored.
 
         Args:
-            name: of the client.
-            rows: most rows in a day of UTC; None is what the service allows every client.
-            requests: most requests likewise; None sets no limit.
-            days: until the token expires; None is never.
+            name: name of the client.
+            rows: most rows in a day of UTC; None is the service's limit for every client.
+            requests: most requests in a day of UTC; None sets no limit.
+            days: days until the token expires; None is never.
 
         Raises:
-            UserError: there is a client of that name, or the name or a number is none.
+            UserError: a client of that name exists, or the name or a number is invalid.
             RunFolderError: see `entries`.
         """
         if days is not None and not 0 < days <= _MOST_DAYS:
             raise UserError(
-                "a token cannot expire then",
+                "this expiry of a token is not allowed",
                 where="days",
                 got=f"{days:g}",
                 want=f"more than 0 and at most {_MOST_DAYS}",
@@ -174,18 +174,18 @@ class Clients:
         with self._changed() as clients:
             if name in clients:
                 raise UserError(
-                    f"there is a client '{name}' already",
+                    f"client '{name}' exists already",
                     where=str(self._path),
-                    fix="remove it first; what it has asked for today stays counted",
+                    fix="remove it first; its requests of today stay counted",
                 )
             clients[name] = client
         return token
 
     def remove(self, name: str) -> None:
-        """Take a client's token from it; services that run follow within a second or two.
+        """Revoke a client's token; running services apply it within a second or two.
 
         Raises:
-            UserError: there is none of that name.
+            UserError: there is no client of that name.
             RunFolderError: see `entries`.
         """
         with self._changed() as clients:
@@ -198,7 +198,7 @@ class Clients:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Caller]]:
-        """The clients by name, to be changed; then they are written."""
+        """The clients by name, to be changed; they are written at the end of the block."""
         with locked(self.folder, math.inf):
             clients = {each.name: each for each in self.entries()}
             yield clients
@@ -206,7 +206,7 @@ class Clients:
             write_sealed_json(self._path, {"clients": listed}, self._seal)
 
     def _look(self) -> None:
-        """Read the list again if it is another one; of a damaged one nobody is let in."""
+        """Read a changed list again; with a damaged list, no client is admitted."""
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
             return
@@ -227,16 +227,16 @@ _UNSEEN = (0, 0, 0)
 
 
 def tokens_in(path: Path) -> tuple[str, ...]:
-    """The tokens in a file of their owner's, one a line; one is made if there is no file.
+    """The tokens in their owner's file, one on each line; a missing file is made with one token.
 
     Raises:
-        UserError: others may read the file, or it holds no token, or one that is too short.
+        UserError: other users may read the file, or it has no token, or one that is too short.
     """
     if not path.exists():
         write_text(path, secrets.token_urlsafe(32) + "\n")
     if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
         raise UserError(
-            "others may read the token of the service",
+            "other users may read the token of the service",
             where=str(path),
             want="mode 0600",
             fix=f"chmod 600 {path}",
@@ -246,7 +246,7 @@ def tokens_in(path: Path) -> tuple[str, ...]:
         raise UserError(
             "this file holds no token, or one that is too short",
             where=str(path),
-            want=f"a token in each line, of {_LEAST_LETTERS} characters or more",
+            want=f"a token on each line, of {_LEAST_LETTERS} characters or more",
         )
     return tokens
 
@@ -256,8 +256,8 @@ class _Count:
     """Rows and requests of a client today.
 
     Attributes:
-        taken: that this process has answered.
-        reserved: that this process has noted in the file.
+        taken: numbers that this process has answered.
+        reserved: numbers that this process has recorded in the file.
     """
 
     taken: list[int] = field(default_factory=lambda: [0, 0])
@@ -265,19 +265,19 @@ class _Count:
 
 
 class Budgets:
-    """Rows and requests that each client may still ask for today, a day of UTC.
+    """Rows and requests that each client may still query today, a day of UTC.
 
-    A process notes ahead, a hundredth of a budget at a time, so that one that is killed has counted
-    too much, never too little, unless the disk was full. Services of one party count together.
+    A process records a hundredth of a budget in advance, so a killed process has counted too much,
+    never too little, unless the disk was full. All services of a party share the counts.
 
     Args:
-        folder: where the counts lie.
-        party: whose services they are of.
-        rows: most rows of a client that has no number of its own; None is no limit.
-        now: seconds of UTC since 1970.
+        folder: folder of the counts.
+        party: party that owns the services.
+        rows: most rows of a client without a limit of its own; None is no limit.
+        now: returns seconds of UTC since 1970.
 
     Raises:
-        RunFolderError: the counts are not as they were written, or another party's.
+        RunFolderError: the counts are damaged, or belong to another party.
     """
 
     def __init__(
@@ -293,12 +293,12 @@ class Budgets:
         self._spent = self.spent()
 
     def most(self, client: Caller) -> tuple[int | None, int | None]:
-        """Rows and requests of a client in a day; None is no limit."""
+        """Limits of a client's rows and requests in a day; None is no limit."""
         rows = self._rows if client.max_rows_per_day is None else client.max_rows_per_day
         return rows, client.max_requests_per_day
 
     def spent(self) -> dict[str, list[int]]:
-        """Rows and requests of today by client, as the file has them: rather too many.
+        """Today's rows and requests by client, from the file: an upper estimate.
 
         Raises:
             RunFolderError: see the class.
@@ -316,7 +316,7 @@ class Budgets:
             raise damaged(self._path) from None
 
     def take(self, client: Caller, rows: int) -> str | None:
-        """Count a request for some rows; what its client has too few of, where nothing is counted.
+        """Count a request for some rows; returns the exhausted unit, and then counts nothing.
 
         Returns:
             None, or one of `COUNTED`.
@@ -340,17 +340,17 @@ class Budgets:
         return None
 
     def give_back(self, client: Caller, rows: int) -> None:
-        """A request that was not answered."""
+        """Take back the count of a request that was not answered."""
         if (count := self._counts.get(client.name)) is not None:
             count.taken = [max(0, count.taken[0] - rows), max(0, count.taken[1] - 1)]
 
     @property
     def resets_in_s(self) -> int:
-        """Until every client has its whole budget again."""
+        """Seconds until every client has its whole budget again."""
         return _DAY_S - int(self._now() % _DAY_S)
 
     def close(self) -> None:
-        """Give back what was noted and not asked for."""
+        """Take back recorded numbers that were not used."""
         if self._counts and self._day == self._today:
             with self._noted() as spent:
                 for name, count in self._counts.items():
@@ -365,7 +365,7 @@ class Budgets:
     def _reserve(
         self, name: str, count: _Count, wanted: list[int], most: tuple[int | None, int | None]
     ) -> str | None:
-        """Note ahead that a client asks for more; what it has too few of, if it has."""
+        """Record numbers in advance for a client; returns the exhausted unit, if any."""
         with self._noted() as spent:
             whole, more = spent.get(name, [0, 0]), [0, 0]
             for at, limit in enumerate(most):
@@ -382,10 +382,10 @@ class Budgets:
 
     @contextmanager
     def _noted(self) -> Iterator[dict[str, list[int]]]:
-        """The counts of today in the file, to be changed.
+        """Today's counts in the file, to be changed.
 
-        On a full disk, or where the file was damaged meanwhile, counts go on in memory, and answers
-        do too.
+        On a full disk, or if the file was damaged meanwhile, counts continue in memory, and so do
+        answers.
         """
         with ExitStack() as held:
             with suppress(StorageError, RunFolderError):

@@ -1,4 +1,4 @@
-"""HTTP at the label party: routes, who may ask, limits; and the server in its thread."""
+"""HTTP at the label party: routes, authentication, limits; and the server in its thread."""
 
 from __future__ import annotations
 
@@ -68,40 +68,40 @@ try:
         read_body,
         replayed,
     )
-except ImportError as absence:  # they come with Flower today
+except ImportError as absence:  # Flower's dependencies include them at present
     raise MissingPackageError(
-        "serving needs packages that are not here",
+        "serving needs packages that are not installed",
         got=str(absence.name),
         fix="pip install 'vfl[serve]'",
     ) from None
 
 _TOKEN_FILE, SETTINGS_FILE = "serve.token", "serve.json"
-#: Settings that name a file; in a party's own file its path is relative to that.
+#: Settings with the path of a file, relative to a party's own file in such a file.
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
-#: Paths that tell nothing of anybody's data, and need no token.
+#: Paths without any data of parties or clients, which need no token.
 _OPEN = ("/", "/health", "/ready", inference.LIVE, inference.READY)
-#: What a source may ask without a token: health checks, the page, a few wrong tokens.
+#: Limits of a source without a token: health checks, the page, a few wrong tokens.
 _STRANGERS = FrontLimits(per_second=20.0, burst=20.0)
 PREDICT = "/predict"
 
 
 class LeadSettings(ServeSettings):
-    """How the label party that leads serves.
+    """Settings of the leading label party's service.
 
     Attributes:
-        tasks: further label parties that answer their own clients meanwhile, each at the address
-            that its own file says; in one process the one whose task is answered instead.
+        tasks: further label parties that answer their own clients at the same time, each at the
+            address in its own file; in one process, the label party whose task is answered instead.
     """
 
     tasks: tuple[str, ...] = ()
 
 
 def _whole(number: float) -> float | int:
-    """A whole number as one, however JSON writes it: 15775678.0."""
+    """Convert a whole number to an integer, in any JSON form, such as 15775678.0."""
     return int(number) if number.is_integer() else number
 
 
-#: A text, or a number as an alignment reads one in a table.
+#: A text, or a number, as an alignment reads ids in a table.
 _Id = str | int | Annotated[float, Field(allow_inf_nan=False), AfterValidator(_whole)]
 
 
@@ -109,9 +109,10 @@ class Asked(BaseModel):
     """The body of `POST /predict`.
 
     Attributes:
-        ids: of rows in the label party's own table.
-        columns: the label party's own columns of these rows in place of its table's, by name.
-        explain: also tell what each party contributed to the first row.
+        ids: ids of rows in the label party's own table.
+        columns: the label party's own columns of these rows, by name, in place of those in its
+            table.
+        explain: whether to answer with each party's contribution to the first row.
     """
 
     model_config = ConfigDict(strict=True)
@@ -122,20 +123,20 @@ class Asked(BaseModel):
 
 
 class Guard:
-    """In front of the application: token, rate and size, before anything is parsed.
+    """ASGI middleware that checks token, rate and size before anything is parsed.
 
-    A request with a token is counted for its token, any other for its source, which is allowed
-    little: strangers take nothing from clients, wherever they ask from. Whoever shows a token that
-    has expired is a known client, who is allowed as little, and whose source is not locked out.
+    A request with a token counts for its token, any other for its source, whose limits are low:
+    strangers use no capacity of clients, from any address. A client with an expired token is known;
+    its limits are as low, and its source is not locked out.
 
     Args:
-        app: what is guarded.
-        questions: answers those about rows, without the routing of `app`, which takes as long as a
-            model.
-        clients: who may ask; they show their tokens as `Authorization: Bearer TOKEN`.
-        settings: the limits.
-        figures: where refusals are counted.
-        front: what is allowed without a token.
+        app: application behind the guard.
+        questions: answers queries about rows, without the routing of `app`, which takes as long as
+            a model.
+        clients: authorised clients; they send their tokens as `Authorization: Bearer TOKEN`.
+        settings: limits of the service.
+        figures: counters of refusals.
+        front: rules for strangers.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Guard:
         self._late = RateLimiter(_STRANGERS.per_second, _STRANGERS.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, as ASGI hands it over."""
+        """Handle one request; the ASGI entry point."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -202,7 +203,7 @@ class Guard:
         if client is None:
             source = self._source(scope, headers)
             if not self._front.allow(source):
-                what = "too many requests without a good token from this address"
+                what = "too many requests without a valid token from this address"
                 return _refused(what, 429, "rate", retry_after_s=1)
             if scope["path"] not in _OPEN:
                 self._front.failed(source)
@@ -222,7 +223,7 @@ class Guard:
         return None
 
     def _source(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Who asks: the caller, or whom a proxy that is trusted names."""
+        """Source of a request: the caller, or the client that a trusted proxy names."""
         client = scope["client"][0] if scope.get("client") else ""
         if not self._front.trusts(client):
             return client
@@ -234,11 +235,11 @@ class Guard:
 
 
 class Rows:
-    """The rows that can be asked for: where an id stands, and what its own columns become.
+    """Rows that can be queried: positions of ids, and the encoding of own columns.
 
     Args:
-        data: the label party's rows; an id may be written in any way that `data.id_rules` reads
-            alike.
+        data: the label party's rows; an id may have any spelling that `data.id_rules` normalises to
+            the same.
     """
 
     def __init__(self, data: PartyData) -> None:
@@ -247,7 +248,7 @@ class Rows:
         self._at = dict(zip(ids, rows.tolist(), strict=True))
         self._id_rules, self._alike = data.id_rules, self._at
         keys = _alike(ids, data.id_rules)
-        if keys != ids:  # of a table that was not aligned, two ids may be alike: neither is meant
+        if keys != ids:  # two ids of an unaligned table may be equal: neither is used
             counts = Counter(keys)
             pairs = zip(keys, rows.tolist(), strict=True)
             self._alike = {key: row for key, row in pairs if counts[key] == 1}
@@ -257,11 +258,11 @@ class Rows:
         return len(self._at)
 
     def positions(self, ids: Sequence[str | float]) -> list[int] | None:
-        """Positions of ids; None where one is not known."""
+        """Positions of ids; None if one is unknown."""
         texts = [str(each) for each in ids]
         try:
             return [self._at[each] for each in texts]
-        except KeyError:  # as letter by letter none is written, or as no rule writes it
+        except KeyError:  # letter by letter unknown, or in a spelling outside all rules
             pass
         try:
             alike = _alike(id_texts(pd.Series(ids, dtype=object)), self._id_rules)
@@ -271,14 +272,14 @@ class Rows:
             return None
 
     def inputs(self, columns: dict[str, list[Any]], rows: int) -> Tensor | None:
-        """The label party's inputs from columns of a request; None where they do not fit."""
+        """Encode the label party's columns of a request; None if they do not fit."""
         if self._encoder is None or set(columns) != set(self._encoder.names):
             return None
         if any(len(cells) != rows for cells in columns.values()):
             return None
         try:
             return torch.from_numpy(self._encoder.transform(pd.DataFrame(columns)))
-        except (VFLError, ValueError, TypeError, OverflowError):  # which may quote a cell
+        except (VFLError, ValueError, TypeError, OverflowError):  # the error may quote a cell
             return None
 
     @property
@@ -288,21 +289,21 @@ class Rows:
 
 
 def _alike(ids: list[str] | np.ndarray, rules: str) -> list[str]:
-    """Ids as an alignment by these rules compares them."""
+    """Ids after the normalisation rules of an alignment."""
     return [key.decode() for key in normalise(np.array(ids, dtype=object), rules)]
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is served: one run.
+    """The served model: one run.
 
     Attributes:
         version: name of the run.
-        rows: which can be asked for.
-        classes: what outputs stand for; None for a regression.
-        parties: all of them, the label party last: whose cuts may be missing, and whose
-            contributions may be told.
-        decimals: of probabilities; None is all.
+        rows: rows that can be queried.
+        classes: names of the outputs; None for a regression.
+        parties: all parties, with the label party last; their cuts may be missing, and their
+            contributions may be disclosed.
+        decimals: decimals of probabilities; None does not round.
     """
 
     version: str
@@ -313,7 +314,7 @@ class Model:
 
     @property
     def owner(self) -> str:
-        """The label party, whose model this is."""
+        """The label party, which owns the model."""
         return self.parties[-1]
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
@@ -322,21 +323,21 @@ class Model:
 
     @cached_property
     def head(self) -> str:
-        """How every answer begins."""
+        """Start of every answer."""
         return f'{{"version":{json.dumps(self.version)},"predictions":['
 
     def answer_bytes(self, rows: int, explain: bool) -> int:
-        """Most bytes of an answer about so many rows; spaces fill every answer up to it.
+        """Most bytes of an answer with this many rows; spaces pad every answer to it.
 
-        TLS hides what an answer says and shows how long it is: the name of the class, digits of
-        its probability.
+        TLS encrypts an answer but reveals its length, which would depend on the name of the class
+        and the digits of its probability.
         """
         fixed, explained, each = self._most_bytes
         return fixed + rows * each + (explained if explain else 0)
 
     @cached_property
     def _most_bytes(self) -> tuple[int, int, int]:
-        """Of what every answer has, of contributions, and of a row."""
+        """Most bytes of the common part of an answer, of contributions, and of a row."""
         numbers = [_LONGEST_NUMBER] * (1 if self.classes is None else len(self.classes))
         whole = {"version": self.version, "predictions": [], "milliseconds": _LONGEST_NUMBER}
         row: dict[str, Any] = {"prediction": _LONGEST_NUMBER, "missing": self.parties}
@@ -347,14 +348,14 @@ class Model:
         return fixed, shared, _json_bytes(row) + 1
 
 
-#: No number takes more letters.
+#: The number with the most letters.
 _LONGEST_NUMBER = -sys.float_info.max
-#: Of an answer's rows; it refuses a number that is none.
+#: Encoder of an answer's rows; it refuses NaN and infinite numbers.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _json(content: Mapping[str, Any]) -> str | None:
-    """As JSON; None where that has a number that is none."""
+    """Encode as JSON; returns None for NaN and infinite numbers."""
     try:
         return _ENCODER.encode(content)
     except ValueError:
@@ -362,16 +363,16 @@ def _json(content: Mapping[str, Any]) -> str | None:
 
 
 def _json_bytes(content: Any) -> int:
-    """Bytes of JSON with spaces behind its signs."""
+    """Bytes of JSON with spaces after its separators."""
     return len(json.dumps(content, ensure_ascii=False).encode())
 
 
 class _Predictions(Response):
-    """An answer with rows, made without what `Response` does for any content.
+    """An answer with rows, without the general work of `Response`.
 
     Args:
         answered: JSON.
-        most: bytes to which spaces fill it.
+        most: size in bytes to which spaces pad it.
     """
 
     _JSON = (b"content-type", b"application/json")
@@ -384,30 +385,30 @@ class _Predictions(Response):
 
 
 def application(desk: Desk, settings: ServeSettings) -> FastAPI:
-    """The routes; `Questions` answers what is asked about rows.
+    """Make the routes; `Questions` answers queries about rows.
 
     Args:
-        desk: says which service answers them, with the `Model` it has.
-        settings: the limits.
+        desk: knows the service that answers, with its `Model`.
+        settings: limits of the service.
     """
     app = FastAPI(title="vfl", version=VERSION, docs_url=None, redoc_url=None)
     page = resources.files("vfl.serving").joinpath("page.html").read_text(encoding="utf-8")
 
     @app.get("/", response_class=HTMLResponse)
     async def index() -> HTMLResponse:
-        """A page for a person."""
+        """A page for people."""
         policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
         policy += "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the process lives."""
+        """Whether the process is alive."""
         return {"status": "alive"}
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Whether rows can be answered; if not, who is missing."""
+        """Whether rows can be answered; otherwise the missing parties."""
         service = desk.now
         missing = service.missing
         body: dict[str, Any] = {"ready": missing is None}
@@ -417,12 +418,12 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Counts for Prometheus."""
+        """Metrics for Prometheus."""
         return Response(generate_latest(desk.now), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/model")
     async def model() -> JSONResponse:
-        """What answers: the run, its classes, its parties, the label party's own columns."""
+        """Description of the model: run, classes, parties, the label party's own columns."""
         service = desk.now
         try:
             now = _shown(service)
@@ -448,16 +449,16 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
     @app.post(PREDICT, openapi_extra=body_of(Asked))
     async def predict() -> None:
         """Scores of rows, in the order of their ids."""
-        raise AssertionError("a guard in front answers it, who knows the client")
+        raise AssertionError("a guard in front answers this route, because it knows the client")
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
-        """The server, as the Open Inference Protocol describes one."""
+        """The server, in the form of the Open Inference Protocol."""
         return inference.server_metadata()
 
     @app.get(inference.LIVE)
     async def live() -> dict[str, bool]:
-        """Whether the process lives."""
+        """Whether the process is alive."""
         return {"live": True}
 
     @app.get(inference.READY)
@@ -480,7 +481,7 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
     @app.get("/v2/models/{name}")
     @app.get("/v2/models/{name}/versions/{version}")
     async def model_metadata(name: str, version: str | None = None) -> Response:
-        """What goes into the model and comes out of it."""
+        """Inputs and outputs of the model."""
         try:
             now = _shown(desk.now)
             _require_model(now, name, version)
@@ -497,13 +498,13 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
     @app.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=form)
     async def infer(name: str, version: str | None = None) -> None:
         """Scores of rows as tensors, in the order of their ids."""
-        raise AssertionError("a guard in front answers it, who knows the client")
+        raise AssertionError("a guard in front answers this route, because it knows the client")
 
     return app
 
 
 class _RefusedQuestion(Exception):
-    """A question that gets no answer; `response` says why."""
+    """A query without an answer; `response` has the reason."""
 
     def __init__(self, response: Response) -> None:
         super().__init__()
@@ -511,10 +512,10 @@ class _RefusedQuestion(Exception):
 
 
 def _shown(service: Service) -> Model:
-    """What is served now.
+    """The model that is served now.
 
     Raises:
-        Unavailable: nothing yet.
+        Unavailable: there is none yet.
     """
     if not isinstance(service.model, Model):
         raise Unavailable(service.owner, "it is starting")
@@ -522,10 +523,10 @@ def _shown(service: Service) -> Model:
 
 
 def _require_model(now: Model, name: str, version: str | None) -> None:
-    """Refuse another model than the one that is served, or another run of it.
+    """Refuse a model other than the served one, or another run of it.
 
     Raises:
-        _RefusedQuestion: it is another one.
+        _RefusedQuestion: the model or the run differs.
     """
     if name != now.owner:
         raise _RefusedQuestion(_refused(f"the model here is '{now.owner}'", 404, "model"))
@@ -534,19 +535,19 @@ def _require_model(now: Model, name: str, version: str | None) -> None:
 
 
 class Questions:
-    """Answers what clients ask about rows.
+    """Answers clients' queries about rows.
 
     Args:
-        desk: says which service answers, with the `Model` it has.
-        settings: the limits.
-        budgets: rows and requests that clients may ask for.
+        desk: knows the service that answers, with its `Model`.
+        settings: limits of the service.
+        budgets: rows and requests that clients may query.
     """
 
     def __init__(self, desk: Desk, settings: ServeSettings, budgets: Budgets) -> None:
         self._desk, self._settings, self._budgets = desk, settings, budgets
 
     async def answer(self, path: str, body: bytes, client: Caller) -> Response:
-        """The answer to `POST /predict`, or to an inference request of the protocol."""
+        """Answer `POST /predict`, or an inference request of the protocol."""
         by_protocol, service = inference.INFER.fullmatch(path), self._desk.now
         try:
             now = _shown(service)
@@ -570,7 +571,7 @@ class Questions:
         started = time.perf_counter()
         try:
             asked = Asked.model_validate_json(body)
-        except ValidationError:  # which quotes what it was sent
+        except ValidationError:  # it quotes the request
             raise _RefusedQuestion(_ill_formed(_FORM)) from None
         result = await self._result(asked, client, service, now)
         more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
@@ -580,7 +581,7 @@ class Questions:
                 for name, value in result.contributions.items()
             }
             more += f',"contributions":{json.dumps(shares)}'
-        # Rows are JSON already: those of a batch are written once, whoever asked for them.
+        # Rows are JSON already: those of a batch are encoded once for all its clients.
         answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
         most = now.answer_bytes(len(asked.ids), asked.explain)
         return _Predictions(answered, most + len(asked.ids) * service.remark_bytes)
@@ -595,28 +596,28 @@ class Questions:
             asked = Asked.model_validate(request.question())
         except inference.FormError as mistake:
             raise _RefusedQuestion(_ill_formed(str(mistake))) from None
-        except ValidationError:  # which quotes what it was sent
+        except ValidationError:  # it quotes the request
             raise _RefusedQuestion(_ill_formed("ids are texts or whole numbers")) from None
         result = await self._result(asked, client, service, now)
         rows = [json.loads(row) for row in result.rows]
         answered = json.dumps(inference.response(request, *about, rows), ensure_ascii=False)
-        # A remark is a text there, in which each sign may take two.
+        # A remark is a text there, in which each character may take two bytes.
         most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (service.remark_bytes + 2)
         return _Predictions(answered.encode(), most)
 
     async def _result(self, asked: Asked, client: Caller, service: Service, now: Model) -> Result:
-        """What rows of a question are answered.
+        """Answers for the rows of a query.
 
         Raises:
-            _RefusedQuestion: more than the settings or the client's budget allow, or rows and
-                columns that the model has not.
+            _RefusedQuestion: the query exceeds the settings or the client's budget, or its rows or
+                columns do not exist in the model.
             Unavailable: see `Service.predict`.
         """
         settings = self._settings
         if len(asked.ids) > settings.max_ids:
             raise _RefusedQuestion(_refused(f"more than {settings.max_ids} ids", 413, "size"))
         if asked.explain and not settings.explain:
-            what = "contributions are not told: --explain"
+            what = "contributions are not disclosed: --explain"
             raise _RefusedQuestion(_refused(what, 403, "explain"))
         found = now.rows.positions(asked.ids)
         if found is None:
@@ -638,7 +639,7 @@ class Questions:
             raise
 
 
-#: What `Unavailable` says to a program.
+#: Machine-readable codes of `Unavailable`.
 _CODES = {403: "consent", 429: "party", 503: "away"}
 _FORM = "the body is not {ids: [...], columns?: {...}, explain?: bool}"
 
@@ -655,12 +656,12 @@ def _refused(why: str, status: int, code: str, retry_after_s: int | None = None)
 def scores(
     outputs: Tensor, classes: Classes | None, decimals: int | None = None
 ) -> list[dict[str, Any]]:
-    """What outputs of axes (rows, outputs) say, as `vfl predict` writes it.
+    """Decode outputs of axes (rows, outputs), as in `vfl predict`.
 
     Args:
-        outputs: of the label party's top model.
-        classes: what they stand for; None for a regression, whose numbers are not rounded.
-        decimals: to which probabilities are rounded; None tells them whole.
+        outputs: outputs of the label party's top model.
+        classes: names of the outputs; None for a regression, whose numbers are not rounded.
+        decimals: decimals of probabilities; None does not round.
     """
     if classes is None:
         return [{"prediction": float(value)} for value in outputs[:, 0]]
@@ -682,47 +683,47 @@ def _limit(setting: int | Literal["off"]) -> int | None:
 
 @dataclass(slots=True)
 class Desk:
-    """Which service takes what is asked; changed on the event loop alone.
+    """The service for new queries; changed on the event loop only.
 
     Attributes:
-        now: that service; whoever has asked another one gets its answer from that.
+        now: that service; earlier queries get their answers from an earlier service.
     """
 
     now: Service
 
     def take_over(self, service: Service) -> None:
-        """Let a service take what is asked from here on."""
+        """Direct new queries to a service from now on."""
         before, self.now = self.now, service
         if before is not service:
             before.retire()
 
 
 class _Server(HttpServer):
-    """An HTTP server whose loop the services of a desk run on."""
+    """An HTTP server on whose loop the services of a desk run."""
 
     def __init__(self, config: uvicorn.Config, desk: Desk, front: Front) -> None:
         super().__init__(config, front)
         self._desk = desk
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Before anybody is listened to."""
+        """Prepare the service before connections are accepted."""
         self._desk.now.loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
 
 class HttpFront(ServingFront):
-    """A service that listens.
+    """A service with its own address.
 
     Args:
-        owner: the label party.
-        settings: how it listens.
-        folder: of the run that is served first; its `serving.json` says where it listens, its
-            `serving.stop` ends it, and its `serving.next` names the run to go on with.
-        ended: asked now and then whether something else ends it.
-        clients: where clients and what they asked for are kept; in `folder` if not given.
+        owner: name of the label party.
+        settings: settings of the service.
+        folder: folder of the run that is served first; its `serving.json` has the address, its
+            `serving.stop` ends the service, and its `serving.next` names the next run.
+        ended: called from time to time; returns whether the service should end.
+        clients: folder of the clients and their counts; None takes `folder`.
 
     Raises:
-        RunFolderError: clients, or what they asked for, are not as they were written.
+        RunFolderError: the clients or their counts are damaged.
         UserError: the address cannot be listened on, or is open to others without TLS.
     """
 
@@ -759,7 +760,7 @@ class HttpFront(ServingFront):
         self._desk = Desk(self.service)
         token_file = Path(settings.token or folder / _TOKEN_FILE)
         named = Clients(kept, owner)
-        shown = "the tokens that vfl clients gave"
+        shown = "the tokens from vfl clients"
         if settings.token or token_file.exists() or not named.entries():
             plain = tuple(Caller.of_token(token) for token in tokens_in(token_file))
             named, shown = Clients(kept, owner, plain), f"the token in {token_file}"
@@ -780,7 +781,7 @@ class HttpFront(ServingFront):
 
     @classmethod
     def open_lead(cls, party: PartyFile, run: str) -> HttpFront:
-        """See `ServingFront.open_lead`: as the party's file and what `vfl serve` left there say."""
+        """See `ServingFront.open_lead`; uses settings of the party's file and of `vfl serve`."""
         folder = party.run_path(run)
         path, options = folder / SETTINGS_FILE, dict[str, Any]()
         if path.exists():
@@ -788,7 +789,7 @@ class HttpFront(ServingFront):
                 left = LeadSettings.model_validate(read_json(path))
             except ValueError:
                 raise RunFolderError(
-                    "settings of the service cannot be read", where=str(path)
+                    "the settings of the service cannot be read", where=str(path)
                 ) from None
             options = left.model_dump(exclude_unset=True)
         settings = settings_of(party, options)
@@ -796,7 +797,7 @@ class HttpFront(ServingFront):
 
     @classmethod
     def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
-        """See `ServingFront.open_task`: it listens as [serve] of the party's own file says."""
+        """See `ServingFront.open_task`: with the settings of [serve] in the party's own file."""
         kept = party.store_path / FOLDER
         return cls(party.party, settings_of(party, {}), folder, ended, kept)
 
@@ -808,7 +809,7 @@ class HttpFront(ServingFront):
         classes: Classes | None,
         drift: Drift,
     ) -> None:
-        """What the next session serves; see `Model`."""
+        """Set the model that the next session serves; see `Model`."""
         self._run = version
         names = (*parties, self.service.owner)
         self.service.show(
@@ -825,13 +826,13 @@ class HttpFront(ServingFront):
 
     @property
     def was_ready(self) -> bool:
-        """Whether the model that is shown has answered, or could have."""
+        """Whether the shown model could answer at least once."""
         return self.service.was_ready
 
     def successor(self) -> HttpFront:
         """See `ServingFront.successor`."""
         following = copy(self)
-        following.service = self._make(waits=False)  # the run before answers meanwhile
+        following.service = self._make(waits=False)  # the present run answers meanwhile
         following.service.loop = self.service.loop
         return following
 
@@ -839,7 +840,7 @@ class HttpFront(ServingFront):
         """See `Service.play`."""
         told = running_service(self._state.parent)
         if told is None or told.run != self._run:
-            with suppress(StorageError):  # a full disk keeps nobody from an answer
+            with suppress(StorageError):  # a full disk must not prevent answers
                 self._tell(run=self._run)
         self.service.play(serving)
 
@@ -870,7 +871,7 @@ class HttpFront(ServingFront):
         return self.service.lost(error)
 
     def close(self) -> None:
-        """Stop listening; closing twice is harmless."""
+        """Stop listening; a second call has no effect."""
         self._desk.now.stop()
         self._server.stop()
         self._budgets.close()
@@ -889,14 +890,14 @@ def _listening(settings: ServeSettings) -> socket.socket:
 
 
 def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSettings:
-    """How a label party serves: as `[serve]` of its own file says, unless an option says otherwise.
+    """Settings of a label party's service: `[serve]` of its own file, overridden by options.
 
     Args:
-        party: its file; None where one process plays every party.
-        options: of `vfl serve`, those that were given.
+        party: its file; None if one process runs every party.
+        options: given options of `vfl serve`.
 
     Raises:
-        ConfigError: a value out of its range.
+        ConfigError: a value is out of range.
         UserError: a certificate without its key, or clients' certificates without TLS.
     """
     said = dict[str, Any]()
@@ -914,5 +915,5 @@ def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSett
 
 
 def settings_file(folder: Path, settings: ServeSettings) -> None:
-    """Leave settings that were given where the process that serves finds them."""
+    """Store given settings for the process that serves."""
     write_json(folder / SETTINGS_FILE, json.loads(settings.model_dump_json(exclude_unset=True)))

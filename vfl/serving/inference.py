@@ -1,9 +1,9 @@
-"""The Open Inference Protocol (KServe v2) in front of a service: REST, with JSON tensors.
+"""The Open Inference Protocol (KServe v2) for a service: REST, with JSON tensors.
 
 Names of fields and routes are those of its specification, `inference_rest.md` of
-github.com/kserve/open-inference-protocol. The model is called as the label party, and its version
-is the run. Rows come as the tensor `ids`, of shape (rows,) or (rows, 1), and the label party's own
-columns as tensors of their names.
+github.com/kserve/open-inference-protocol. The model has the label party's name, and its version is
+the run. Rows come as the tensor `ids`, of shape (rows,) or (rows, 1), and the label party's own
+columns as tensors with their names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Datatype = Literal[
 
 
 class FormError(ValueError):
-    """A request that is not of the protocol, or has other tensors than the model."""
+    """A request violates the protocol, or has other tensors than the model."""
 
 
 class _Part(BaseModel):
@@ -40,7 +40,7 @@ class _Part(BaseModel):
 
 
 class RequestInput(_Part):
-    """`$request_input`: a tensor whose elements stand in `data`, flat or row by row."""
+    """`$request_input`: a tensor with its elements in `data`, flat or row by row."""
 
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=2)]
@@ -49,20 +49,20 @@ class RequestInput(_Part):
     data: list[Any]
 
     def elements(self) -> list[Any]:
-        """What the tensor holds, axes (rows,).
+        """Elements of the tensor, axes (rows,).
 
         Raises:
-            FormError: not of its shape or datatype, or more than one element a row.
+            FormError: the elements do not fit its shape or datatype, or a row has more than one.
         """
         rows, *each = self.shape
         nested = len(self.shape) == 2 and all(isinstance(row, list) for row in self.data)
         flat = [cell for row in self.data for cell in row] if nested else self.data
         if math.prod(each) != 1 or len(flat) != rows:
-            raise FormError("a tensor is not of its shape, (rows,) or (rows, 1)")
+            raise FormError("a tensor does not have its shape, (rows,) or (rows, 1)")
         if not all(cell is None or isinstance(cell, _CELLS[self._kind]) for cell in flat):
-            raise FormError("a tensor holds something else than its datatype")
+            raise FormError("an element of a tensor has another datatype")
         if self._kind != "BOOL" and any(isinstance(cell, bool) for cell in flat):
-            raise FormError("a tensor holds something else than its datatype")
+            raise FormError("an element of a tensor has another datatype")
         return flat
 
     @property
@@ -79,7 +79,7 @@ _CELLS: Mapping[str, type | tuple[type, ...]] = {
 
 
 class RequestOutput(_Part):
-    """`$request_output`: a tensor that is asked for."""
+    """`$request_output`: a requested tensor."""
 
     name: str
     parameters: dict[str, Any] | None = None
@@ -95,21 +95,21 @@ class InferenceRequest(_Part):
 
     @classmethod
     def read(cls, body: bytes) -> InferenceRequest:
-        """A request from its JSON.
+        """Parse a request from its JSON.
 
         Raises:
-            FormError: it is none; no text of it is repeated.
+            FormError: the request is invalid; its text is not quoted.
         """
         try:
             return cls.model_validate_json(body)
-        except ValidationError:  # which quotes what it was sent
+        except ValidationError:  # it quotes the request
             raise FormError("the body is no inference request of the protocol") from None
 
     def question(self) -> dict[str, Any]:
-        """The same as the body of `POST /predict`.
+        """Convert it to the body of `POST /predict`.
 
         Raises:
-            FormError: see `RequestInput.elements`; or a tensor is missing or comes twice.
+            FormError: see `RequestInput.elements`; or a tensor is missing or repeated.
         """
         tensors = {each.name: each for each in self.inputs}
         if len(tensors) < len(self.inputs) or IDS not in tensors:
@@ -127,7 +127,7 @@ def server_metadata() -> dict[str, Any]:
 def model_metadata(
     name: str, version: str, columns: Sequence[str], classes: Classes | None
 ) -> dict[str, Any]:
-    """`$metadata_model_response`: own columns are optional, and all or none are given."""
+    """`$metadata_model_response`: own columns are optional; a request has all or none."""
     inputs = [(IDS, "BYTES"), *((column, "BYTES") for column in columns)]
     return {
         "name": name,
@@ -148,10 +148,10 @@ def response(
     classes: Classes | None,
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """`$inference_response` from what `POST /predict` says of each row.
+    """Make `$inference_response` from the answers of `POST /predict` for each row.
 
     Raises:
-        FormError: an output is asked for that the model has not.
+        FormError: a requested output does not exist in the model.
     """
     known = _outputs(classes)
     wanted = [*known] if asked.outputs is None else [each.name for each in asked.outputs]
@@ -173,13 +173,13 @@ def response(
 
 
 def empty_bytes(asked: InferenceRequest, name: str, version: str, classes: Classes | None) -> int:
-    """Bytes of a response whose tensors are empty, with room for its numbers of rows."""
+    """Bytes of a response with empty tensors, with room for its numbers of rows."""
     outputs = len(_outputs(classes))
     return len(json.dumps(response(asked, name, version, classes, ())).encode()) + 20 * outputs
 
 
 def _outputs(classes: Classes | None) -> dict[str, tuple[str, list[int]]]:
-    """Datatype of each output, and its axes beside the rows."""
+    """Datatype of each output, and its axes besides the rows."""
     if classes is None:
         found: dict[str, tuple[str, list[int]]] = {"prediction": ("FP64", [])}
     else:
@@ -187,7 +187,7 @@ def _outputs(classes: Classes | None) -> dict[str, tuple[str, list[int]]]:
             "prediction": ("INT64" if all(type(one) is int for one in classes) else "BYTES", []),
             "probabilities": ("FP64", [len(classes)]),
         }
-    # A text each: parties that are missing, and JSON of what a model says of a row beside.
+    # Texts: missing parties, and JSON of the model's remarks on a row.
     return found | {"missing": ("BYTES", []), "remarks": ("BYTES", [])}
 
 

@@ -1,4 +1,4 @@
-"""Serve a run of one process: every party here, a function call as the link."""
+"""Serve a run of one process: all parties are here, and a link is a function call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vfl.training.run import AnySession, load_again, trained
 
 
 def serving_of(session: AnySession, label: Asking) -> ServingParty:
-    """A label party of a session in this process, its other parties ready to answer."""
+    """Make the serving label party of a session in this process, with its other parties."""
     session.begin()
     test, held = label.data.split.test, label.data.held
 
@@ -53,15 +53,15 @@ def serve(
     settings: LeadSettings,
     ready: Callable[[HttpFront], object] = lambda front: None,
 ) -> None:
-    """Serve the test rows of a run until its front is told to stop.
+    """Serve the test rows of a run until its front ends.
 
     Args:
         run: folder of a run that was trained in one process.
-        settings: how the service listens.
-        ready: told once it does.
+        settings: settings of the service.
+        ready: called once it listens.
 
     Raises:
-        ExposedCutError: its secure mode cannot be served.
+        ExposedCutError: the secure mode of the run cannot be served.
         RunFolderError, UserError: see `trained` and `HttpFront`.
     """
     first, task = RunFolder.open(run), settings.tasks
@@ -92,7 +92,7 @@ def serve(
 
 
 def _session(folder: RunFolder, settings: LeadSettings) -> tuple[AnySession, Asking]:
-    """The session of a run, and the label party that answers: of one task, or the first one."""
+    """The session of a run, and the label party that answers: that of one task, or the first."""
     task = settings.tasks
     with locked(folder.path):
         data = load_again(folder)

@@ -1,8 +1,8 @@
-"""What stands between HTTP and a session: requests wait here, and are asked for in batches.
+"""The service between HTTP and a session: it queues requests, and queries rows in batches.
 
-All of it runs on the event loop of HTTP, which the parties' streams wake as clients do: a request
-passes from no thread to another. The thread that plays the session waits until it is over. Nothing
-here keeps an id or a cell longer than its request, but for the cache where one is asked for.
+All of it runs on HTTP's event loop, which messages of parties and clients wake: a request stays in
+one thread. The thread that runs the session waits until it is over. The service stores no id and no
+cell longer than its request, except in the optional cache.
 """
 
 from __future__ import annotations
@@ -36,35 +36,38 @@ from vfl.session.label.asking import Answer, RefusedRequest, ServingParty
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.serving import Refused
 
-#: How often every party is asked whether it is there while nobody asks for anything.
+#: Interval of checks whether all parties are present, without requests.
 _CHECK_EVERY_S = 5.0
-#: How often the loop looks for the end of the service and for streams that were replaced.
+#: Interval of checks for the end of the service and for replaced streams.
 _TICK_S = 0.1
-#: What is said of a party that is missing, and of the label party until it has aligned new tables.
-_AWAY, _UNALIGNED = "it is not here", "its tables are newer than their alignment: vfl align"
-#: Before a session that was lost begins anew.
+#: Reasons for a missing party, and for a label party without an alignment of new tables.
+_AWAY, _UNALIGNED = "it is absent", "its tables are newer than their alignment: vfl align"
+#: Pause before a lost session restarts.
 _PAUSE_S = 0.5
 _NOTHING: Mapping[str, Tensor] = {}
 #: Upper ends of the latency histogram, in seconds.
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
-#: What is counted.
+#: Help texts of the counters.
 _HELP = {
-    "asked_rows": "rows that parties were asked for",
+    "asked_rows": "queried rows",
     "batches": "batches that were answered",
     "cached_rows": "rows that were answered from the cache",
-    "expired_requests": "requests with a token that has expired, by client",
-    "missing_cuts": "answers for which a learned vector stood in place of a party's cut",
+    "expired_requests": "requests with an expired token, by client",
+    "missing_cuts": "answers in which a learned vector replaced a party's cut",
     "refusals": "requests that a party refused",
     "responses": "responses by HTTP status",
     "rows": "rows that were answered",
-    "sessions_lost": "sessions that were lost and begun again",
-    "timeouts": "requests that took too long",
+    "sessions_lost": "lost and restarted sessions",
+    "timeouts": "requests beyond the time limit",
 }
 
 
 class Unavailable(Exception):
-    """No answer now; `party` is who it waits for, `status` the HTTP status, `why` in our words."""
+    """No answer is possible now.
+
+    It has the awaited `party`, the HTTP `status`, and the reason `why`.
+    """
 
     def __init__(self, party: str, why: str, status: int = 503) -> None:
         super().__init__(why)
@@ -73,15 +76,15 @@ class Unavailable(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """Rows that somebody wants to know of.
+    """A queued request for rows.
 
     Attributes:
-        rows: positions, as they were asked for.
-        inputs: the label party's own inputs in place of its table's, axes (rows, ...).
-        explain: whether contributions of the first row are wanted.
-        model: what positions and answers are of.
-        future: what comes of it.
-        alone: whether it was refused together with others.
+        rows: positions, in the order of the request.
+        inputs: the label party's own inputs in place of those in its table, axes (rows, ...).
+        explain: whether contributions to the first row are requested.
+        model: model of the positions and answers.
+        future: future of the result.
+        alone: whether it was refused in a batch with others.
     """
 
     rows: list[int]
@@ -94,16 +97,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Every row's answer as JSON, and each party's contribution to the outputs of the first."""
+    """Every row's answer as JSON, and each party's contribution to the outputs of the first row."""
 
     rows: list[str]
     contributions: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Figures:
-    """Counts for `/metrics`; names of parties and clients, never an id or a value.
+    """Counters for `/metrics`; names of parties and clients, never an id or a value.
 
-    A request only adds to numbers; what Prometheus wants is made when it asks.
+    A request only increments numbers; Prometheus metrics are made on collection.
     """
 
     def __init__(self) -> None:
@@ -112,11 +115,11 @@ class Figures:
         self._seconds = 0.0
 
     def add(self, name: str, by: int = 1, **labels: str) -> None:
-        """Count something."""
+        """Increment a counter."""
         self._counts[name, tuple(labels.items())] += by
 
     def took(self, seconds: float) -> None:
-        """Count a request that was answered."""
+        """Count an answered request."""
         self._seconds += seconds
         self._buckets[bisect_left(_BUCKETS, seconds)] += 1
 
@@ -136,22 +139,25 @@ class Figures:
 
 
 class Served(Protocol):
-    """What is served, as far as this file knows it."""
+    """Interface of the served model in this module."""
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
-        """Each row of outputs, axes (rows, outputs), as JSON; None where it is no number."""
+        """Encode each row of outputs, axes (rows, outputs), as JSON.
+
+        It is None for non-finite numbers.
+        """
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What is asked for at once.
+    """A batch of rows that is queried at once.
 
     Attributes:
-        requests: who asked; nobody where the service itself asks.
-        rows: positions that are asked for; none at all asks who is there.
-        known: answers that were in the cache.
-        refers: whether it is about the reference rows of contributions.
-        began: when it was sent.
+        requests: its requests; empty if the service itself queries.
+        rows: positions to query; an empty batch checks which parties are present.
+        known: answers from the cache.
+        refers: whether it queries the reference rows of contributions.
+        began: time of sending.
     """
 
     requests: list[Request]
@@ -162,27 +168,28 @@ class _Batch:
 
 
 class Service:
-    """Takes requests from HTTP and has them answered; all of it on the event loop of HTTP.
+    """Queues requests from HTTP and answers them; it runs on HTTP's event loop.
 
     Args:
-        owner: the label party.
-        wait_ms: how long a batch waits for more requests; 0 takes what came together.
+        owner: name of the label party.
+        wait_ms: how long a batch waits for further requests; 0 takes only simultaneous ones.
         batch_rows: most rows of a batch.
-        timeout_s: most time for a request.
-        cache_rows: answers that are kept, the one unused for longest leaving first; 0 keeps none.
-        ended: asked now and then whether to stop.
-        figures: counts of what happened; those of the service before it go on.
-        waits: whether its first session waits for parties that have not come.
-        opened: told on the loop when rows can be asked for; whoever asks from then on asks here.
+        timeout_s: time limit of a request.
+        cache_rows: number of cached answers, of which the least recently used is removed; 0
+            disables the cache.
+        ended: called from time to time; returns whether to stop.
+        figures: counters, which continue those of an earlier service.
+        waits: whether its first session waits for parties to attach.
+        opened: called on the loop when rows can be queried; later requests come to this service.
 
     Attributes:
-        figures: the same.
+        figures: the argument.
         parties: the feature parties of the model that is served.
-        model: what is served; answers are of no other, however a switch falls.
-        missing: who is waited for; None while rows can be answered.
-        was_ready: whether rows of this run could be answered once.
-        remark_bytes: most bytes of what the model says of a row beside its outputs.
-        loop: where all of this runs; set once it does.
+        model: the served model; every answer is from it, even during a switch to another.
+        missing: awaited parties; None while rows can be answered.
+        was_ready: whether rows of this run could be answered at least once.
+        remark_bytes: most bytes of the model's remark on a row.
+        loop: event loop of the service; set when it starts.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -222,10 +229,10 @@ class Service:
         self._checked = 0.0
 
     def show(self, model: Served, parties: list[str], drift: Drift | None = None) -> None:
-        """Serve this model from the next session on; between two sessions.
+        """Serve this model from the next session on; called between two sessions.
 
-        Once rows could be answered it is the same run's, with other rows, and who was lost is
-        still waited for.
+        If rows could be answered before, it is the same run with other rows, and lost parties are
+        still awaited.
         """
         self._drift = drift or Drift(None, None)
         self.model, self.parties = model, parties
@@ -235,10 +242,10 @@ class Service:
     async def predict(
         self, model: Served, rows: list[int], inputs: Tensor | None = None, explain: bool = False
     ) -> Result:
-        """Answers for some rows of a model, in their order.
+        """Answer some rows of a model, in order.
 
         Raises:
-            Unavailable: a party is missing, refuses or does not answer in time.
+            Unavailable: a party is missing, refuses, or does not answer in time.
         """
         started = time.monotonic()
         self._check_here(started)
@@ -257,30 +264,31 @@ class Service:
         return result
 
     def play(self, serving: ServingParty) -> None:
-        """Have requests answered until the end is ordered; the session's own thread waits here.
+        """Answer requests until the service ends; the session's own thread waits here.
 
         Raises:
-            VFLError: what ended the session; everybody who waits is told who is missing.
+            VFLError: the error that ended the session; waiting clients receive the missing party.
         """
         self._over = Future()
         self.loop.call_soon_threadsafe(self._open, serving)
         self._over.result()
 
     def waits_for(self, parties: Sequence[str]) -> None:
-        """Name these to whoever asks before the session begins.
+        """Set the missing parties in answers before the session begins.
 
-        After a loss everybody comes anew; whoever was lost is named until one has not come in time.
+        After a loss all parties attach again; answers name the lost one until another does not come
+        in time.
         """
         if self._serving is None and parties and not self._names_lost:
             named = [party for party in (self.missing or "").split(", ") if party in parties]
             self.missing, self._why = ", ".join(named or parties), _AWAY
 
     def waits_for_alignment(self) -> None:
-        """Name the label party, whose rows of a new table no alignment has found yet."""
+        """Name the label party as missing: no alignment has found the rows of its new table yet."""
         self.missing, self._why = self.owner, _UNALIGNED
 
     def lost(self, error: VFLError) -> bool:
-        """Whether the session is to be begun again; not before everybody was here once."""
+        """Whether the session should restart; not before all parties were present once."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
         if self._stops() or self._retired or refused:
             return False
@@ -293,30 +301,30 @@ class Service:
         return True
 
     def stop(self) -> None:
-        """Have `play` return."""
+        """Make `play` return."""
         self._closed = True
 
     def retire(self) -> None:
-        """Have `play` return once nobody waits: another service takes what is asked now."""
+        """Make `play` return once no request waits: another service gets new requests."""
         self._retired = True
 
     def collect(self) -> Iterator[Metric]:
-        """What is counted and how things stand; see `prometheus_client.registry.Collector`."""
+        """Counters and present state; see `prometheus_client.registry.Collector`."""
         missing = {*(self.missing or "").split(", "), *self.absent}
         up = GaugeMetricFamily("vfl_party_up", "whether a party answers", labels=["party"])
         for party in self.parties:
             up.add_metric([party], party not in missing)
         yield up
         waiting = len(self._waiting)
-        yield GaugeMetricFamily("vfl_waiting_requests", "that wait for a batch", waiting)
+        yield GaugeMetricFamily("vfl_waiting_requests", "requests that wait for a batch", waiting)
         yield from self.figures.collect()
         index = GaugeMetricFamily(
             "vfl_population_stability_index",
-            "of served rows beside training rows",
+            "population stability index of served rows against training rows",
             labels=["column"],
         )
         rows = CounterMetricFamily(
-            "vfl_served_rows", "by bin of the training", labels=["column", "bin"]
+            "vfl_served_rows", "served rows by bin of the training rows", labels=["column", "bin"]
         )
         for column, about in self._drift.summary().items():
             index.add_metric([column], about["population_stability_index"])
@@ -327,7 +335,7 @@ class Service:
 
     @property
     def absent(self) -> list[str]:
-        """Parties without which rows are answered now."""
+        """Absent parties whose rows are answered without them."""
         return sorted(self._serving.absent) if self._serving else []
 
     def _check_here(self, now: float) -> None:
@@ -348,7 +356,7 @@ class Service:
     def _stops(self) -> bool:
         return self._closed or self._ended()
 
-    # What follows runs on the loop while a session is open; `_run` ends it where that fails.
+    # The next methods run on the loop while a session is open; `_run` ends it if they fail.
 
     def _open(self, serving: ServingParty) -> None:
         self._cache.clear()
@@ -361,7 +369,7 @@ class Service:
         self._tick()
 
     def _tick(self) -> None:
-        """What no request and no stream asks for: the end, who is there, streams that are new."""
+        """Periodic checks: the end, present parties, replaced streams."""
         if self._serving is None:
             return
         self._run(self._look_after)
@@ -377,7 +385,7 @@ class Service:
             self._waiting = deque(one for one in self._waiting if not one.future.done())
         if self._ends or (self._retired and not self._waiting):
             self._close(None)
-        elif self._waiting:  # a stream was cut, and may be mended
+        elif self._waiting:  # a broken stream may be repaired
             self._begin_soon()
         elif time.monotonic() - self._checked > _CHECK_EVERY_S:
             self._ask(serving, _Batch([], np.empty(0, dtype=np.int64), {}))
@@ -390,7 +398,7 @@ class Service:
                 self._close(error)
 
     def _close(self, error: BaseException | None) -> None:
-        """The session is over: tell everybody who waits, and the thread that plays it."""
+        """End the session: inform all waiting clients, and the thread that runs it."""
         serving, self._serving = self._serving, None
         assert serving is not None, "it is open"
         for watched in self._watched.values():
@@ -408,14 +416,14 @@ class Service:
             self._over.set_exception(error)
 
     def _watch(self, serving: ServingParty) -> None:
-        """Have every stream wake the loop.
+        """Make every stream wake the loop.
 
-        Each is watched by a number of our own: a stream is closed by another thread, and its
-        number may be another's a moment later.
+        Each has a descriptor of our own: another thread may close a stream, whose number may then
+        be reused.
         """
         streams = dict[int, int]()
         for number in serving.streams():
-            with suppress(OSError):  # it was closed a moment ago
+            with suppress(OSError):  # it was just closed
                 streams[os.fstat(number).st_ino] = number
         for gone in self._watched.keys() - streams.keys():
             self._forget(self._watched.pop(gone))
@@ -430,11 +438,11 @@ class Service:
 
     def _arrived(self, serving: ServingParty) -> None:
         self._take_answer(serving)
-        if -1 in serving.streams():  # or it would wake us for ever
+        if -1 in serving.streams():  # else it would wake us forever
             self._watch(serving)
 
     def _begin_soon(self) -> None:
-        """Ask once everybody who came at the same time has said what for."""
+        """Send a query once all simultaneous requests have been queued."""
         if self._asked is None and not self._begins and self._serving is not None:
             self._begins = True
             if self._wait_s:
@@ -455,7 +463,7 @@ class Service:
         return idle and bool(self._waiting) and -1 not in serving.streams()
 
     def _take(self) -> list[Request]:
-        """What waits, as many rows as fit; who brings inputs or asks for reasons goes alone."""
+        """Waiting requests up to a full batch; a request with inputs or explanations is alone."""
         taken, rows = list[Request](), 0
         while self._waiting:
             first = self._waiting[0]
@@ -494,14 +502,14 @@ class Service:
         batch, self._asked = self._asked, None
         self._checked = time.monotonic()
         inputs = batch.requests[0].inputs if batch.requests else None
-        if inputs is not None:  # of distinct rows in the request's order
+        if inputs is not None:  # inputs of distinct rows in the request's order
             inputs = inputs[torch.from_numpy(np.argsort(batch.requests[0].rows))]
         try:
             answer = serving.answer(inputs)
         except RefusedRequest as refusal:
             self._refused(batch, refusal)
         except BaseException:
-            self._asked = batch  # whose requests are told
+            self._asked = batch  # its requests get the outcome
             raise
         else:
             if batch.refers and answer is not None:
@@ -511,7 +519,7 @@ class Service:
         self._begin_soon()
 
     def _refused(self, batch: _Batch, refusal: RefusedRequest) -> None:
-        """Ask for every request alone, so that none pays for another."""
+        """Query every request separately, so that none fails because of another."""
         requests = [self._waiting.popleft()] if batch.refers else batch.requests
         if len(requests) > 1:
             for request in requests:
@@ -520,7 +528,7 @@ class Service:
             return
         busy, name = refusal.reason is Refused.BUSY, refusal.reason.name.lower()
         self.figures.add("refusals", party=refusal.party, reason=name)
-        why = "it takes no more rows now" if busy else "it does not consent to this request"
+        why = "it accepts no more rows now" if busy else "it does not consent to this request"
         for request in requests:
             _settle(request, Unavailable(refusal.party, why, 429 if busy else 403))
 
@@ -541,7 +549,7 @@ class Service:
             for party in (party for row in answer.missing for party in row):
                 self.figures.add("missing_cuts", party=party)
         fresh = dict(zip(batch.rows.tolist(), rows, strict=True))
-        # A party that is back is asked again.
+        # A party that comes back is queried again.
         if inputs is None and self._cache_rows and not serving.absent:
             self._cache.update(fresh)
             while len(self._cache) > self._cache_rows:
@@ -573,12 +581,12 @@ class Service:
 
 
 def _with_remark(row: str | None, remark: Mapping[str, Any]) -> str | None:
-    """A row's answer with what its model says beside."""
+    """A row's answer with the model's remark."""
     return None if row is None else f"{row[:-1]},{json.dumps(remark)[1:]}"
 
 
 def _marked(row: str | None, missing: Sequence[str]) -> str | None:
-    """A row's answer with the parties whose cut it lacked."""
+    """A row's answer with the parties whose cuts were missing."""
     return None if row is None else f'{row[:-1]},"missing":{json.dumps(list(missing))}}}'
 
 

@@ -1,4 +1,4 @@
-"""A session: what parties agree on, both ends of a round, and what a party keeps on its disk.
+"""A session: what the parties agree on, both ends of a round, and the files that a party keeps.
 
 Agreement: `terms`, `rules`, `schedule`, `consent`, `ranges`, `handshake`. The round: `exchange` and
 `label`. A party's disk: `store` and `trace`. Several processes of one party: `ranks`.

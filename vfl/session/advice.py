@@ -1,10 +1,12 @@
 """How to train over a slow link: a larger batch first, or several cuts in flight.
 
-A lock-step exchange takes one round trip, the compute of both sides and the bytes both ways. With m
-cuts in flight it takes an m-th of that, until compute or bytes are busy all the time. Measured on
-MNIST halves at 40 ms: batches of 256 to 1024 with Adam's rate scaled by the square root are as good
-as five in flight and free of staleness, the two do not multiply, and beyond five in flight Adam
-and momentum pay in accuracy.
+A lock-step exchange takes one round trip, plus the compute of both parties, plus the transfer in
+both directions. With m cuts in flight it takes 1/m of that time, until compute or transfer is busy
+all the time.
+
+Measured on MNIST halves with a delay of 40 ms: batches of 256 to 1024 rows, with Adam's learning
+rate scaled by the square root, are as good as five cuts in flight and have no staleness. The two
+gains do not multiply. With more than five cuts in flight, Adam and momentum lose accuracy.
 """
 
 from __future__ import annotations
@@ -13,26 +15,26 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-#: From this round trip on the delay is worth a change.
+#: From this round-trip time on, advice is worthwhile.
 SLOW_ROUND_TRIP_S = 0.010
 MOST_IN_FLIGHT = 5
-#: With batches of this size or more, no more than this in flight.
+#: With batches of at least this size, the advice is at most this many cuts in flight.
 LARGE_BATCH_SIZE = 256
 MOST_WITH_LARGE_BATCH = 2
 _BATCHES = (1024, 512, 256)
-#: So many exchanges an epoch at least; a small table does not gain from a large batch.
+#: Least number of steps of an epoch; a small table does not gain from a large batch.
 _LEAST_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """What one exchange costs on a link.
+    """Cost of one exchange on a link.
 
     Attributes:
-        round_trip_s: there and back.
-        step_s: compute of an exchange, both sides one after the other.
-        row_bytes: of one row in one direction, all feature parties together.
-        bytes_per_second: of the label party's link in one direction; None is no limit.
+        round_trip_s: time there and back.
+        step_s: compute time of an exchange, both parties one after the other.
+        row_bytes: bytes of one row in one direction, all feature parties together.
+        bytes_per_second: bandwidth of the label party's link in one direction; None is no limit.
     """
 
     round_trip_s: float
@@ -41,11 +43,11 @@ class LinkCost:
     bytes_per_second: float | None = None
 
     def bytes_s(self, batch_size: int) -> float:
-        """How long the cuts of a batch take on the wire, one way."""
+        """Transfer time of a batch's cuts in one direction."""
         return batch_size * self.row_bytes / (self.bytes_per_second or math.inf)
 
     def period_s(self, batch_size: int, in_flight: int) -> float:
-        """How long an exchange takes on average.
+        """Average time of an exchange.
 
         >>> cost = LinkCost(0.040, 0.00099, row_bytes=256, bytes_per_second=10e6)
         >>> [round(1 / cost.period_s(64, m)) for m in (1, 5, 9, 17)]
@@ -55,7 +57,7 @@ class LinkCost:
         return max(cycle_s / in_flight, self.step_s, self.bytes_s(batch_size))
 
     def useful_in_flight(self, batch_size: int) -> int:
-        """The least depth that keeps compute or wire busy; the accuracy allows 5, or 2."""
+        """Least cuts in flight that keep compute or link busy; accuracy allows 5, or 2."""
         busy_s = max(self.step_s, self.bytes_s(batch_size))
         large = batch_size >= LARGE_BATCH_SIZE
         most = MOST_WITH_LARGE_BATCH if large else MOST_IN_FLIGHT
@@ -64,12 +66,12 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A way to train.
+    """Settings to train with.
 
     Attributes:
         batch_size, in_flight: settings of `train`.
-        rate_factor: what Adam's learning rate is multiplied with.
-        speedup: how much faster rows are trained on than now.
+        rate_factor: factor for Adam's learning rate.
+        speedup: throughput in training rows, relative to the present settings.
     """
 
     batch_size: int
@@ -79,13 +81,13 @@ class Choice:
 
 
 def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> list[Choice]:
-    """Ways to train over a link that are faster than now, the one to try first in front.
+    """List settings that train faster over a link; the first one is to be tried first.
 
     Args:
-        cost: of the link.
-        batch_size: rows of one exchange now.
-        in_flight: cuts in flight now.
-        train_rows: of the table; small ones get no larger batch.
+        cost: cost of an exchange on the link.
+        batch_size: rows of one exchange at present.
+        in_flight: cuts in flight at present.
+        train_rows: training rows of the table; a small table gets no larger batch.
     """
     if cost.round_trip_s <= SLOW_ROUND_TRIP_S:
         return []
@@ -102,7 +104,7 @@ def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> 
 
 
 def warnings(batch_size: int, in_flight: int) -> list[str]:
-    """What to be careful about in settings as they are."""
+    """Warnings about the present settings."""
     if in_flight > MOST_IN_FLIGHT:
         return [f"train.in_flight above {MOST_IN_FLIGHT} costs accuracy; check the learning rate"]
     if batch_size >= LARGE_BATCH_SIZE and in_flight > MOST_WITH_LARGE_BATCH:
@@ -114,12 +116,12 @@ def warnings(batch_size: int, in_flight: int) -> list[str]:
 
 
 def of_shared_layers(round_trip_s: float, step_s: float, waits: int = 2) -> dict[str, Any]:
-    """Facts about an exchange of shared first layers, which cannot overlap.
+    """Describe an exchange of shared first layers, which cannot overlap with others.
 
     Args:
-        round_trip_s: there and back.
-        step_s: compute of an exchange.
-        waits: round trips of an exchange; 1 where a third party deals.
+        round_trip_s: time there and back.
+        step_s: compute time of an exchange.
+        waits: round trips of an exchange; 1 where a third party is the dealer.
 
     >>> of_shared_layers(0.040, 0.001)["exchanges_per_second"]
     12.3

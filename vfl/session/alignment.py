@@ -1,9 +1,9 @@
-"""A session that aligns: a party's role of the protocol, its messages in frames, and its consent.
+"""A session that aligns rows: a party's role in the protocol, its messages, and its consent.
 
-The label party asks every other party in turn: a frame there carries a piece of a message or
-nothing, and so does the one that answers it. Messages between two feature parties go through the
-label party too, sealed: it would else see its own ids and a feature party's under one key, and
-could compare them without anybody's consent.
+The label party asks every other party in turn. Each frame, in either direction, carries one piece
+of a message or no piece. Messages between two feature parties also go through the label party, but
+encrypted: otherwise it would see its own ids and a feature party's ids under one key, and could
+compare them without anybody's consent.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _HEAD_BYTES = 2
 _ASKED = "_asked.json"  # no alignment has such a name
 _DAY_S = 24 * 3600.0
 _PATIENCE_S = 60.0
-#: A party that computes says so that often; one that says nothing is gone, or stands still.
+#: A computing party reports this often; a party that sends no report has died or hangs.
 PATIENCE_S = 1.0
 
 
 class Post:
-    """Messages of one link, a piece a frame; those of several pieces lie in files.
+    """Messages of one link, sent in pieces; messages of several pieces are buffered in files.
 
     Args:
-        parties: everybody, in an order all agree on.
-        most_bytes: of one message.
-        place: where messages lie.
+        parties: all parties, in an order that all agree on.
+        most_bytes: size limit of one message.
+        place: where messages are stored.
 
     Attributes:
         done: whether the other end has its result.
-        busy: whether the other end computes, and will say more.
+        busy: whether the other end still computes, and will send more.
     """
 
     def __init__(self, parties: Sequence[str], most_bytes: int, place: OnDisk) -> None:
@@ -70,7 +70,7 @@ class Post:
         self._count = self._sent = 0
 
     def put(self, party: str, payload: Message) -> None:
-        """A message for, or from, a party."""
+        """Queue a message for, or from, a party."""
         self._outgoing.append((self._parties.index(party), payload))
 
     @property
@@ -79,12 +79,12 @@ class Post:
         return bool(self._outgoing)
 
     def add(self, messages: Sequence[Send]) -> None:
-        """Several messages, each for the party it names."""
+        """Queue several messages, each for the party that it names."""
         for sent in messages:
             self.put(sent.to, sent.payload)
 
     def frame(self, *, done: bool = False, busy: bool = False) -> Frame:
-        """The next piece, or a frame without one; a result is told when nothing is left to send."""
+        """The next piece, or a frame without one; a result is announced after the last piece."""
         self._count += 1
         if self.waiting:
             return Frame(Kind.PROTOCOL, self._count, self._piece())
@@ -101,10 +101,10 @@ class Post:
         return bytes([_PIECE | (_LAST if last else 0), index]) + payload[start:stop]
 
     def take(self, frame: Frame) -> tuple[str, Message] | None:
-        """The message that is whole with this frame, and the party it names; None without one.
+        """The message that this frame completes, and the party it names; None if it completes none.
 
         Raises:
-            ProtocolError: it is no piece of an alignment, or too long with those before it.
+            ProtocolError: the frame is no piece of an alignment, or the message becomes too long.
         """
         head = bytes(frame.payload[:_HEAD_BYTES])
         if frame.kind is not Kind.PROTOCOL or len(head) < _HEAD_BYTES:
@@ -117,7 +117,7 @@ class Post:
         size = len(piece) + (0 if self._coming is None else len(self._coming))
         if size > self._most or index >= len(self._parties):
             raise ProtocolError(
-                "an alignment message is too long, or of nobody",
+                "an alignment message is too long, or names an unknown party",
                 got=f"{size} bytes",
                 want=f"at most {self._most} bytes",
             )
@@ -133,7 +133,7 @@ class Post:
 
 
 class Player:
-    """A role that goes as far as the messages it was given let it.
+    """A role that advances as far as the received messages allow.
 
     Attributes:
         found: its result; None until it has one.
@@ -147,11 +147,11 @@ class Player:
         self._outcome: list[Send] | BaseException = []
 
     def give(self, sender: str, payload: Message) -> None:
-        """A message for it."""
+        """Pass it a received message."""
         self._inbox.setdefault(sender, deque()).append(payload)
 
     def advance_within(self, seconds: float) -> list[Send] | None:
-        """As `advance`, in a thread; None where it still computes after so many seconds."""
+        """Run `advance` in a thread; returns None if it still computes after this many seconds."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="vfl-align", daemon=True)
             self._thread.start()
@@ -170,7 +170,7 @@ class Player:
             self._outcome = problem
 
     def advance(self) -> list[Send]:
-        """What it sends until it waits for something that is not there.
+        """Messages to send before the role has to wait for a message that has not arrived.
 
         Raises:
             ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
@@ -187,7 +187,7 @@ class Player:
                 elif box := self._inbox.get(step.sender):
                     payload = box.popleft()
                     if len(payload) > step.most_bytes:
-                        raise ProtocolError(f"'{step.sender}' sent more than is accepted")
+                        raise ProtocolError(f"'{step.sender}' sent more than this role accepts")
                     step = self._role.send(payload)
                 else:
                     break
@@ -198,19 +198,19 @@ class Player:
 
 
 class OwnAlignment:
-    """One party's part of an alignment: its ids, its consent, and what it keeps.
+    """One party's part of an alignment: its ids, its consent, and its stored result.
 
     Args:
-        party: its own file.
-        terms: what was agreed.
+        party: the party's own file.
+        terms: the agreed terms.
 
     Attributes:
-        place: where ids and messages lie, in as much memory as its file sets.
+        place: where ids and messages are stored, within the memory limit of its file.
 
     Raises:
-        ConsentError: more alignments today than its file allows.
-        ConfigError: a protocol that only one process can play.
-        DataError: see `OwnIds.read`; counts only.
+        ConsentError: its file allows fewer alignments a day.
+        ConfigError: only a single process can run the protocol.
+        DataError: see `OwnIds.read`; contains counts only.
     """
 
     def __init__(self, party: PartyFile, terms: AlignTerms) -> None:
@@ -218,7 +218,7 @@ class OwnAlignment:
         if protocol.refused:
             raise ConfigError(
                 f"alignment '{terms.protocol}' {protocol.refused}",
-                fix="-s align.protocol=ecdh; an experiment in one process can have it",
+                fix="-s align.protocol=ecdh; an experiment in one process can use this protocol",
             )
         self.party, self.terms = party, terms
         self.folder = party.alignment_path(terms.alignment, of_predicted=terms.table == "predict")
@@ -245,13 +245,13 @@ class OwnAlignment:
         self.most_bytes = protocol.id_bytes * consent.max_rows + OFFER_BYTES
 
     def advance(self, say: Callable[[str], None]) -> list[Send] | None:
-        """Go on with the role for a moment; None while it computes.
+        """Advance the role for a moment; returns None while it still computes.
 
         Args:
-            say: the party's own log, which alone is told counts of a refusal.
+            say: writes to the party's own log, the only place that gets the counts of a refusal.
 
         Raises:
-            ConsentError: without a count, for every other party would hear it.
+            ConsentError: without a count, because every other party receives it.
         """
         try:
             return self.player.advance_within(PATIENCE_S)
@@ -261,12 +261,12 @@ class OwnAlignment:
 
     @contextmanager
     def staged(self, session: str) -> Iterator[Alignment]:
-        """The result as the next version, once the block has ended well; no version if it fails.
+        """Store the result as the next version if the block ends well; otherwise store nothing.
 
-        So what one party cannot write, or does not hear of, no party keeps.
+        A party that cannot write the result, or does not receive it, makes every party drop it.
 
         Args:
-            session: names this attempt, the same at every party.
+            session: identifier of this attempt, the same at every party.
         """
         terms, found = self.terms, self.player.found
         assert found is not None, "the role has ended"
@@ -283,10 +283,10 @@ class OwnAlignment:
             made.discard(self.folder)
 
     def _begin(self) -> None:
-        """Note that an alignment begins, on the disk before anything is sent.
+        """Record on disk that an alignment begins, before anything is sent.
 
         Raises:
-            ConsentError: it is one too many.
+            ConsentError: it would be one alignment too many.
         """
         with self._day() as (begun, _):
             if len(begun) >= self.party.consent.max_alignments:
@@ -299,10 +299,10 @@ class OwnAlignment:
             begun.append([time.time()])
 
     def _count_ids(self, owner: str, ids: int) -> None:
-        """Note what another party asks about, on the disk before anything that tells it is sent.
+        """Record how many ids another party queries, on disk, before any answer is sent.
 
         Raises:
-            ConsentError: with what was asked before it is more than this party accepts.
+            ConsentError: together with earlier queries, this party accepts fewer ids.
         """
         with self._day() as (_, asked):
             total = sum(count for _, count in asked) + ids
@@ -313,9 +313,9 @@ class OwnAlignment:
 
     @contextmanager
     def _day(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        """What the last 24 hours had under all names: alignments, and ids asked; kept as changed.
+        """Last 24 hours under all names: alignments and queried ids; changes are saved.
 
-        Each begins with its time; an alignment has nothing more, ids their number.
+        Each record begins with its time; the record of a query also has the number of ids.
         """
         folder, name = self.party.store_path / "alignments", self.party.party
         path, seal = folder / _ASKED, Seal("alignments and ids of a day", name, "")
@@ -330,8 +330,8 @@ class OwnAlignment:
 
 
 def refused() -> ConsentError:
-    """What the others are told where a party refuses: no count, for that could be the answer."""
+    """Error that the other parties receive when one party refuses: a count could be the answer."""
     return ConsentError(
         "a party does not consent to this alignment",
-        fix="its own log says why; compare how both write their ids",
+        fix="see that party's own log; compare how both parties write their ids",
     )

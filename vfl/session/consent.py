@@ -1,13 +1,14 @@
-"""Check what a session asks against a party's own file, and limit the size of every frame.
+"""Check a session's terms against a party's own file, and limit the size of every frame.
 
-Both ends compute how large a frame may be: the codec, the width and the most rows of an exchange
-say how many bytes a cut, its gradient or a secure mode's message can take. A larger frame is
-refused by its header, before anything is allocated for it.
+Both ends compute the largest size of a frame: the codec, the width and the most rows of an exchange
+determine how many bytes a cut, its gradient or a message of a secure mode can take. A larger frame
+is refused after its header, before memory is allocated for it.
 
-W is the width of a cut, R the rows of a training batch, Q those of a query (at most 1,024), f the
-feature parties, n the same and a dealer, C the columns of a party's shared layer and C' those of
-the layer it is the partner of (each with one for the offset). Most bytes, towards the label party
-and from it; a kind that is not named carries nothing, and no frame exceeds 512 MiB:
+W is the width of a cut, R the rows of a training batch and Q those of a query (at most 1,024). f is
+the number of feature parties, n the same number plus a dealer. C is the number of columns of a
+party's shared layer, and C' that of the layer whose partner the party is (each with one more for
+the offset). The table gives the most bytes in each direction, towards the label party and from it.
+Other kinds carry no payload, and no frame exceeds 512 MiB:
 
     cut; gradient              the codec's largest payload for R W; the same
     query; answer              the codec's largest payload for Q W; 1
@@ -24,9 +25,9 @@ and from it; a kind that is not named carries nothing, and no frame exceeds 512 
     last report (DONE)         1,024; 0
     error, ends the link       65,536; 65,536
 
-Openings of a query have Q in place of R. With w = train.in_flight + 3 the label party holds for one
-party at most w (largest frame towards it + 16) + 65,552 + w (largest frame from it + 16) bytes,
-which ``vfl check`` prints (held_bytes_per_party).
+Openings of a query have Q in place of R. Let w = train.in_flight + 3. The label party then buffers
+for one party at most w (largest frame towards it + 16) + 65,552 + w (largest frame from it + 16)
+bytes; ``vfl check`` prints this number (held_bytes_per_party).
 """
 
 from __future__ import annotations
@@ -63,34 +64,34 @@ from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
 from vfl.transport.pairs import OFFER_BYTES, TAG_BYTES
 
-#: What is asked for, and what the party allows instead.
+#: What the session asks for, and what the party allows instead.
 Difference = tuple[str, str]
 
-#: What the label party answers a query with, of which at most one byte an epoch says something.
+#: Size of the label party's answer to a query; at most one such byte an epoch has a meaning.
 _ANSWER_BYTES = 1
-#: A piece of an alignment's message.
+#: Largest piece of an alignment's message.
 PIECE_LIMIT_BYTES = 2**18
 #: Numbers that a codec's coding, and noise on a cut, hold at once for each number of the cut.
 _NUMBERS_A_VALUE = 32
-#: Numbers that a defense's `fit` keeps of every parameter it trains: Adam's, and one to work with.
+#: Numbers that a defense's `fit` holds for every parameter it trains: Adam's, and one for work.
 _FIT_COPIES = 3
-#: Numbers of every parameter that DP-SGD works with: a sum, and noise in float64.
+#: Numbers that DP-SGD holds for every parameter: a sum, and noise in float64.
 _DP_COPIES = 6
-#: Of a noise or an epsilon that was computed from the other.
+#: Rounding error of a noise or an epsilon that was computed from the other.
 _ROUNDING = 1e-6
-#: What may cross in a training exchange, and in a query.
+#: Kinds of frames that may cross in a training exchange, and in a query.
 _TRAINING = (Kind.CUT, Kind.GRAD, Kind.OPENING)
 _ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
 
 
 def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
-    """The most bytes one party can send and receive in a session on these terms.
+    """Most bytes that one party can send and receive in a session on these terms.
 
     Args:
-        terms: what was agreed.
-        party: whose bytes.
-        split: of the rows.
-        shared: the party's layers, where first layers are shared.
+        terms: the agreed terms.
+        party: name of that party.
+        split: split of the rows.
+        shared: layers of that party, where first layers are shared.
     """
     if shared is not None:  # and an answer may carry a byte
         exchanges = rules.schedule(terms, split)
@@ -106,12 +107,12 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None
 
 
 def dealt_bytes(terms: Terms, layers: Iterable[Layers], split: Split) -> int:
-    """The bytes a third party sends and receives to deal for a session; 0 where none deals.
+    """Bytes that a third party sends and receives as the dealer of a session; 0 without a dealer.
 
     Args:
-        terms: what was agreed.
-        layers: of every feature party.
-        split: of the rows.
+        terms: the agreed terms.
+        layers: layers of every feature party.
+        split: split of the rows.
     """
     if rules.dealer(terms) is None:
         return 0
@@ -135,21 +136,21 @@ def check_consent(
 
     Args:
         terms: what the session asks for.
-        party: who is asked.
-        consent: what its own file allows.
-        split: of the rows.
-        shared: the party's layers, where first layers are shared; a party knows the second one
-            when it has been told its axes, and asks again then.
-        row_shape: axes of one of the party's rows; None where what the party would build was
-            counted before. Where first layers are shared, its own share is counted with it, and
-            its share of another party's layer once `shared` says how large that is.
-        own_bottom: the party's own file names its bottom, which may be of any size; what defense
-            and codec add is counted all the same.
-        unaligned: the party's rows that no session has, which a defense looks at as well.
+        party: the party whose consent is checked.
+        consent: limits in its own file.
+        split: split of the rows.
+        shared: the party's layers, where first layers are shared. A party first knows its own layer
+            only; it checks again once it has received the axes of the second one.
+        row_shape: axes of one of the party's rows; None where the party's model has been counted
+            already. Where first layers are shared, the count includes the party's share of its own
+            layer, and its share of another party's layer once `shared` gives the size.
+        own_bottom: the party's own file names its bottom, which may be of any size; the parts that
+            defense and codec add are counted all the same.
+        unaligned: rows of the party that are in no session; a defense looks at them as well.
 
     Raises:
-        ConsentError: every difference, asked and allowed.
-        SpecError: codec, defense or bottom cannot be built.
+        ConsentError: lists every difference between asked and allowed.
+        SpecError: a codec, defense or bottom cannot be built.
     """
     _check_ranges(terms, party, consent)
     differences = list(_differences(terms, party, consent, split, shared))
@@ -162,12 +163,12 @@ def check_consent(
 
 
 def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse a session that asks a third party to deal for more than it allows.
+    """Refuse a session in which a third party would have to deal more than it allows.
 
-    Its bytes are not known before it deals, so they are held against its file as they are sent.
+    The number of bytes is unknown before dealing, so they are checked while they are sent.
 
     Raises:
-        ConsentError: every difference, asked and allowed.
+        ConsentError: lists every difference between asked and allowed.
     """
     _check_ranges(terms, party, consent)
     differences = [*_of_any_party(terms, party, consent), *_epochs(terms, consent)]
@@ -175,13 +176,13 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
 
 
 def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Split) -> None:
-    """Refuse a session that asks a party in the middle for more than it allows.
+    """Refuse a session that asks a middle party for more than it allows.
 
-    Its model is counted as a bottom is, over the cuts of all parties side by side.
+    Its model is counted like a bottom whose columns are the concatenated cuts of all parties.
 
     Raises:
-        ConsentError: every difference, asked and allowed.
-        SpecError: codec or model cannot be built.
+        ConsentError: lists every difference between asked and allowed.
+        SpecError: a codec or the model cannot be built.
     """
     _check_ranges(terms, party, consent)
     cuts = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
@@ -203,14 +204,14 @@ def check_tasks_consent(
 
     Args:
         terms: what the session asks for.
-        party: who is asked.
-        consent: what its own file allows.
-        split: of the rows.
-        outputs: of its top.
+        party: the party whose consent is checked.
+        consent: limits in its own file.
+        split: split of the rows.
+        outputs: number of outputs of its top.
 
     Raises:
-        ConsentError: every difference, asked and allowed.
-        SpecError: codec or top cannot be built.
+        ConsentError: lists every difference between asked and allowed.
+        SpecError: a codec or the top cannot be built.
     """
     _check_ranges(terms, party, consent)
     found = [
@@ -240,7 +241,7 @@ def check_tasks_consent(
 
 
 def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str, str]]:
-    """What a merger with weights of its own asks of whoever merges the cuts."""
+    """Resources that a merger with weights needs at the party that merges the cuts."""
     recipe, widths = models.make_merger(terms.merge), terms.widths
     whole, width = (sum(widths),), recipe.width(widths)
     counted = footprint(_Merging(recipe, widths), whole, width, batch_size=max(2, rows))
@@ -254,7 +255,7 @@ def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str,
 
 
 class _Merging(Bottom):
-    """A merger, counted as a bottom is that has all cuts side by side as columns."""
+    """A merger, counted like a bottom whose columns are all cuts side by side."""
 
     def __init__(self, recipe: Merger, widths: Sequence[int]) -> None:
         self._recipe, self._widths = recipe, widths
@@ -265,7 +266,7 @@ class _Merging(Bottom):
 
 
 class _Top(Bottom):
-    """A top, counted as a bottom is."""
+    """A top, counted like a bottom."""
 
     def __init__(self, spec: str) -> None:
         self._spec = spec
@@ -275,81 +276,82 @@ class _Top(Bottom):
 
 
 def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse an alignment that asks for more than a party allows; sizes follow as they are seen.
+    """Refuse an alignment that asks for more than a party allows; sizes are checked as they appear.
 
     Raises:
-        ConsentError: every difference, asked and allowed.
+        ConsentError: lists every difference between asked and allowed.
     """
     _check_ranges(terms, party, consent)
     found = [*_of_any_party(terms, party, consent), *_version(terms, consent)]
-    if party != terms.label_party:  # which asks for it
+    if party != terms.label_party:  # the label party itself asks for the alignment
         found += _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     _refuse(party, found)
 
 
 def check_explained(terms: Terms, consent: Consent | None = None) -> None:
-    """Refuse to explain columns of a model that cannot, or to whom the label party does not.
+    """Refuse to explain columns if the model cannot, or if the label party does not consent.
 
     Args:
         terms: what the session asks for.
-        consent: what the label party's own file allows; None in one process.
+        consent: limits in the label party's own file; None in one process.
 
     Raises:
-        ConfigError: the model does not say what a column adds.
-        ConsentError: a party that the file does not name.
+        ConfigError: the model has no contribution of each column.
+        ConsentError: the file does not name a party whose columns would be explained.
     """
     if terms.explained and not secure_mode.make(terms.secure).explains_columns:
         raise ConfigError(
-            "this model does not say what each column adds",
+            "this model cannot compute the contribution of each column",
             where=f"--explain {terms.explained[0]}",
             want="a run of boosted trees",
-            fix="vfl value says what each party adds to a network",
+            fix="vfl value computes each party's contribution to a network",
         )
     others = [name for name in terms.explained if name != terms.label_party]
     if consent is None or set(others) <= set(consent.explains):
         return
     raise ConsentError(
-        f"party '{terms.label_party}' does not consent to say what the columns of others add",
+        f"party '{terms.label_party}' does not consent to disclose contributions of "
+        "others' columns",
         where="--explain",
         got=f"explained to {', '.join(others)}",
         want=f"explained to {', '.join(consent.explains) or 'nobody'}",
-        fix=f"explains = {json.dumps(others)} in the [consent] of its own file, which holds the "
-        "labels that these values tell of",
+        fix=f"explains = {json.dumps(others)} in the [consent] of its own file: the party "
+        "holds the labels, and these values disclose something about them",
     )
 
 
 def check_layers(
     terms: Terms, party: str, consent: Consent, split: Split | None, layers: Layers
 ) -> None:
-    """Refuse to hold shares of so large layers, once it is known how large they are.
+    """Refuse to hold shares of too large layers, once their sizes are known.
 
     Raises:
-        ConsentError: every difference, asked and allowed.
+        ConsentError: lists every difference between asked and allowed.
     """
     found = list(_of_layers(terms, consent, split, layers))
-    if secure_mode.make(terms.secure).divides_rows:  # whose number nobody knew before
+    if secure_mode.make(terms.secure).divides_rows:  # number unknown before
         found += _of_privacy(terms, consent, getattr(layers, "training_rows", 0))
     _refuse(party, found)
 
 
 def check_rows(party: str, rows: int, consent: Consent) -> None:
-    """Refuse more rows than a party allows that is told their number alone.
+    """Refuse more rows than allowed, at a party that receives only their number.
 
     Raises:
-        ConsentError: with both numbers.
+        ConsentError: states both numbers.
     """
     _refuse(party, list(_above(consent, "max_rows", rows, f"{rows} rows")))
 
 
 def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
-    """Refuse to go on once a party has sent and received as much as it may.
+    """Refuse to continue once a party has sent and received as much as it allows.
 
     Raises:
-        ConsentError: with both sizes.
+        ConsentError: states both sizes.
     """
     if spent_bytes > most_bytes:
         raise ConsentError(
-            f"party '{party}' does not consent to go any further",
+            f"party '{party}' does not consent to continue",
             got=f"{spent_bytes} bytes sent and received",
             want=f"bytes <= {most_bytes}",
             fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
@@ -357,13 +359,13 @@ def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
 
 
 def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
-    """Refuse a session in more ranks than a party runs, or in several that it cannot have.
+    """Refuse a session in more ranks than a party runs, or one that several ranks cannot run.
 
-    The label party has refused the same before, if it is honest.
+    An honest label party has refused such a session before.
 
     Raises:
-        ConsentError: with both numbers, or with the setting that is in the way.
-        ConfigError: a trace would have rank 0's frames alone.
+        ConsentError: states both numbers, or the setting that prevents it.
+        ConfigError: a trace would contain the frames of rank 0 only.
     """
     if asked == 1:
         return
@@ -389,22 +391,22 @@ def refuse_trace(party: PartyFile, asked: int) -> None:
     """Refuse to record a session in several ranks.
 
     Raises:
-        ConfigError: a trace would have rank 0's frames alone.
+        ConfigError: a trace would contain the frames of rank 0 only.
     """
     if asked > 1 and party.trace.enabled:
         raise ConfigError(
-            "a trace would hold the frames of one rank of several",
+            "a trace would contain the frames of one rank only",
             where="[trace]",
             got=f"{asked} ranks",
-            fix="leave [trace] out, or one rank at every party",
+            fix="leave [trace] out, or run one rank at every party",
         )
 
 
 def _check_ranges(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse numbers that the party does not accept, before anything is computed with them.
+    """Refuse numbers outside the party's limits, before anything is computed with them.
 
     Raises:
-        ConsentError: every such number, asked and allowed.
+        ConsentError: lists every such number, asked and allowed.
         ConfigError: see `vfl.session.ranges.ranges_of`.
     """
     _refuse(party, list(out_of_range(terms, consent)))
@@ -424,10 +426,10 @@ def _differences(
     terms: Terms, party: str, consent: Consent, split: Split, shared: Layers | None
 ) -> Iterator[Difference]:
     yield from _of_any_party(terms, party, consent)
-    # Whether the label party may learn which of its rows the party has, whoever else has them.
+    # Whether the label party may learn which of its rows this party has.
     yield from _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     if branched := [name for name, one in terms.parties.items() if one.branches > 1]:
-        yield f"branches of '{branched[0]}'", "every party's rows at one place in a federation"
+        yield f"branches of '{branched[0]}'", "all rows of each party at one place in a federation"
     if more := [name for name in terms.tasks if name not in consent.label_parties]:
         allowed = ", ".join(consent.label_parties) or "none"
         wanted = f"label parties beside '{terms.label_party}': {', '.join(more)}"
@@ -445,7 +447,7 @@ def _differences(
     yield from _of_rows(split, consent)
     too_long = _epochs(terms, consent)
     yield from too_long
-    whole = secure_mode.make(terms.secure).whole_network  # which counts its bytes as it sends them
+    whole = secure_mode.make(terms.secure).whole_network  # it counts bytes while sending
     if not too_long and width <= consent.max_width and not whole:
         needed = expected_bytes(terms, party, split, shared)
         yield from _above(consent, "max_bytes", needed, f"up to {needed} bytes")
@@ -456,7 +458,7 @@ def _differences(
 
 
 def _of_privacy(terms: Terms, consent: Consent, rows: int) -> Iterator[Difference]:
-    """How private the models that a training leaves must be, where the party says so."""
+    """Required privacy of the trained models, where the party's file demands any."""
     noise, epsilon = consent.min_dp_noise, consent.max_dp_epsilon
     if terms.mode != "train" or noise is epsilon is None:
         return
@@ -483,7 +485,7 @@ def _of_model(
     own_bottom: bool,
     unaligned: int,
 ) -> Iterator[Difference]:
-    """The model a session asks for, counted before it is built, and what is done with it."""
+    """Resources of the model that a session asks for, counted before it is built."""
     asked, train, rows = terms.parties[party], terms.train, most_rows(terms, split)
     codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
     fitted = FIT_ROWS if defense.fit_epochs else 0
@@ -514,8 +516,8 @@ def _of_model(
         batch = counted.training_bytes(copies, train.in_flight)
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
-        if defenses.uses(defense, "fit"):  # is given a copy of them all
-            copies = 2 if unaligned else 1  # and one with the others behind them
+        if defenses.uses(defense, "fit"):  # `fit` gets a copy of all rows
+            copies = 2 if unaligned else 1  # and one with the unaligned rows appended
             batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
     memory = f"about {needed} bytes of memory for {model}"
@@ -523,9 +525,9 @@ def _of_model(
 
 
 def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
-    """What the party has a share of before it is told another one's columns, if that is anything.
+    """The layer whose share the party holds before it knows another party's columns, if any.
 
-    Its own layer has a column of ones beside its columns.
+    Its own layer has a column of ones besides its columns.
     """
     columns = dict.fromkeys(terms.feature_parties, 0) | {party: math.prod(row_shape) + 1}
     mode, width = secure_mode.make(terms.secure), terms.parties[party].width
@@ -536,7 +538,7 @@ def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
 def _of_layers(
     terms: Terms, consent: Consent, split: Split | None, shared: Layers | None
 ) -> Iterator[Difference]:
-    """The shares of layers, as ring elements, and what an exchange makes of them."""
+    """Memory for the shares of layers, as ring elements, and for an exchange with them."""
     if shared is None:
         return
     held, needed = shared.parameters, shared.memory_bytes(max(most_rows(terms, split).values()))
@@ -550,7 +552,7 @@ def _value_bytes(values: int) -> int:
 
 
 class _Given(Bottom):
-    """Stands for a bottom that the party's own file names: its output alone."""
+    """Placeholder for a bottom from the party's own file: only its output."""
 
     def build(self, shape: Shape, width: int) -> nn.Module:
         return _Outputs(width)
@@ -562,12 +564,12 @@ class _Outputs(nn.Module):
         self.width = width
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Zeros of axes (rows, width)."""
+        """Zeros, axes (rows, width)."""
         return inputs.new_zeros(len(inputs), self.width)
 
 
 def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
-    """The epochs of a training, and of what a defense does before, where they are too many."""
+    """Epochs of a training, and of a defense's preparation, if there are too many."""
     if terms.mode != "train":
         return []
     training, before = terms.train.epochs, defenses.make(terms.defense).fit_epochs
@@ -576,7 +578,7 @@ def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
 
 
 def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Difference]:
-    """What also concerns a party without columns."""
+    """Limits that also concern a party without columns."""
     everybody = dict.fromkeys([*rules.peers(terms), *terms.tasks, terms.label_party])
     for name in everybody:
         if name != party and not any(fnmatchcase(name, one) for one in consent.members):
@@ -599,7 +601,7 @@ def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Differ
 
 
 def _of_plugins(terms: Terms, consent: Consent) -> Iterator[Difference]:
-    """The codec, and every defense of a chain."""
+    """Check the codec, and every defense of a chain."""
     yield from _outside("codec", terms.codec, consent.codecs)
     for defense in parts(terms.defense):
         yield from _outside("defense", defense, consent.defenses)
@@ -611,9 +613,9 @@ def _of_rows(split: Split, consent: Consent) -> Iterator[Difference]:
 
 
 def _company(terms: Terms, consent: Consent) -> Iterator[Difference]:
-    """With whom a party hides its cut: the fewer others, the more a sum tells of it."""
+    """Check whose cuts are summed with the party's: a sum of few cuts discloses more of each."""
     present, least = terms.feature_parties, consent.min_parties
-    if least is None:  # beside a third party that deals, the label party sees no single cut
+    if least is None:  # with a dealer, the label party sees no single cut
         least = 2 if rules.dealer(terms) is None else 1
     if len(present) < least:
         yield f"{len(present)} feature parties", f"at least {least} in a secure mode"
@@ -629,24 +631,24 @@ def _version(terms: Terms, consent: Consent) -> Iterator[Difference]:
 
 
 def _outside(setting: str, asked: str, allowed: Sequence[str]) -> Iterator[Difference]:
-    """Something that matches none of the party's patterns."""
+    """A difference if a value matches none of the party's patterns."""
     if not any(fnmatchcase(asked, pattern) for pattern in allowed):
         yield f"{setting} {asked or 'not named'}", f"{setting} in {', '.join(allowed)}"
 
 
 def _above(consent: Consent, limit: str, number: int, asked: str) -> Iterator[Difference]:
-    """A number above one of the party's limits."""
+    """A difference if a number exceeds one of the party's limits."""
     most = getattr(consent, limit)
     if number > most:
         yield asked, f"{limit.removeprefix('max_')} <= {most}"
 
 
 def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:
-    """Rows of the largest exchange: of a training batch (CUT), and of a query (QUERY).
+    """Rows of the largest exchange: in a training batch (CUT) and in a query (QUERY).
 
     Args:
-        terms: what was agreed.
-        split: of the rows; None for a third party that deals and has none.
+        terms: the agreed terms.
+        split: split of the rows; None for a dealer, which has no rows.
     """
     train, asked = terms.train.batch_size, QUERY_ROWS
     if split is not None:
@@ -663,14 +665,15 @@ def frame_limits(
     split: Split | None,
     layers: Mapping[str, Layers] | None = None,
 ) -> LinkLimits:
-    """The largest payloads on the stream between the label party and another one.
+    """Largest payloads on the stream between the label party and another party.
 
     Args:
-        terms: what was agreed.
-        party: the other one: a feature party, or a third party that deals.
-        split: of the rows; None at a third party, which is told no rows.
-        layers: what each party has shares of, where first layers are shared; a feature party knows
-            its own entry alone. Until it is told, only what is said before it is let through.
+        terms: the agreed terms.
+        party: the other party: a feature party or a dealer.
+        split: split of the rows; None at a dealer, which does not learn the rows.
+        layers: layers of which each party holds shares, where first layers are shared. A feature
+            party knows only its own entry; until it receives the others, only the messages before
+            them may pass.
     """
     if terms.mode == "align":
         pieces = {Kind.PROTOCOL: PIECE_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
@@ -691,15 +694,15 @@ def frame_limits(
 
 
 def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkLimits]:
-    """The largest payloads of each link of a party, where others take cuts through the label party.
+    """Largest payloads of each link of a party, where others take cuts through the label party.
 
     Args:
-        terms: what was agreed; they have takers.
-        party: a feature party, or one that takes cuts.
-        split: of the rows.
+        terms: the agreed terms; they name takers.
+        party: a feature party, or a party that takes cuts.
+        split: split of the rows.
 
     Returns:
-        Those of the link to the label party first.
+        Limits of each link; the link to the label party comes first.
     """
     middle = terms.middle
     rows = most_rows(terms, split)
@@ -710,7 +713,7 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
         width = codec.wire_width(width)
         forward = {kind: codec.payload_limit(count, width) + more for kind, count in rows.items()}
         back = {Kind.GRAD: forward[Kind.CUT], Kind.ACK: _ANSWER_BYTES + more}
-        if terms.mode == "serve":  # and a middle passes a refusal on, with the name
+        if terms.mode == "serve":  # a middle party also forwards a refusal with the party's name
             longest = max(len(name.encode()) for name in terms.feature_parties)
             forward[Kind.REFUSAL] = REFUSAL_BYTES + more + (0 if more else longest)
             back = {Kind.ASK: ROW_BYTES * rows[Kind.QUERY] + more, Kind.DONE: more}
@@ -735,7 +738,7 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
 
 
 def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
-    """The largest of each kind."""
+    """The largest size of each kind."""
     most: dict[Kind, int] = {}
     for kind, size in (pair for one in limits for pair in one.items()):
         most[kind] = max(size, most.get(kind, 0))
@@ -743,12 +746,12 @@ def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
 
 
 def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -> Spent:
-    """The most that the exchanges of one epoch, or of another session, can take.
+    """Most bytes that the exchanges of one epoch, or of another session, can take.
 
     Args:
-        terms: what was agreed.
-        split: of the rows.
-        limits: of the party's streams.
+        terms: the agreed terms.
+        split: split of the rows.
+        limits: limits of the party's streams.
     """
     asked = [split.test]
     trains = 0
@@ -759,7 +762,7 @@ def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -
             trains = plan.a_epoch
     queries = sum(math.ceil(len(rows) / QUERY_ROWS) for rows in asked)
     trained = len(split.train)
-    if terms.dp is not None:  # rows that are drawn are more once in e^70
+    if terms.dp is not None:  # a Poisson batch exceeds this with probability e^-70
         trained += math.ceil(12 * math.sqrt(trained)) + 60
     rows = sum(map(len, asked)) + (trained if trains else 0)
 

@@ -1,7 +1,8 @@
-"""What `[dp]` means for a session: its steps, rows, noise, statement, and what is refused.
+"""The plan that `[dp]` gives a session: its steps, rows, noise, statement and refusals.
 
-Every party computes the same from the terms and the number of training rows, so that nothing about
-it travels; which rows a step has follows from a key that the terms carry between the parties alone.
+Every party computes the same plan from the terms and the number of training rows, so the plan
+itself never travels. The rows of a step follow from a key, which the terms carry between the
+parties only.
 """
 
 from __future__ import annotations
@@ -38,25 +39,25 @@ if TYPE_CHECKING:
 
 _noise_for, _steps_for = cache(noise_for), cache(steps_for)
 _ASSUMES = (
-    "every party clips and noises its half as agreed",
-    "the parties' secrets stay theirs (in one process they follow from the run's seed)",
-    "encoders, validation rows, figures of training and the choice of settings are not counted",
+    "every party clips and adds noise to its half as agreed",
+    "the parties' secrets stay secret (in one process they follow from the run's seed)",
+    "encoders, validation rows, training metrics and the choice of settings are not counted",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PrivacyPlan:
-    """A training with DP-SGD, as all parties see it.
+    """Plan of a training with DP-SGD, the same at all parties.
 
     Attributes:
-        rows, batch_size: training rows, and the expected ones of a step.
+        rows, batch_size: training rows, and expected rows of a step.
         a_epoch: steps of an epoch.
-        steps: of the whole training, all of which the budget allows.
-        noise: multiplier of the whole network.
-        delta, accountant: of every epsilon.
-        halves: how many halves have weights; each has the noise times its root.
-        shuffled: every row is in one step of an epoch.
-        clients: branches that the epsilon is about one of; 0 where it is about a record.
+        steps: steps of the whole training; the budget allows all of them.
+        noise: noise multiplier of the whole network.
+        delta, accountant: parameters of every epsilon.
+        halves: number of halves with weights; each half's noise is larger by the root of it.
+        shuffled: whether every row is in exactly one step of an epoch.
+        clients: number of branches if epsilon protects a branch; 0 where it protects a record.
     """
 
     rows: int
@@ -72,10 +73,10 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, terms: Terms, rows: int) -> PrivacyPlan | None:
-        """The plan of a training on so many rows; None without [dp].
+        """The plan of a training on this many rows; None without [dp].
 
         Raises:
-            PrivacyError: not one step fits the budget, or no noise is enough.
+            PrivacyError: the budget allows no step, or no noise is large enough.
         """
         dp, train = terms.dp, terms.train
         if dp is None or not rows:
@@ -83,7 +84,7 @@ class PrivacyPlan:
         shuffled, size = dp.sampling == "shuffled", min(train.batch_size, rows)
         a_epoch = steps_per_epoch(rows, size) if shuffled else poisson_steps(rows, size)
         rate = 1.0 if shuffled else size / rows
-        # A row is in one step of an epoch there, and another in its place moves the sum by 2 norms.
+        # There a row is in one step of an epoch; replacing the row moves the sum by 2 norms.
         a_record, apart = (1, 2.0) if shuffled else (a_epoch, 1.0)
         budget, counted = (rate, dp.accountant), train.epochs * a_record
         if dp.noise is None:
@@ -95,10 +96,10 @@ class PrivacyPlan:
                 counted = min(counted, _steps_for(dp.epsilon, dp.delta, noise / apart, *budget))
         if not counted:
             raise PrivacyError(
-                "not even one step fits the budget",
+                "the budget does not allow a single step",
                 where="dp",
                 got=f"epsilon {dp.epsilon} with noise {noise:g}",
-                fix="a larger dp.noise, or none: it then follows from dp.epsilon",
+                fix="a larger dp.noise, or no dp.noise: it then follows from dp.epsilon",
             )
         steps = counted * a_epoch // a_record
         halves = len(terms.feature_parties) + dp.label_trains
@@ -108,12 +109,12 @@ class PrivacyPlan:
 
     @property
     def epochs(self) -> int:
-        """Epochs that begin; the last may have fewer steps."""
+        """Number of epochs that begin; the last one may have fewer steps."""
         return math.ceil(self.steps / self.a_epoch)
 
     @property
     def most_rows(self) -> int:
-        """Rows of the largest batch: a Poisson batch has more once in e^70 (Chernoff)."""
+        """Most rows of a batch; a Poisson batch exceeds it with probability e^-70 (Chernoff)."""
         if self.shuffled:
             return self.batch_size
         if self.clients:
@@ -121,9 +122,9 @@ class PrivacyPlan:
         return min(self.rows, self.batch_size + math.ceil(12 * math.sqrt(self.batch_size)) + 60)
 
     def batches(self, terms: Terms, train: np.ndarray) -> Callable[[int], list[np.ndarray]]:
-        """The batches of an epoch, from 1 on: positions into the aligned rows.
+        """The batches of an epoch (epochs count from 1): positions in the aligned rows.
 
-        Without a key, where a session is only planned, the rows are others than the training's.
+        Without a key, when a session is only planned, the rows differ from the training's rows.
         """
         if self.shuffled:
 
@@ -136,7 +137,7 @@ class PrivacyPlan:
         public = derive(terms.seed, "planned").to_bytes(32, "little")
         secret = Secret(public if key is None else bytes.fromhex(key))
         rate, units = self.batch_size / self.rows, np.arange(len(train))
-        if self.clients:  # all rows of a branch, or none
+        if self.clients:  # all rows of a branch, or no row of it
             units = branches_of(terms, _branched(terms)[0], train)[train]
         count = self.clients or len(train)
 
@@ -149,7 +150,7 @@ class PrivacyPlan:
         return sampled
 
     def epsilon(self, steps: int) -> float:
-        """What so many steps cost."""
+        """Epsilon after this many steps."""
         if self.shuffled:
             begun = math.ceil(steps / self.a_epoch)
             return epsilon_of(GaussianSteps(self.noise / 2, begun), self.delta)
@@ -157,16 +158,18 @@ class PrivacyPlan:
         return epsilon_of(GaussianSteps(self.noise, steps, rate), self.delta, self.accountant)
 
     def statement(self, steps: int) -> PrivacyStatement:
-        """What is promised after so many steps."""
+        """Privacy statement that holds after this many steps."""
         exact = self.shuffled or self.batch_size == self.rows
-        hidden: tuple[str, ...] = () if exact else ("nobody else knows which rows a batch had",)
+        hidden: tuple[str, ...] = (
+            () if exact else ("no one outside the session knows the rows of a batch",)
+        )
         hidden += (
             ("a person is at one branch, and all parties agree on it",) if self.clients else ()
         )
         hidden += () if self.shuffled else ("the number of rows is public", EMPTY_PLACE)
         return PrivacyStatement(
             protects="records",
-            against="whoever has the models a training leaves, or asks them; no party of it",
+            against="anyone who has or queries the trained models; not a party of the session",
             epsilon=self.epsilon(steps),
             delta=self.delta,
             unit="client" if self.clients else "record",
@@ -178,9 +181,9 @@ class PrivacyPlan:
         )
 
     def sensitivity(self, terms: Terms) -> float:
-        """How far one row, or branch, moves the sums of all halves together (2-norm).
+        """Sensitivity (2-norm) of the sums of all halves together to one row, or one branch.
 
-        With `dp.quantile`, at the norms to begin with.
+        With `dp.quantile`, it refers to the initial clipping norms.
         """
         dp = terms.dp
         assert dp is not None, "only where there is a plan"
@@ -198,22 +201,23 @@ class PrivacyPlan:
         secret: Secret,
         branches: Branches | None = None,
     ) -> PrivateHalf:
-        """DP-SGD of one party's half; with the others' it has the noise of the plan.
+        """Build DP-SGD for one party's half; all halves together have the noise of the plan.
 
-        k halves of noise s each, in units of their own norms, are one of s / sqrt(k). The model is
-        tried on made-up rows before, as `vfl.privacy.premise.prove` says.
+        k halves with noise s each, in units of their own norms, act like one with s / sqrt(k). The
+        model first runs on made-up rows, as `vfl.privacy.premise.prove` describes.
 
         Args:
-            terms: of the session.
-            party: whose half it is.
+            terms: terms of the session.
+            party: party that owns the half.
             model: its modules.
-            forward: what makes outputs with them from rows of each input.
+            forward: computes outputs with them from rows of each input.
             shapes: axes of one row of each input.
-            secret: the party's own.
-            branches: where its rows lie at branches.
+            secret: the party's own secret.
+            branches: branches of its rows, where they lie at branches.
 
         Raises:
-            PrivacyError: the model's rows depend on each other, or it keeps something of them.
+            PrivacyError: rows depend on each other in the model, or the model stores something of
+                them.
         """
         dp = terms.dp
         assert dp is not None, "only where there is a plan"
@@ -234,12 +238,12 @@ class PrivacyPlan:
 
 
 def _branched(terms: Terms) -> tuple[str, int]:
-    """The one party of several branches, and how many it has."""
+    """Name of the only party with several branches, and their number."""
     return next((name, one.branches) for name, one in terms.parties.items() if one.branches > 1)
 
 
 def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
-    """The branch of each aligned row up to the last training row; -1 of no training row."""
+    """Branch of each aligned row up to the last training row; -1 for rows outside the training."""
     found = np.full(train.max() + 1, -1)
     order = permutation(terms.seed, len(train), "branches", party)
     found[train] = order % terms.parties[party].branches
@@ -247,11 +251,11 @@ def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
 
 
 class RowsAtBranches:
-    """Which branch the rows of a half's batches are at, told batch by batch.
+    """Branch of each row in a half's batches, set batch by batch.
 
     Args:
-        terms, train: of the session.
-        party: whose half it is.
+        terms, train: terms and training rows of the session.
+        party: party that owns the half.
     """
 
     def __init__(self, terms: Terms, train: np.ndarray, party: str) -> None:
@@ -266,7 +270,7 @@ class RowsAtBranches:
             self._of = branches_of(terms, party, train)
 
     def expect(self, step: int, rows: np.ndarray) -> None:
-        """A batch is on its way, of these aligned rows."""
+        """Announce a batch that consists of these aligned rows."""
         if self.branches is not None:
             self.branches.at[step] = torch.from_numpy(self._of[rows])
 
@@ -276,29 +280,29 @@ _OF_ROWS = ("embedding", "gradient", "received")
 
 
 def refuse_beside_dp(terms: Terms) -> None:
-    """Refuse what lets one row change the contribution of another, or is trained unclipped.
+    """Refuse settings in which a row changes another's contribution, or weights train unclipped.
 
     Raises:
-        PrivacyError: with the codec or the defense that is in the way.
+        PrivacyError: names the codec or the defense that prevents [dp].
     """
     if terms.dp is None:
         return
     if terms.dp.sampling == "poisson" and terms.dp.key is None:
         raise PrivacyError(
-            "rows are drawn without a key, so that anybody could tell which a batch had",
+            "rows are drawn without a key, so anyone could compute the rows of a batch",
             where="terms.dp.key",
-            want="a key of the label party's secret",
+            want="a key that follows from the label party's secret",
         )
     refuse_codec(terms.codec, {terms.parties[party].width for party in terms.feature_parties})
     refuse_defense(terms.defense, terms.dp.sampling)
 
 
 def refuse_defense(spec: str, sampling: str) -> None:
-    """Refuse a defense that mixes rows, or whose own epsilon counts other passes than [dp].
+    """Refuse a defense that mixes rows, or whose own epsilon does not fit the sampling of [dp].
 
     Raises:
-        PrivacyError: with what is in the way.
-        SpecError: it cannot be built.
+        PrivacyError: names the cause.
+        SpecError: the defense cannot be built.
     """
     defense = defenses.make(spec)
     members = defense.members if isinstance(defense, defenses.Chain) else (defense,)
@@ -318,17 +322,17 @@ def refuse_defense(spec: str, sampling: str) -> None:
         raise PrivacyError(
             "with Poisson sampling a row may travel more than once an epoch",
             where="defense",
-            got=f"an epsilon of one {repeated[0].per}, which is counted by epochs",
+            got=f"an epsilon of one {repeated[0].per}, which counts epochs",
             fix="dp.sampling = 'shuffled', or another defense",
         )
 
 
 def refuse_codec(spec: str, widths: Iterable[int]) -> None:
-    """Refuse a codec that trains beside the bottoms, or whose bytes of a row follow from others.
+    """Refuse a codec that trains layers, or in which a row's bytes depend on other rows.
 
     Raises:
-        PrivacyError: with what is in the way.
-        SpecError: it cannot be built, or does not fit a width.
+        PrivacyError: names the cause.
+        SpecError: the codec cannot be built, or does not fit a width.
     """
     codec = compression.make(spec)
     for width in widths:
@@ -342,7 +346,7 @@ def refuse_codec(spec: str, widths: Iterable[int]) -> None:
             got = "a scale that the rows of a batch share"
         if got:
             raise PrivacyError(
-                f"[dp] bounds what one row changes, and codec '{spec}' lets it change others",
+                f"[dp] bounds the effect of one row, and codec '{spec}' lets a row affect others",
                 where="codec",
                 got=got,
                 fix="scale=row in the codec, or values=fp32, or codec = 'none'",
@@ -350,7 +354,7 @@ def refuse_codec(spec: str, widths: Iterable[int]) -> None:
 
 
 def _mixes_rows(spec: str, width: int) -> bool:
-    """Whether what a codec makes of a row, or of its gradient, depends on another row."""
+    """Whether the coding of a row, or of its gradient, depends on another row."""
     secret = Secret(bytes(32))
     draw = torch.Generator().manual_seed(0)
     rows, grads = torch.randn(2, 5, width, generator=draw)

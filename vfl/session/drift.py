@@ -1,7 +1,7 @@
-"""Whether the rows asked while serving look like those of the training: counts by bins.
+"""Compare the rows queried while serving with the training rows: counts by bins.
 
-Edges of bins are quantiles of a party's own column, so they stay in its own folder; what is told
-are names of its columns, numbers of bins and counts.
+Bin edges are quantiles of a party's own column, so they stay in the party's own folder. Only names
+of columns, numbers of bins and counts are disclosed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _DECILES = 9
 _BINS = 2 * _DECILES + 1
 _MOST_INPUTS = 512
 _WAITING = 1024  # rows that are counted together
-_SAMPLE_ROWS = 1 << 17  # at the least, of which bins are made where a table is on disk
-#: Above it a column is said to have drifted (Siddiqi 2006).
+_SAMPLE_ROWS = 1 << 17  # least number of rows for the bins, where a table is on disk
+#: A column with a larger index counts as drifted (Siddiqi 2006).
 DRIFTED = 0.25
-#: Fewer rows say nothing of a population, and much of each of them.
+#: Fewer rows describe no population, but disclose much about each single row.
 FEWEST_ROWS = 100
 
 
 class Bins:
-    """How many rows fall between deciles of the training rows, and on them, by column.
+    """Counts of rows between the deciles of the training rows, and on the deciles, by column.
 
-    A decile that many rows share, as of a category, is a bin of its own; between two deciles is
-    another.
+    A decile is a bin of its own, since many rows of a category may share it; the range between two
+    deciles is another bin.
 
     Args:
-        names: of the columns.
-        edges: nine deciles of each, float32, axes (columns, 9), ascending.
-        expected: rows of the training in each bin, int64, axes (columns, 19).
+        names: names of the columns.
+        edges: nine deciles of each column, float32, axes (columns, 9), ascending.
+        expected: training rows in each bin, int64, axes (columns, 19).
     """
 
     def __init__(self, names: list[str], edges: Tensor, expected: Tensor) -> None:
@@ -46,7 +46,7 @@ class Bins:
 
     @classmethod
     def of(cls, values: Tensor, names: list[str]) -> Bins:
-        """Bins of training rows, axes (rows, columns)."""
+        """Make bins from training rows, axes (rows, columns)."""
         shares = torch.linspace(0, 1, _DECILES + 2, dtype=torch.float64)[1:-1]
         ordered = values.double().sort(dim=0).values
         edges = ordered[(shares * (len(ordered) - 1)).round().long()].T.float().contiguous()
@@ -60,7 +60,7 @@ class Bins:
 
     @property
     def rows(self) -> int:
-        """How many rows were counted."""
+        """Number of counted rows."""
         return int(self.counts[0].sum()) if len(self.counts) else 0
 
     def stability(self) -> Tensor:
@@ -73,13 +73,13 @@ class Bins:
         )
 
     def record(self) -> dict[str, Any]:
-        """For a file of the party's own."""
+        """Record for a file of the party's own."""
         edges, expected = self._edges.tolist(), self._expected.tolist()
         return {"names": self.names, "edges": edges, "expected": expected}
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> Bins:
-        """From `record`."""
+        """Bins from a record of `record`."""
         edges = torch.tensor(record["edges"], dtype=torch.float32)
         return cls(list(record["names"]), edges, torch.tensor(record["expected"]))
 
@@ -92,15 +92,15 @@ class Bins:
 
 
 def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
-    """Sum over bins of (a - e) ln(a / e), a and e being shares of rows in a bin.
+    """Sum over bins of (a - e) ln(a / e), where a and e are shares of rows in a bin.
 
-    The symmetric divergence of Jeffreys 1946, by the name that credit scoring has for it (Siddiqi
-    2006: below 0.1 stable, above 0.25 another population). Half a row is added to each bin that is
-    not empty in both, so that no share is 0.
+    It is the symmetric divergence of Jeffreys 1946, under its name in credit scoring (Siddiqi 2006:
+    below 0.1 stable, above 0.25 another population). Half a row is added to each bin that is not
+    empty in both, so that no share is 0.
 
     Args:
-        expected: rows of the training in each bin, axes (bins,).
-        counted: other rows, likewise.
+        expected: training rows in each bin, axes (bins,).
+        counted: counts of other rows, the same axes.
 
     >>> round(float(population_stability_index(torch.tensor([50, 50]), torch.tensor([80, 20]))), 3)
     0.406
@@ -114,14 +114,14 @@ def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
 
 
 class Drift:
-    """A party's counters: of its own inputs, and of the scores at the label party.
+    """A party's drift counters: for its own inputs, and for the scores at the label party.
 
-    What is asked waits until there is enough of it: counting a row alone takes as long as
+    Queried rows are collected and counted together, because counting a single row takes as long as
     answering it.
 
     Args:
-        inputs: None where it has no table.
-        scores: None at a feature party.
+        inputs: bins of the inputs; None where the party has no table.
+        scores: bins of the scores; None at a feature party.
     """
 
     def __init__(self, inputs: Bins | None, scores: Bins | None) -> None:
@@ -131,12 +131,12 @@ class Drift:
 
     @classmethod
     def of(cls, data: PartyData, answers: Tensor | None = None) -> Drift:
-        """Bins of the training rows' inputs, and of the scores that `answers` give.
+        """Make bins of the training rows' inputs, and of the scores from `answers`.
 
         Args:
-            data: the rows of the training.
-            answers: of the test rows with the final weights, axes (rows, outputs): outputs of the
-                training rows are better than those of any row to come.
+            data: rows of the training.
+            answers: answers for the test rows with the final weights, axes (rows, outputs).
+                Training rows would not do: the model fits them better than any future row.
         """
         inputs, own, train = None, data.inputs, data.split.train
         if (held := data.held.get(data.name)) is not None:
@@ -156,12 +156,12 @@ class Drift:
         answers: Tensor | None = None,
         rows: np.ndarray | None = None,
     ) -> None:
-        """Count rows that were asked.
+        """Count queried rows.
 
         Args:
-            inputs: of them, axes (rows, width), or of the whole table.
-            answers: of axes (rows, outputs).
-            rows: which of `inputs` they are; all of them if not given.
+            inputs: inputs of these rows, axes (rows, width), or of the whole table.
+            answers: their answers, axes (rows, outputs).
+            rows: which rows of `inputs` were queried; None means all.
         """
         if self.inputs is None and self.scores is None:
             return
@@ -172,7 +172,7 @@ class Drift:
             self.count()
 
     def count(self) -> None:
-        """Count the rows that wait."""
+        """Count the collected rows."""
         waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
         if self.inputs is not None:
             asked = [
@@ -189,20 +189,20 @@ class Drift:
                 self.scores.add(scores_of(answers, answers.shape[1] > 1))
 
     def drifted(self) -> int:
-        """How many of a party's own inputs have drifted; 0 before enough rows were asked."""
+        """Number of a party's own inputs that have drifted; 0 before enough rows were queried."""
         self.count()
         if self.inputs is None or self.inputs.rows < FEWEST_ROWS:
             return 0
         return int((self.inputs.stability() > DRIFTED).sum())
 
     def record(self) -> dict[str, Any]:
-        """For a file of the party's own."""
+        """Record for a file of the party's own."""
         parts = {"inputs": self.inputs, "scores": self.scores}
         return {name: None if bins is None else bins.record() for name, bins in parts.items()}
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> Drift:
-        """From `record`."""
+        """Counters from a record of `record`."""
         inputs, scores = record["inputs"], record["scores"]
         return cls(
             None if inputs is None else Bins.restored(inputs),
@@ -210,7 +210,7 @@ class Drift:
         )
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """By column: index, and rows by bin, from `FEWEST_ROWS` on. Neither an edge nor a value."""
+        """By column: index, and rows by bin, from `FEWEST_ROWS` on. No edges, no values."""
         self.count()
         found = {}
         for bins in (self.inputs, self.scores):
@@ -223,10 +223,10 @@ class Drift:
 
 
 def scores_of(answers: Tensor, classifies: bool) -> Tensor:
-    """One score a row, axes (rows, 1).
+    """Scores, one for each row, axes (rows, 1).
 
-    The number of a regression, the probability of the second of two classes, or the largest of
-    more.
+    A score is the number of a regression, the probability of the second of two classes, or the
+    largest probability of more classes.
     """
     if not classifies:
         return answers[:, :1].float()
@@ -235,9 +235,9 @@ def scores_of(answers: Tensor, classifies: bool) -> Tensor:
 
 
 def _names(data: PartyData) -> list[str]:
-    """Of inputs: their column, and what of it where a column has several."""
+    """Names of inputs: the column, and the part of it where a column has several inputs."""
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
     found = data.encoder.labels if isinstance(data.encoder, TableEncoder) else []
-    # A network in one place has the columns of several encoders.
+    # In a pooled network, the inputs are the columns of several encoders.
     return found if len(found) == width else [f"input {number}" for number in range(width)]

@@ -1,18 +1,18 @@
-"""One round between a feature party and the label party: both ends, and what they share.
+"""One round between a feature party and the label party: both ends, and their common parts.
 
     feature party   inputs -> bottom -> cut -> defense -> codec -> frame
     label party     frame -> codec -> cut of each party, or their sum -> top
     label party     gradient -> defense -> codec -> frame
     feature party   frame -> codec -> gradient -> backward pass, optimiser step
 
-Both ends stand here, below the rooms of the parties: an attack plays a victim's end, and a secure
-mode stands in the place of a codec or of a whole end. The loops around them are `FeatureParty` and
+Both ends are defined here, below the parties' own modules, because attacks replay a victim's end
+and a secure mode replaces a codec or a whole end. The loops around the ends are `FeatureParty` and
 `LabelParty`.
 
-With several exchanges in flight the optimiser moves the weights between the forward and the
-backward pass of a cut. The exact gradient of that cut belongs to the weights that made it, and
-autograd refuses weights that were changed in place, so such a forward pass runs on copies (weight
-stashing: Harlap et al. 2018, PipeDream, section 3.3).
+With several exchanges in flight, the optimiser changes the weights between the forward and the
+backward pass of a cut. The exact gradient of that cut belongs to the weights of its forward pass,
+and autograd refuses weights that were changed in place. Such a forward pass therefore runs on
+copies (weight stashing: Harlap et al. 2018, PipeDream, section 3.3).
 """
 
 from __future__ import annotations
@@ -56,47 +56,47 @@ class Adversary:
     """A dishonest party. Every hook defaults to honest behaviour."""
 
     def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
-        """The inputs its bottom is really fed; axes (rows, ...)."""
+        """Inputs that its bottom really receives; axes (rows, ...)."""
         return inputs
 
     def labels(self, labels: Tensor, context: StepContext) -> Tensor:
-        """The labels of a batch that it really trains on (label party); axes (rows,)."""
+        """Labels of a batch that it really trains on (label party); axes (rows,)."""
         return labels
 
     def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """The optimiser it really uses for its own half."""
+        """Optimiser that it really uses for its own half."""
         return optimizer
 
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
-        """The cut it really sends (feature party); detached, axes (rows, width)."""
+        """Cut that it really sends (feature party); detached, axes (rows, width)."""
         return cut
 
     def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
-        """The gradient it really sends to `party` (label party); axes (rows, width)."""
+        """Gradient that it really sends to `party` (label party); axes (rows, width)."""
         return grad
 
     def received(self, party: str, values: Tensor, context: StepContext) -> None:
-        """What just arrived: a gradient (feature party) or a party's cut (label party)."""
+        """Receive a gradient (feature party) or a party's cut (label party)."""
 
     def training_state(self) -> dict[str, Any]:
-        """What it needs to go on exactly, and to use afterwards: tensors, numbers and texts.
+        """State to resume it exactly, and to use afterwards: tensors, numbers and texts.
 
-        What it makes of an exchange's batch follows from the exchange's number and this state at a
-        feature party, whose batches in flight are made again after a resume.
+        At a feature party, its changes to an exchange's batch follow from the exchange's number and
+        this state alone; a resumed training makes the batches in flight again.
         """
         return {}
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `training_state` gave."""
+        """Restore the state of `training_state`."""
 
 
 HONEST = Adversary()
-#: Stands where a party's name does; no party has it, for it is longer than a name can be.
+#: Used in place of a party's name; it is longer than a name may be, so no party has it.
 SUM = "the sum of the feature parties' cuts"
 _PROCESSOR = torch.device("cpu")
 
 
-#: Layers whose forward pass draws nothing. Any other class, a user's above all, may draw.
+#: Layers whose forward pass draws no random numbers. Other classes, such as a user's, may.
 _PLAIN = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Linear,
     nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d,
@@ -106,13 +106,13 @@ _PLAIN = (
 
 
 class Draws:
-    """The private draws of one model, a stream of its own for every step.
+    """The private random draws of one model, with a separate stream for every step.
 
     Args:
-        secret: of the party that owns the model.
-        purpose: keeps models of one party apart.
-        model: what will run; without a layer that may draw, no generator is set up.
-        always: something else that may draw runs beside it, a defense for example.
+        secret: secret of the party that owns the model.
+        purpose: separates the models of one party.
+        model: the model that will run; without a layer that may draw, no generator is set up.
+        always: whether another part that may draw, such as a defense, runs beside it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Draws:
         self._needed = always or any(type(part) not in _PLAIN for part in model.modules())
 
     def at(self, step: int, turn: int = 0) -> AbstractContextManager[None]:
-        """What the model's forward pass of a step runs under, and of the local steps after it."""
+        """Context of the model's forward pass of a step, and of the local steps after it."""
         if not self._needed:
             return nullcontext()
         purpose = (self._purpose, step, turn) if turn else (self._purpose, step)
@@ -134,12 +134,12 @@ class Draws:
 def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
     """Refuse NaN and Inf before they reach a model.
 
-    The sum is finite for every finite tensor that does not overflow, and costs one pass without
-    allocating; only when it is not are the entries looked at. A step makes nine such checks, so
-    the sum is judged as a Python number: torch would run five operations on it.
+    For every finite tensor that does not overflow, the sum is finite and costs one pass without
+    allocating. The single entries are checked only if the sum is not finite. A step makes nine such
+    checks, so the sum is tested as a Python number: torch would run five operations on it.
 
     Raises:
-        NonFiniteError: names the party and the step, and the share of entries, never a value.
+        NonFiniteError: names the party, the step and the share of such entries, but no value.
     """
     if math.isfinite(values.sum().item()):
         return
@@ -160,30 +160,30 @@ def bytes_of(values: Tensor) -> bytes:
 
 
 def check_shape(cut: Tensor, rows: int, width: int, party: str) -> None:
-    """Refuse a bottom whose output is not (rows, width).
+    """Refuse a bottom whose output does not have the axes (rows, width).
 
     Raises:
-        WidthError: with both shapes.
+        WidthError: states both shapes.
     """
     if cut.shape != (rows, width):
         raise WidthError(
-            f"the bottom of party '{party}' gives another shape than agreed",
+            f"the bottom of party '{party}' returns another shape than agreed",
             got=f"{tuple(cut.shape)}",
             want=f"({rows}, {width})",
-            fix=f"end the bottom in a layer of {width} units, or set the party's width",
+            fix=f"end the bottom with a layer of {width} units, or set the party's width",
         )
 
 
 def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
-    """The next frame, which must be of this kind and step; `sender` is for the message.
+    """Receive the next frame, which must be of this kind and step; `sender` is for the message.
 
     Raises:
-        ProtocolError: anything else, a repeated frame included; nothing was changed by it.
+        ProtocolError: any other frame arrives, also a repeated one; it has changed nothing.
     """
     frame = link.receive()
     if frame.kind is not kind or frame.step != step or frame.branch != 0:
         raise ProtocolError(
-            f"a message out of turn from {sender}",
+            f"received a message out of turn from {sender}",
             got=f"{frame.kind.name} of step {frame.step}, branch {frame.branch}",
             want=f"{kind.name} of step {step}, branch 0",
         )
@@ -191,14 +191,14 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
 
 
 def of_no_rows(frame: Frame, width: int) -> Tensor:
-    """What an exchange about no rows brings, where batches are sampled; axes (0, width).
+    """The cut or gradient of an exchange without rows (sampled batches); axes (0, width).
 
     Raises:
-        ProtocolError: it brings something.
+        ProtocolError: the frame has a payload.
     """
     if frame.payload:
         raise ProtocolError(
-            "a message about no rows holds something",
+            "a message about no rows has a payload",
             got=f"{len(frame.payload)} bytes",
             want="an empty payload",
             where=f"step {frame.step}",
@@ -206,15 +206,15 @@ def of_no_rows(frame: Frame, width: int) -> Tensor:
     return torch.zeros(0, width)
 
 
-#: Fewest rows a query's forward pass has. Libraries multiply fewer by other routines, whose last
-#: bits differ, so that a row's answer would tell how many others were asked with it.
+#: Least rows of a query's forward pass. For fewer rows, libraries use other routines with other
+#: last bits, and a row's answer would disclose how many rows were queried together.
 _FULL_ROWS = 32
-#: By how many rows there are: each of them, and the last one again.
+#: Indices by number of rows: each row, then the last row repeated.
 _REPEATED = [torch.arange(_FULL_ROWS).clamp(max=max(rows - 1, 0)) for rows in range(_FULL_ROWS)]
 
 
 def filled(rows: Tensor) -> Tensor:
-    """The rows of a query, the last one repeated up to the fewest a forward pass has."""
+    """Pad the rows of a query to the least number of a forward pass, by repeating the last row."""
     count = rows.shape[0]
     if not 0 < count < _FULL_ROWS:
         return rows
@@ -223,14 +223,14 @@ def filled(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LocalSteps:
-    """Optimiser steps between two exchanges, with what the last one brought.
+    """Optimiser steps between two exchanges, with the messages of the last one.
 
     Liu et al. 2022 (FedBCD), algorithm 1, here with gradients of cuts; Fu et al. 2022 (CELU-VFL),
     section 3, for the weights of rows.
 
     Attributes:
-        steps: for one exchange, the usual one included.
-        angle: see `TrainSettings.local_angle`, degrees.
+        steps: steps for one exchange, including the usual one.
+        angle: largest angle in degrees, see `TrainSettings.local_angle`.
 
     >>> cuts = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
     >>> LocalSteps(steps=2, angle=60).weights(cuts, torch.tensor([[1.0, 0.0]] * 3))
@@ -246,11 +246,11 @@ class LocalSteps:
         return range(1, self.steps)
 
     def weights(self, now: Tensor, then: Tensor) -> Tensor | None:
-        """What each row weighs in a further step, axes (rows,); None for all alike.
+        """Weight of each row in a further step, axes (rows,); None if all are equal.
 
         Args:
-            now: cuts or gradients, axes (rows, width).
-            then: the same rows at the exchange.
+            now: present cuts or gradients, axes (rows, width).
+            then: those of the same rows in the exchange.
         """
         if not self.angle:
             return None
@@ -259,38 +259,38 @@ class LocalSteps:
 
 
 def set_training(model: nn.Module, training: bool) -> None:
-    """Put a model into its training or evaluation mode, unless it is there already."""
+    """Set a model to training or evaluation mode, unless it is already in that mode."""
     if model.training is not training:
         model.train(training)
 
 
 def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Forget the last step's gradients.
+    """Delete the gradients of the last step.
 
-    An optimiser's own `zero_grad` does the same inside a profiler range that costs more than it,
-    and a split step has one optimiser a party.
+    An optimiser's own `zero_grad` does the same inside a profiler range, which costs more than the
+    deletion; in a split step, each party has an optimiser.
     """
     for parameter in parameters:
         parameter.grad = None
 
 
 def has_own(codec: Codec, hook: str) -> bool:
-    """Whether a codec has a version of its own of a hook that does nothing by default."""
+    """Whether a codec overrides a hook that does nothing by default."""
     return getattr(type(codec), hook) is not getattr(Codec, hook)
 
 
 class Stateful(Protocol):
-    """What codecs and defenses have in common: state that a party keeps to predict or go on."""
+    """Common interface of codecs and defenses: state that a party saves to predict or to resume."""
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """State that moved during training."""
+        """State that changed during training."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state of `state_dict`."""
 
 
 def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
-    """The model's weights under their own names, each owner's state under ``<owner>/``."""
+    """Collect the model's weights by their names, and each owner's state under ``<owner>/``."""
     state = dict(model.state_dict())
     for owner, holder in owners.items():
         state |= {f"{owner}/{key}": value for key, value in holder.state_dict().items()}
@@ -298,13 +298,13 @@ def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor
 
 
 def lasting(state: Mapping[str, Tensor], owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
-    """A gathered state without what codecs keep for each row: no model needs it once trained."""
+    """A gathered state without the codecs' state of single rows, which is only for training."""
     passing = tuple(f"{name}/" for name, one in owners.items() if getattr(one, "needs_rows", False))
     return {name: value.cpu() for name, value in state.items() if not name.startswith(passing)}
 
 
 def restore(model: nn.Module, owners: Mapping[str, Stateful], state: Mapping[str, Tensor]) -> None:
-    """Load what `gather` gave."""
+    """Load the state of `gather`."""
     model.load_state_dict({key: value for key, value in state.items() if "/" not in key})
     for owner, holder in owners.items():
         prefix = f"{owner}/"
@@ -314,16 +314,17 @@ def restore(model: nn.Module, owners: Mapping[str, Stateful], state: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class CutTerms:
-    """What both ends agreed on about the cuts of one feature party.
+    """Terms that both ends agreed on for the cuts of one feature party.
 
     Attributes:
-        party: the feature party's name.
-        width: of its bottom's output.
-        codec, defense: instances of this end alone, from the specs that were agreed on.
-        in_flight: how many cuts may await their gradients at once.
-        precision: of the feature party's forward passes.
-        compiled: whether its model is.
-        weights: of the gradients that come back, one a label party, in the order they are received.
+        party: name of the feature party.
+        width: width of its bottom's output.
+        codec, defense: instances for this end only, made from the agreed specs.
+        in_flight: most cuts that may await their gradients at once.
+        precision: precision of the feature party's forward passes.
+        compiled: whether its model is compiled.
+        weights: weights of the returning gradients, one for each label party, in the order of
+            receipt.
         local: steps between exchanges.
     """
 
@@ -340,16 +341,16 @@ class CutTerms:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What a party keeps to itself.
+    """Private settings and state of a party.
 
     Attributes:
-        secret: private draws follow from it: dropout, a defense's noise, a codec's choices.
-        adversary: tampering on this side; honest by default.
-        device: where its models run, as torch names it.
-        checkpoints: where it saves while it trains; None saves nothing.
-        sent: notes what its training sends, where something protecting is drawn.
-        ranks: the processes that share its batches; this one alone by default.
-        augment: what it does with its own training rows; None leaves them.
+        secret: source of private draws: dropout, a defense's noise, a codec's choices.
+        adversary: tampering by this party; honest by default.
+        device: where its models run; a device name of torch.
+        checkpoints: where it saves during training; None saves nothing.
+        sent: journal of sent messages, where a protective mask or noise is drawn.
+        ranks: processes that share its batches; only this process by default.
+        augment: augmentations of its own training rows; None leaves them unchanged.
     """
 
     secret: Secret
@@ -361,31 +362,31 @@ class Own:
     augment: Augment | None = None
 
     def augmented(self, rows: Tensor, step: int) -> Tensor:
-        """The own rows of a training batch as its bottom gets them; axes (rows, ...)."""
+        """Own rows of a training batch as inputs of its bottom; axes (rows, ...)."""
         if self.augment is None or not len(rows):
             return rows
         with scoped(self.secret.number("augment", step)):
             return self.augment(rows)
 
     def committed(self) -> int:
-        """The last step that was committed; 0 without checkpoints."""
+        """The last committed step; 0 without checkpoints."""
         return 0 if self.checkpoints is None else self.checkpoints.committed()
 
 
 def refuse_augment(terms: Terms, own: Own) -> None:
-    """Refuse rows that change at each step where a training could not be what was agreed on.
+    """Refuse augmentations if a training with them would break the agreed rules.
 
     Raises:
-        ConfigError: with what is in the way.
+        ConfigError: names the setting that prevents it.
     """
     if own.augment is None or terms.mode != "train":
         return
     for stands, got, why in (
         (terms.secure.partition(":")[0] not in ("none", "sum"), f"secure = '{terms.secure}'",
          "no party has a bottom of its own there"),
-        (not own.ranks.alone, "several ranks", "each rank would draw by itself"),
+        (not own.ranks.alone, "several ranks", "each rank would draw separately"),
         (terms.dp is not None and not own.augment.rows_apart, "[dp] and a function of one's own",
-         "[dp] needs augmentations that change each row by itself, which those by name do"),
+         "[dp] needs augmentations that change each row independently, as those by name " "do"),
     ):  # fmt: skip
         if stands:
             raise ConfigError(
@@ -397,15 +398,15 @@ def refuse_augment(terms: Terms, own: Own) -> None:
 
 
 class Stash:
-    """A copy of a party's state at one step, and the gradients of its weights.
+    """Copy of a party's state at one step, and the gradients of its weights.
 
     Args:
-        model: the party's modules by name.
-        state: everything the party's state is at this step; see `gather`.
+        model: modules of the party, by name.
+        state: the whole state of the party at this step; see `gather`.
 
     Attributes:
         state: the copy.
-        weights: of it, by name, which gradients are left at.
+        weights: weights of the copy by name; the backward pass leaves its gradients at them.
     """
 
     def __init__(self, model: nn.ModuleDict, state: Mapping[str, Tensor]) -> None:
@@ -417,9 +418,9 @@ class Stash:
         }
 
     def forward(self, part: str, inputs: Tensor) -> Tensor:
-        """What one of the modules makes of `inputs` with the weights of this step.
+        """Run one of the modules on `inputs`, with the weights of this step.
 
-        Buffers, such as running statistics, move as in any forward pass of the module.
+        Buffers, such as running statistics, are updated as in any forward pass of the module.
         """
         module, prefix = self._model[part], f"{part}."
         own = {
@@ -435,7 +436,7 @@ class Stash:
         return outputs
 
     def hand_over(self) -> None:
-        """Add the gradients that backward left at the copies to those of the party's weights."""
+        """Add the gradients at the copies to the gradients of the party's weights."""
         for name, weight in self._model.named_parameters():
             grad = self.weights[name].grad
             if grad is not None:
@@ -444,7 +445,7 @@ class Stash:
 
 @dataclass(slots=True)
 class _Pending:
-    """A cut whose gradient has not come yet."""
+    """A cut whose gradient has not arrived yet."""
 
     cut: Tensor
     inputs: Tensor
@@ -455,9 +456,9 @@ class _Pending:
 
 
 class _End:
-    """What both ends of a round hold: what was agreed, what is the party's own, and the link."""
+    """Common part of both ends of a round: agreed terms, the party's own state, and the link."""
 
-    #: Hooks of a defense between a model and what leaves.
+    #: Hooks of a defense between a model and the message that leaves.
     changing: ClassVar[Sequence[str]] = ()
 
     def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
@@ -476,7 +477,10 @@ class _End:
 
     @property
     def _leaves_from(self) -> torch.device:
-        """Where a codec gets what leaves: adversaries, and defenses but models, take no card's."""
+        """Device of the codec's inputs.
+
+        The CPU where adversaries or defenses change the messages.
+        """
         return _PROCESSOR if self._looked_at else self.codec.device
 
     def _commit(self, step: int) -> None:
@@ -487,17 +491,17 @@ class _End:
 class FeatureEnd(_End):
     """Sends the cuts of one feature party and applies the gradients that come back.
 
-    With more than one cut in flight, each forward pass runs on a copy of the weights, which its
-    gradient is then the exact one of.
+    With more than one cut in flight, each forward pass runs on a copy of the weights, so that the
+    gradient is exact for them.
 
     Args:
-        terms: what was agreed about its cuts.
-        bottom: its model; rows in, axes (rows, width) out.
-        own: its secret, which dropout and the codec's private draws follow from, and its device.
-        link: the stream to the label party.
+        terms: agreed terms of its cuts.
+        bottom: its model, from rows to axes (rows, width).
+        own: its device, and its secret, from which dropout and the codec's private draws follow.
+        link: stream to the label party.
         optimizer: builds the optimiser; None for a party that only answers queries.
-        private: gives DP-SGD of its half, from modules and from what they make of rows; None
-            trains without.
+        private: builds DP-SGD of its half from the modules and their forward function; None trains
+            without it.
     """
 
     layers = None
@@ -535,18 +539,18 @@ class FeatureEnd(_End):
         self._pending: deque[_Pending] = deque()
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
-        """Let the defense look at the training inputs once, if it wants to, before step 0."""
+        """Give the defense the training inputs once, before step 0, if it uses them."""
         if uses(self.defense, "fit"):
             with scoped(self._secret.number("fit")):
                 self.defense.fit(self.model["bottom"], inputs(), self._secret)
 
     @property
     def awaiting(self) -> int:
-        """Cuts whose gradients have not been taken yet."""
+        """Number of cuts whose gradients have not been received yet."""
         return len(self._pending)
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
-        """Forward a training batch of axes (rows, ...) and send its cut.
+        """Run a training batch of axes (rows, ...) through the bottom and send its cut.
 
         Args:
             inputs: the batch.
@@ -554,21 +558,21 @@ class FeatureEnd(_End):
             rows: positions of the batch in the aligned rows, int64.
 
         Raises:
-            NonFiniteError: the cut holds NaN or Inf.
-            WidthError: the bottom's output is not (rows, width).
-            DisagreementError: this training has sent another cut of this step.
+            NonFiniteError: the cut contains NaN or Inf.
+            WidthError: the bottom's output does not have the axes (rows, width).
+            DisagreementError: this training has already sent another cut of this step.
         """
         payload = self._go_forward(inputs, step, rows)
         self._send(Frame(Kind.CUT, step, payload), self._pending[-1].cut)
 
     def answer(self, step: int) -> None:
-        """Nothing is relayed between parties that each hold a bottom."""
+        """Relay nothing: each party has a bottom of its own."""
 
     def take_gradient(self) -> None:
-        """Wait for the gradient of the oldest cut, go backward, step the optimiser.
+        """Wait for the gradient of the oldest cut, run the backward pass, step the optimiser.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError, HijackError: the model is left as it was.
+            ProtocolError, FrameError, NonFiniteError, HijackError: the model has not changed.
         """
         assert self._pending, "no cut was sent"
         pending = self._pending[0]
@@ -585,14 +589,20 @@ class FeatureEnd(_End):
         self._commit(context.step)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
-        """Forward rows for evaluation or prediction and send their cut; only a defense may draw."""
+        """Send the cut of rows to evaluate or to predict.
+
+        Only a defense may draw random numbers.
+        """
         context = StepContext(step)
         cut = self._query_cut(inputs, context).to(self._leaves_from)
         payload, _ = self._encode(self.adversary.cut(cut, context), context)
         self._send(Frame(Kind.QUERY, step, payload), cut)
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """What `send_query` encodes: nothing is random; axes (rows, width on the wire)."""
+        """The cut that `send_query` encodes, without random draws.
+
+        The axes are (rows, width on the wire).
+        """
         return self._query_cut(inputs, INFERENCE).cpu()
 
     def _query_cut(self, inputs: Tensor, context: StepContext) -> Tensor:
@@ -602,7 +612,7 @@ class FeatureEnd(_End):
             return self._forward(inputs.to(self._compute.device), guarded, None, query=True)
 
     def take_receipt(self, step: int) -> bytes:
-        """Wait until the label party has the query; what it says to it."""
+        """Wait until the label party has received the query; returns the payload of its answer."""
         answer = expect(self.link, Kind.ACK, step, "the label party").payload
         for _ in self._weights[1:]:
             expect(self.link, Kind.ACK, step, "another label party")
@@ -613,11 +623,11 @@ class FeatureEnd(_End):
         return gather(self.model, {"codec": self.codec, "defense": self.defense})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state of `state_dict`."""
         restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
 
     def training_state(self) -> dict[str, Any]:
-        """What training needs to go on exactly: state, optimiser, and the cuts in flight."""
+        """State for an exact resume of training: weights, optimiser, and the cuts in flight."""
         optimizer = self._optimizer.state_dict() if self._optimizer else {}
         in_flight = [
             {"step": pending.context.step, "state": pending.stash.state}
@@ -636,14 +646,14 @@ class FeatureEnd(_End):
     def load_training_state(
         self, saved: Mapping[str, Any], batch: Callable[[int], tuple[Tensor, np.ndarray]]
     ) -> None:
-        """Restore what `training_state` gave; cuts in flight are made again, but not sent.
+        """Restore the state of `training_state`; cuts in flight are computed again, but not sent.
 
         Args:
-            saved: the state.
-            batch: the inputs and positions of an exchange that was in flight, by its step.
+            saved: the saved state.
+            batch: returns the inputs and positions of an exchange that was in flight, by its step.
         """
         self._pending.clear()
-        # What it makes of a batch again must not differ; making it again must not move its state.
+        # The tampered batch must be the same again; making it again must not change its state.
         tampering = saved.get("adversary", {})
         self.adversary.load_training_state(tampering)
         for earlier in saved["in_flight"]:
@@ -658,7 +668,7 @@ class FeatureEnd(_End):
             self._optimizer.load_state_dict(saved["optimizer"])
 
     def _receive_gradient(self, pending: _Pending) -> Tensor:
-        """The next label party's gradient of a cut."""
+        """Receive the next label party's gradient of a cut."""
         context = pending.context
         frame = expect(self.link, Kind.GRAD, context.step, "the label party")
         if len(pending.cut):
@@ -671,7 +681,7 @@ class FeatureEnd(_End):
         return grad
 
     def _go_forward(self, inputs: Tensor, step: int, rows: np.ndarray | None) -> Payload:
-        """Make the cut of a training batch and await its gradient; the payload to send."""
+        """Compute the cut of a training batch, queue it for its gradient, return the payload."""
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         inputs = self._own.augmented(inputs, step)
         fed, _ = self.defense.batch(inputs, None, context)
@@ -707,7 +717,7 @@ class FeatureEnd(_End):
         return self._through("codec", filled(cut) if query else cut, stash)[:rows]
 
     def through_model(self, rows: Tensor) -> Any:
-        """What the modules make of rows, without the defense's own draws."""
+        """Run the modules on rows, without the defense's own draws."""
         made = self.model["bottom"](rows)
         return self.model["codec"](made) if "codec" in self.model else made
 
@@ -717,14 +727,17 @@ class FeatureEnd(_End):
         return self._compute.run(self.model, part, values)
 
     def _send(self, frame: Frame, cut: Tensor) -> None:
-        """Send what a cut was encoded to, noted before by what is the same in every attempt."""
-        if self._journal is not None:  # masks are not, so it is the cut below them
+        """Send an encoded cut; the journal first records the part that every attempt repeats."""
+        if self._journal is not None:  # masks change, so it records the cut below them
             lasting = frame.payload if self.codec.repeats else bytes_of(cut)
             self._journal.admit(frame.step, lasting)
         self.link.send(frame)
 
     def _encode(self, cut: Tensor, context: StepContext) -> Encoded:
-        """The label party checks what it decodes; a codec that would hide NaN refuses it here."""
+        """The label party checks the decoded values.
+
+        A codec that would hide NaN refuses it here.
+        """
         if not len(cut):
             return Encoded(b"", None)
         try:
@@ -745,7 +758,7 @@ class FeatureEnd(_End):
                     made[name] for name, weight in self.model.named_parameters()
                     if weight.requires_grad
                 ]  # fmt: skip
-            # What came back is of the mean loss of this batch's rows.
+            # The received gradient is that of the mean loss over this batch's rows.
             self.private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
             self._optimizer.step()
             return
@@ -760,13 +773,13 @@ class FeatureEnd(_End):
     def _descend(
         self, cut: Tensor, inputs: Tensor, grad: Tensor, context: StepContext, stash: Stash | None
     ) -> None:
-        """Go backward from a cut and from what codec and defense add to the loss, and step."""
+        """Run the backward pass from a cut and the losses of codec and defense, and step."""
         assert self._optimizer is not None, "only where something is trained"
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
         losses.append(self.defense.local_loss(cut, inputs, context))
         roots = [cut, *(loss for loss in losses if loss is not None)]
         if not any(root.requires_grad for root in roots):
-            return  # nothing learned of this cut; an optimiser's momentum would move on
+            return  # no weight got a gradient; an optimiser's momentum would still move it
         drop_gradients(self._trainable)
         go_back(roots, [grad, *map(torch.ones_like, roots[1:])])
         if stash is not None:
@@ -775,9 +788,9 @@ class FeatureEnd(_End):
 
 
 def secret_of_end(secret: Secret, party: str) -> Secret:
-    """What the label party draws from for one party's cuts and gradients.
+    """Secret of the label party's draws for one party's cuts and gradients.
 
-    Each has draws of its own: equal noise on the gradients of two would cancel out.
+    The draws for each party differ: equal noise on the gradients of two would cancel out.
     """
     return Secret(secret.key("half", party))
 
@@ -786,9 +799,9 @@ class LabelEnd(_End):
     """Receives the cuts of one feature party and returns their gradients.
 
     Args:
-        terms: what was agreed about the party's cuts.
-        own: the label party's secret, for private draws on gradients, and its device.
-        link: the stream to that party.
+        terms: agreed terms of the party's cuts.
+        own: the label party's device, and its secret for private draws on gradients.
+        link: stream to that party.
     """
 
     changing = ("gradient",)
@@ -799,19 +812,19 @@ class LabelEnd(_End):
         self._secret = secret_of_end(own.secret, terms.party)
         self._pending: tuple[Tensor, Any, StepContext] | None = None
         self._last: Tensor | None = None
-        # Gradients the party may not have taken yet: their steps are final at neither end.
+        # Gradients that the party may not have received yet: their steps are final at neither end.
         self._sent: deque[Frame] = deque()
 
     def receive_cut(self, step: int, count: int, rows: np.ndarray | None = None) -> Tensor:
-        """Wait for a training cut; axes (rows, width), ready to be differentiated.
+        """Wait for a training cut; axes (rows, width), ready for autograd.
 
         Args:
             step: number of the exchange.
-            count: how many rows.
-            rows: their positions in the aligned rows, int64.
+            count: number of rows.
+            rows: positions of the rows in the aligned rows, int64.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError: nothing was changed by the frame.
+            ProtocolError, FrameError, NonFiniteError: the frame has changed nothing.
         """
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         cut, saved = self._receive(Kind.CUT, context, count)
@@ -820,21 +833,21 @@ class LabelEnd(_End):
         return cut if self.adapter is None else self.adapter(cut)
 
     def last_cut(self) -> Tensor:
-        """The last training cut again, for a step between exchanges; nothing is received."""
+        """Return the last training cut again, for a step between exchanges, without receiving."""
         assert self._last is not None, "no cut was received"
         cut = self._last.detach().requires_grad_()
         return cut if self.adapter is None else self.adapter(cut)
 
     def take(self, kind: Kind, step: int) -> Frame:
-        """Wait for the party's frame of this kind and step, which is not decoded yet."""
+        """Wait for the party's frame of this kind and step, without decoding it."""
         return expect(self.link, kind, step, f"party '{self.party}'")
 
     def await_gradient(self, total: Tensor, step: int) -> None:
-        """What `send_gradient` sends is the gradient of this tensor, which several may share."""
+        """Make `send_gradient` send the gradient of this tensor, which several ends may share."""
         self._pending = (total, None, StepContext(step, training=True, secret=self._secret))
 
     def send_gradient(self, labels: Tensor) -> None:
-        """Send the gradient that backward left at the last cut; `labels` of its rows."""
+        """Send the gradient of the last cut, as backward left it; `labels` are its rows' labels."""
         assert self._pending is not None, "no cut was received"
         cut, saved, context = self._pending
         assert cut.grad is not None, "backward has not run"
@@ -842,9 +855,9 @@ class LabelEnd(_End):
         if len(grad):
             grad = self.defense.gradient(grad, labels, context)
         grad = self.adversary.gradient(self.party, grad, context)
-        # Checked before the first party gets one: a broken step leaves every weight as it was.
+        # All gradients are checked before the first one leaves: a broken step changes no weight.
         check_finite(grad, "gradient", self.party, context.step)
-        if self._journal is not None:  # the gradient itself: shares of one are new in each attempt
+        if self._journal is not None:  # the gradient itself: its shares differ in each attempt
             self._journal.admit(context.step, bytes_of(grad), self.party)
         payload = self.codec.encode_grad(grad, saved, context) if len(grad) else b""
         self._pending = None
@@ -854,11 +867,11 @@ class LabelEnd(_End):
         self._commit_all_but(self.in_flight - 1)
 
     def drained(self) -> None:
-        """The party takes every gradient before it goes on: an epoch's training has ended."""
+        """Note that an epoch's training ended, and thus that the party receives every gradient."""
         self._commit_all_but(0)
 
     def sent_state(self) -> list[dict[str, Any]]:
-        """The gradients the party's own checkpoint of this moment still awaits, as they left."""
+        """Sent gradients that the party's checkpoint of this moment still awaits, as sent."""
         return [
             {
                 "step": frame.step,
@@ -868,7 +881,7 @@ class LabelEnd(_End):
         ]
 
     def send_again(self, saved: Iterable[Mapping[str, Any]]) -> None:
-        """Send what `sent_state` gave; the same bytes, for new noise would tell more."""
+        """Send the gradients of `sent_state` again, byte for byte: new noise would leak more."""
         self._sent.clear()
         for kept in saved:
             frame = Frame(Kind.GRAD, kept["step"], kept["payload"].numpy().tobytes())
@@ -881,7 +894,7 @@ class LabelEnd(_End):
         return cut if self.adapter is None else self.adapter(filled(cut))[:rows]
 
     def confirm(self, step: int, verdict: bytes = b"") -> None:
-        """Tell the party that its query is here, and what followed from it."""
+        """Confirm to the party that its query has arrived, with the resulting verdict."""
         self.link.send(Frame(Kind.ACK, step, verdict))
 
     def _commit_all_but(self, last: int) -> None:
@@ -901,17 +914,17 @@ class LabelEnd(_End):
 
 
 class CutAggregator:
-    """Takes the cuts of one exchange after the other, each feature party's by itself.
+    """Receives the cuts of one exchange one after the other, separately for each feature party.
 
-    A secure mode has one of its own, which takes their sum.
+    A secure mode has its own aggregator, which receives the sum of the cuts.
 
     Args:
-        ends: the label party's end of the round with every feature party, in merge order.
-        ledger: where time spent waiting is counted.
-        stopping: says which answers are left to it.
+        ends: the label party's ends of the round, one for each feature party, in merge order.
+        ledger: ledger for the waiting time.
+        stopping: early stopping; lists the outstanding answers.
 
     Attributes:
-        without: parties that take no part in the next query, where one may be missing.
+        without: parties that are left out of the next query, where a party may be missing.
     """
 
     def __init__(
@@ -924,27 +937,27 @@ class CutAggregator:
 
     @property
     def helpers(self) -> Sequence[Link]:
-        """Streams to parties without columns, which are told when the session is over."""
+        """Streams to parties without columns; they are informed when the session ends."""
         return ()
 
     def begin(self) -> Mapping[str, int]:
-        """A new attempt has begun: let the parties agree on keys, where a mode needs any.
+        """Begin a new attempt: the parties agree on keys, if the mode needs keys.
 
         Returns:
-            Columns of each party's first layer, where layers are shared.
+            The number of columns of each party's first layer, where layers are shared.
         """
         return {}
 
     def relay(self, exchange: Exchange) -> None:
-        """Carry what the feature parties say to each other before they send their cuts."""
+        """Relay the messages between the feature parties before they send their cuts."""
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
-        """What arrived, by feature party; axes (rows, width) each."""
+        """Receive the cuts, by feature party; axes (rows, width) each."""
         rows = exchange.rows
         return {name: self._one(name, end, exchange, rows) for name, end in self.ends.items()}
 
     def send_gradients(self, exchange: Exchange, labels: Tensor) -> None:
-        """Send each party the gradient of what it sent; `labels` of the exchange's rows."""
+        """Send each party the gradient of its cut; `labels` are those of the exchange's rows."""
         for end in self.ends.values():
             end.send_gradient(labels)
             if exchange.last:

@@ -1,8 +1,9 @@
-"""What parties say before and after the exchanges: message, introduction, comparison, last word.
+"""Messages before and after the exchanges: session message, introduction, comparison, report.
 
-Flower carries one `SessionMessage` to a party. On the stream the party introduces itself and the
-label party compares before step 0: rows by counts and by a digest of their order, keyed with the
-session, never by ids. A report ends the session, and a failure is told to the others in part only.
+Flower carries one `SessionMessage` to a party. On the stream, the party introduces itself and the
+label party compares before step 0: rows by their counts and by a keyed digest of their order, never
+by ids; the key is the session's. A report ends the session. Other parties receive only a part of an
+error.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
 
 
-#: Erased rows that one message names; more of them need several sessions, or a new alignment.
+#: Most erased rows that one message names; more need several sessions, or a new alignment.
 MOST_TOLD, _MOST_AT_ONCE = 4096, 128
 
 
 class Withdrawn(Settings):
-    """Rows that parties have erased from an alignment, as one end of a session tells the other.
+    """Rows that parties have erased from an alignment, as one end of a session reports them.
 
     Attributes:
-        order: HMAC-SHA256 of the alignment's key, keyed with the session: places mean the same at
-            two parties exactly where it is equal.
-        places: in the order as it was aligned.
+        order: HMAC-SHA256 of the alignment's key, keyed with the session; where it is equal at two
+            parties, their places mean the same rows.
+        places: positions in the original order of the alignment.
     """
 
     order: str = Field(pattern=_HEX)
@@ -62,15 +63,15 @@ class Withdrawn(Settings):
     def of(
         cls, alignment: Alignment | None, session: str, known: Collection[int] = ()
     ) -> Withdrawn | None:
-        """What is to be told of an alignment; None where there is nothing.
+        """Collect the erased rows that are to be reported; None if there are none.
 
         Args:
-            alignment: the party's own; None where rows are joined by their ids.
-            session: which keys the digest.
-            known: places that the other end has told.
+            alignment: the party's own alignment; None where rows are joined by their ids.
+            session: session, whose identifier keys the digest.
+            known: places that the other end has reported.
 
         Raises:
-            MisalignedError: more rows were erased than a message names.
+            MisalignedError: more rows were erased than a message can name.
         """
         places = () if alignment is None else sorted({*alignment.withdrawn} - {*known})
         if alignment is None or not places:
@@ -84,11 +85,11 @@ class Withdrawn(Settings):
         return cls(order=cls._order(alignment, session), places=tuple(places))
 
     def first(self) -> Withdrawn:
-        """As much of it as an introduction holds; the next session brings the rest."""
+        """The first part, as much as an introduction holds; the next session brings the rest."""
         return self.model_copy(update={"places": self.places[:_MOST_AT_ONCE]})
 
     def beyond(self, alignment: Alignment | None, session: str) -> list[int]:
-        """The places that are still in this party's alignment; none where it is another one."""
+        """The places that are still in this party's alignment; empty if it is another alignment."""
         if alignment is None or not hmac.compare_digest(
             self.order, self._order(alignment, session)
         ):
@@ -101,14 +102,14 @@ class Withdrawn(Settings):
 
 
 class Introduction(Settings):
-    """What a feature party says of itself when it attaches.
+    """Introduction of a feature party when it attaches to the stream.
 
     Attributes:
-        terms: digest of the terms it was sent.
-        settings: those terms as short texts, so that a difference has a name.
+        terms: digest of the terms that it received.
+        settings: those terms as short texts, so that an error can name the difference.
         row_order: digest of its rows' order, keyed with the session.
-        standing: the count of its store; of an alignment, which spends nothing, there is none.
-        withdrawn: rows that it has erased, and that the message does not name.
+        standing: counter of its store; an alignment has none, because it spends no budget.
+        withdrawn: rows that it has erased and that the message does not name.
     """
 
     party: PartyName
@@ -130,7 +131,7 @@ class Introduction(Settings):
         party: str | None = None,
         withdrawn: Withdrawn | None = None,
     ) -> Introduction:
-        """The introduction of a party that holds `data`; `party` names one that holds none."""
+        """Make the introduction of a party that holds `data`, or of `party` that holds none."""
         if party is None:
             party = str(rules.rowless(terms)) if data is None else data.name
         return cls(
@@ -149,8 +150,8 @@ class Introduction(Settings):
         """Read an introduction from the stream.
 
         Raises:
-            DisagreementError: another version of vfl wrote it.
-            ProtocolError: it has another form.
+            DisagreementError: a peer with another version of vfl wrote it.
+            ProtocolError: it has an unknown form.
         """
         try:
             return cls.model_validate(content)
@@ -165,7 +166,7 @@ def check_introduction(
     """Compare a feature party with the label party's own view of the session.
 
     Raises:
-        DisagreementError: unknown party, other terms or another version of vfl.
+        DisagreementError: unknown party, other terms, or another version of vfl.
         MisalignedError: other rows, or the same rows in another order.
     """
     party = introduction.party
@@ -192,7 +193,7 @@ def check_introduction(
         or terms.mode == "align"
         or secure_mode.make(terms.secure).divides_rows
     ):
-        return  # it has no rows, or they are to be found, or are its own
+        return  # no rows, rows to be found yet, or its own rows
     if introduction.rows != own.rows:
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' have different rows",
@@ -205,21 +206,21 @@ def check_introduction(
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' hold different ids",
             where="handshake",
-            got=f"{introduction.rows} rows at both, but another digest of their ids",
+            got=f"{introduction.rows} rows at both, but different digests of their ids",
             want="the same ids, written the same way, at every party",
             fix="check the id column's type, and keep only the ids all parties share",
         )
 
 
 def check_version(said: Any, peer: str) -> None:
-    """Refuse a peer that says it runs another version.
+    """Refuse a peer that announces another version.
 
     Args:
-        said: what stands where its version belongs; anything but a short text says nothing.
-        peer: who it is, for the message.
+        said: the value in the field of its version; anything but a short text counts as none.
+        peer: name of the peer, for the message.
 
     Raises:
-        DisagreementError: with both versions.
+        DisagreementError: states both versions.
     """
     if isinstance(said, str) and len(said) <= 32 and said.isprintable() and said != VERSION:
         raise DisagreementError(
@@ -231,18 +232,19 @@ def check_version(said: Any, peer: str) -> None:
         )
 
 
-#: Most bytes of a message, refused before they are parsed.
+#: Most bytes of a message; a larger one is refused before it is parsed.
 MESSAGE_LIMIT_BYTES = 64 * 1024
 _PEM = r"^-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\n\r -]*$"
 
 
 class RankStream(Settings):
-    """Where a further rank of the party gets in, to the same rank of the label party.
+    """Stream of a further rank of the party, to the same rank of the label party.
 
     Attributes:
-        port: where it listens.
-        token: of that rank alone; 32 random bytes.
-        host, ca_pem: of a machine of its own; empty where they are those of the session's stream.
+        port: port that the label party's rank listens on.
+        token: token of that rank only; 32 random bytes.
+        host, ca_pem: address and authority of a rank on another machine; empty if they are the
+            session's.
     """
 
     port: int = Field(ge=1, le=65535)
@@ -252,25 +254,25 @@ class RankStream(Settings):
 
 
 class SessionMessage(Settings):
-    """Where the stream is, how to get in, and what will be done there.
+    """Address and credentials of the stream, and the terms of the session.
 
     Attributes:
-        session: 16 random bytes as hex; names this attempt.
+        session: 16 random bytes as hex; identifies this attempt.
         token: proves at the stream that Flower authenticated this node; 32 random bytes.
-        node: the node the token was made for.
-        host, port: the stream, as the feature party reaches it.
-        ca_pem: authority that signed the stream's certificate; without it there is no stream.
+        node: the node that the token was made for.
+        host, port: address of the stream, as the feature party reaches it.
+        ca_pem: authority that signed the stream's certificate; empty if the party opens no stream.
         idle_timeout_s: how long the party waits for one frame.
-        rejoin_window_s: how long a cut stream may take to come back.
-        start: the exchange a resumed training goes on with.
-        attempt: how often the session was begun anew; keys are good for one attempt.
-        rows: of the session, for a party in the middle, which has none; 0 for everybody else.
-        known: the largest count of the party's store that the label party knows of; see
+        rejoin_window_s: how long a lost connection of the stream may take to come back.
+        start: exchange at which a resumed training continues.
+        attempt: number of restarts of the session; keys are valid for one attempt.
+        rows: rows of the session, for a party in the middle, which has none; 0 for other parties.
+        known: largest counter of the party's store that the label party knows; see
             `vfl.session.store.witness`.
         ranks: the streams of the party's further ranks, from rank 1 on.
         withdrawn: rows that parties have erased, as far as the label party knows.
-        rank: of the party, whose stream leads to the same rank of the label party.
-        terms: what the session is about.
+        rank: rank of the party; its stream leads to the same rank of the label party.
+        terms: terms of the session.
     """
 
     session: str = Field(pattern=r"^[0-9a-f]{32}$")
@@ -291,7 +293,7 @@ class SessionMessage(Settings):
     terms: AlignTerms | Terms
 
     def of_rank(self, rank: int) -> SessionMessage:
-        """The message as a further rank needs it: its own stream, and no other's token."""
+        """Make the message for a further rank: its own stream, and no other rank's token."""
         own = self.ranks[rank - 1]
         changed = {"port": own.port, "token": own.token, "ranks": (), "rank": rank}
         if own.host:
@@ -304,7 +306,7 @@ class SessionMessage(Settings):
 
         Raises:
             DisagreementError: another version of vfl wrote it in another form.
-            ProtocolError: it has another form.
+            ProtocolError: it has an unknown form.
         """
         raw = text.encode(errors="replace")
         if len(raw) > MESSAGE_LIMIT_BYTES:
@@ -317,7 +319,8 @@ class SessionMessage(Settings):
             return cls.model_validate_json(raw)
         except ValidationError as problem:
             check_version(_version_in(text), "the label party")
-            # Names only: a message holds the token. No location is text that is no object at all.
+            # Only names: a message contains the token. Text that is no object at all has no
+            # location.
             fields = sorted({str(error["loc"][0]) for error in problem.errors() if error["loc"]})
             raise ProtocolError(
                 "the session message has another form than this version reads",
@@ -327,7 +330,7 @@ class SessionMessage(Settings):
 
 
 def _version_in(text: str) -> Any:
-    """What a message of another form says of its version; None if it says nothing."""
+    """The version in a message of unknown form; None if there is none."""
     try:
         return json.loads(text)["terms"]["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -339,10 +342,10 @@ REPORT_LIMIT_BYTES = 1024
 
 
 class PartyReport(Settings):
-    """A feature party's last word: the digest of its weights, never the weights.
+    """Final message of a feature party: the digest of its weights, never the weights.
 
     Attributes:
-        count: of its store, now that the session has ended; see `vfl.session.store.witness`.
+        count: counter of its store at the end of the session; see `vfl.session.store.witness`.
     """
 
     party: PartyName
@@ -356,10 +359,10 @@ class PartyReport(Settings):
 
     @classmethod
     def of(cls, frame: Frame, party: str) -> PartyReport:
-        """The report in a frame.
+        """Read the report in a frame.
 
         Raises:
-            ProtocolError: another kind of frame, of another form or under another name.
+            ProtocolError: the frame has another kind, an unknown form, or another party's name.
         """
         if frame.kind is not Kind.DONE:
             raise ProtocolError(
@@ -367,21 +370,21 @@ class PartyReport(Settings):
             )
         if len(frame.payload) > REPORT_LIMIT_BYTES:
             raise ProtocolError(
-                f"party '{party}' ended in an unknown form",
+                f"the report of party '{party}' has an unknown form",
                 got=f"{len(frame.payload)} bytes",
                 want=f"at most {REPORT_LIMIT_BYTES} bytes",
             )
         try:
             report = cls.model_validate_json(bytes(frame.payload))
         except ValidationError:
-            raise ProtocolError(f"party '{party}' ended in an unknown form") from None
+            raise ProtocolError(f"the report of party '{party}' has an unknown form") from None
         if report.party != party:
             raise ProtocolError(f"party '{party}' reported under another name", got=report.party)
         return report
 
 
 def for_others(error: VFLError, party: str) -> VFLError:
-    """What the others may know of an error here: of our own files only that they failed."""
+    """The part of an error that other parties may see: of own files, only that they failed."""
     if isinstance(error, StorageError):
         return StorageError(f"party '{party}' cannot write its own files", got=error.got)
     if isinstance(error, MisalignedError):  # about several parties, and counts only
@@ -392,23 +395,23 @@ def for_others(error: VFLError, party: str) -> VFLError:
 
 
 class Reported(Protocol):
-    """A stream, or a hub of several, whose other ends are told why this one ends."""
+    """A stream, or a hub of several streams, whose other ends can receive an error."""
 
     def fail(self, error: VFLError) -> None:
         """Report an error to the other ends."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the stream or the hub."""
 
 
 @contextmanager
 def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterator[None]:
-    """What goes wrong meanwhile is reported to the other ends, and the stream closed in any case.
+    """Report errors of the block to the other ends, and close the stream in any case.
 
     Args:
         to: the stream, or the hub.
-        party: whose end this is.
-        within: the other end is the same party's, which may know everything of its own files.
+        party: the party of this end.
+        within: whether the other end is the same party's, which may see all errors of its files.
     """
     try:
         yield
@@ -423,9 +426,9 @@ def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterat
 
 
 def unexpected(bug: BaseException, party: str) -> VFLError:
-    """An error nobody foresaw, without its text, which may quote a cell; or an order to end."""
+    """Wrap an unexpected exception without its text, which may quote a cell, or a stop signal."""
     if not isinstance(bug, Exception):
-        return PeerFailedError(f"party '{party}' was told to end")
+        return PeerFailedError(f"party '{party}' received a signal to stop")
     return PeerFailedError(
         f"party '{party}' failed unexpectedly",
         got=type(bug).__name__,
@@ -437,16 +440,16 @@ def unexpected(bug: BaseException, party: str) -> VFLError:
 def attached(
     message: SessionMessage, introduction: Introduction, limits: LinkLimits
 ) -> Iterator[TcpLink]:
-    """The party's end of the stream, introduced; what goes wrong meanwhile is told to the others.
+    """Open the party's end of the stream and introduce it; errors are reported to the others.
 
     Args:
-        message: what Flower brought.
-        introduction: what the party says of itself.
-        limits: what frames may carry.
+        message: the session message from Flower.
+        introduction: introduction of the party.
+        limits: limits of the frames.
 
     Raises:
-        LostPeerError: nobody is there.
-        PeerFailedError: the label party does not let this party in, and says why.
+        LostPeerError: no peer answers.
+        PeerFailedError: the label party refuses this party, with the reason.
     """
     hello = Hello(message.session, message.node, message.token, introduction.model_dump())
     link = TcpLink.connect(

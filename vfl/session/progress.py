@@ -1,4 +1,4 @@
-"""How far a session is: counts, rates and seconds, told about once a second; nothing of any row."""
+"""Progress of a session: counts, rates and seconds, reported each second, without row data."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from vfl.session.schedule import QUERY_ROWS, Exchange, watched
 from vfl.session.terms import Terms
 
 _EVERY_S = 1.0
-_WINDOW = 30  # reports that a rate is of
+_WINDOW = 30  # reports that a rate is computed over
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """How far a session is now.
+    """Progress of a session at one moment.
 
     Attributes:
         mode: train, evaluate, predict, serve or align.
-        waits_for: parties that have not come; nothing else is known until they have.
-        epoch, epochs: of a training; 0 elsewhere.
-        done, total: exchanges; an early stop ends before the total. An alignment counts bytes, and
-            has no total: how much there is would tell how many ids the others have.
+        waits_for: parties that have not attached; until they have, no other field is known.
+        epoch, epochs: current and last epoch of a training; 0 in other modes.
+        done, total: exchanges; after an early stop, `done` stays below `total`. An alignment counts
+            bytes and has no total, because a total would disclose how many ids the other parties
+            have.
         per_second: exchanges or bytes a second.
-        rows_per_second: of the label party's rows.
-        left_s: about how long the rest takes; None while nothing is known.
+        rows_per_second: rows of the label party a second.
+        left_s: estimated remaining time; None while it is unknown.
     """
 
     mode: str
@@ -46,17 +47,17 @@ class ProgressReport:
     left_s: float | None = None
 
     def record(self) -> dict[str, Any]:
-        """As it is written down."""
+        """Record for a file."""
         return asdict(self) | {"waits_for": list(self.waits_for)}
 
     @property
     def share(self) -> float | None:
-        """How much is done, from 0 to 1; None without a total."""
+        """Completed share, from 0 to 1; None without a total."""
         return min(1.0, self.done / self.total) if self.total else None
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the session has ended."""
         return self.left_s == 0.0
 
 
@@ -64,11 +65,11 @@ Tell = Callable[[ProgressReport], None]
 
 
 def exchanges_of(terms: Terms, split: Split) -> int:
-    """How many exchanges a session has at most.
+    """Largest number of exchanges of a session.
 
     Args:
-        terms: what was agreed.
-        split: of the rows.
+        terms: the agreed terms.
+        split: split of the rows.
     """
     asked = math.ceil(len(split.test) / QUERY_ROWS)
     if terms.mode != "train":
@@ -81,13 +82,13 @@ def exchanges_of(terms: Terms, split: Split) -> int:
 
 
 class SessionProgress:
-    """Watches a session from its schedule: it looks at the clock once an exchange.
+    """Measures a session's progress from its schedule; it reads the clock once an exchange.
 
     Args:
-        terms: what was agreed.
-        split: of the rows.
-        tell: told at the start, about once a second, and at the end.
-        clock: seconds that only grow.
+        terms: the agreed terms.
+        split: split of the rows.
+        tell: receives a report at the start, about once a second, and at the end.
+        clock: clock in seconds that never goes back.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class SessionProgress:
         self._total = exchanges_of(terms, split)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """The same exchanges; before one of them may stand a report."""
+        """Yield the same exchanges; reports are sent in between."""
         past: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)
 
         def look(now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
@@ -127,11 +128,11 @@ class SessionProgress:
 
 
 class WaitingFor:
-    """Tells once of each set of parties that have not come.
+    """Reports each set of parties that have not attached, once.
 
     Args:
-        mode: of the session.
-        tell: see `SessionProgress`.
+        mode: mode of the session.
+        tell: receives the reports, as in `SessionProgress`.
     """
 
     def __init__(self, mode: str, tell: Tell) -> None:
@@ -144,11 +145,11 @@ class WaitingFor:
 
 
 class AlignmentProgress:
-    """Counts what an alignment sends and receives.
+    """Counts the bytes that an alignment sends and receives.
 
     Args:
-        tell: see `SessionProgress`.
-        clock: seconds that only grow.
+        tell: receives the reports, as in `SessionProgress`.
+        clock: clock in seconds that never goes back.
     """
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
@@ -156,11 +157,11 @@ class AlignmentProgress:
         self._began, self._due, self._bytes = clock(), -math.inf, 0
 
     def frame(self, party: str, direction: str, frame: Frame) -> None:
-        """Count a frame, as who observes a link."""
+        """Count a frame; the callback of a link's observer."""
         self.add(frame.wire_bytes)
 
     def add(self, count: int) -> None:
-        """Count so many bytes."""
+        """Count this many bytes."""
         self._bytes += count
         if (now := self._clock()) >= self._due:
             self._due = now + _EVERY_S

@@ -1,9 +1,9 @@
-"""The numbers that a session's terms have, and the range in which a party accepts each.
+"""Numbers in a session's terms, and the range in which a party accepts each of them.
 
-The terms are chosen by somebody else, so every number in them has a range. It is the one that the
-schema of the terms gives it, or a narrower one of `USUAL`; `[consent.ranges]` of the party's own
-file may set another. Numbers in the options of a plug-in, such as ``clipped_noise:norm=4``, have
-the range that its constructor accepts, and a narrower one where the file names it.
+Another party chooses the terms, so every number in them has a range: the range from the schema of
+the terms, or a narrower one from `USUAL`. `[consent.ranges]` of the party's own file may set
+another range. Numbers in the options of a plug-in, such as ``clipped_noise:norm=4``, have the range
+that its constructor accepts, and a narrower one where the file names it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vfl.session.terms import AlignTerms, Terms
 
 Range = tuple[float, float]
 
-#: What is accepted of a number unless the party's own file says otherwise, where that is less than
-#: the schema allows.
+#: Accepted range of a number unless the party's own file sets another, where it is narrower than
+#: the schema's.
 USUAL: Mapping[str, Range] = {
     "train.learning_rate": (0, 10),
     "train.momentum": (0, 0.999),
@@ -40,9 +40,9 @@ USUAL: Mapping[str, Range] = {
     "dp.clip": (1e-4, 1e4),
     "dp.clips": (1e-4, 1e4),
 }
-#: Numbers that follow from several of the terms, each of which may be in its range alone, and what
-#: is accepted of them: the share of every weight that the steps of one exchange take off, which
-#: leaves nothing of a bottom after few of them.
+#: Numbers that follow from several terms, each of which may be within its range, and their accepted
+#: ranges: the share of every weight that weight decay removes in the steps of one exchange. A large
+#: share leaves nothing of a bottom after few steps.
 DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
     "train.decay_of_a_step": (
         (0, 0.01),
@@ -53,15 +53,15 @@ DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
         ),
     ),
 }
-#: Numbers that a setting of [consent] bounds by name, for it counts more than the number alone.
+#: Numbers that a setting of [consent] bounds by name, since that setting counts other numbers too.
 NAMED: Mapping[str, str] = {
     "train.epochs": "max_epochs",
     "train.batch_size": "max_batch_size",
     "parties.width": "max_width",
 }
-#: What a training alone uses, and an alignment has by default.
+#: Numbers that only a training uses; an alignment has their defaults.
 _OF_TRAINING = ("train.", "dp.")
-#: The plug-ins whose options terms have, by the first part of a range's name.
+#: Plug-ins whose options occur in terms, by the first part of a range's name.
 FAMILIES: Mapping[str, Registry[Any]] = {
     "codec": CODECS,
     "defense": DEFENSES,
@@ -76,19 +76,19 @@ FAMILIES: Mapping[str, Registry[Any]] = {
 
 
 def _decay(train: TrainSettings) -> float:
-    """What of a weight is taken off, times the learning rate; one optimiser has an option of it."""
+    """Share of a weight removed, per unit of learning rate; "asgd" has its own option."""
     return max(train.weight_decay, abs(OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0)))
 
 
 class _Steps(NamedTuple):
-    """How large the steps of an epoch are."""
+    """Size of the steps of an epoch."""
 
     rate: float
     momentum: float
 
 
 def _steps(terms: Terms) -> set[_Steps]:
-    """How large the steps of all epochs are."""
+    """Sizes of the steps of all epochs."""
     train = terms.train
     how, epochs = Optimization(train), 1 if train.schedule == NO_SCHEDULE else train.epochs
     return {_Steps(how.rate(epoch), how.momentum(epoch)) for epoch in range(1, epochs + 1)}
@@ -96,12 +96,12 @@ def _steps(terms: Terms) -> set[_Steps]:
 
 @cache
 def schema_ranges(model: type[Settings], prefix: str = "") -> dict[str, Range]:
-    """The numbers of a schema, by dotted name, each with the bounds that the schema gives it.
+    """The numbers of a schema, by dotted name, each with the bounds from the schema.
 
     Names of parties are left out: ``parties.width`` is the width of each party.
 
     Raises:
-        TypeError: a number without a least or a most.
+        TypeError: a number without a lower or an upper bound.
     """
     schema = model.model_json_schema()
     return dict(_bounds(schema, schema.get("$defs", {}), prefix))
@@ -129,14 +129,14 @@ def _bounds(
 
 @cache
 def schemas_of_products() -> dict[str, type[Settings]]:
-    """The schemas of what products ask for, by the first part of the names of their numbers."""
+    """The schemas of the products' requests, by the first part of the names of their numbers."""
     paths = [each for product in products().values() for each in product.terms.items()]
     return {prefix: named(path) for prefix, path in paths}
 
 
 @cache
 def limiting_settings() -> dict[str, str]:
-    """Every number that a setting of [consent] bounds by name, those of products included."""
+    """All numbers that a setting of [consent] bounds by name, including those of products."""
     added = {
         f"{prefix}.{name}": setting
         for prefix, schema in schemas_of_products().items()
@@ -147,7 +147,7 @@ def limiting_settings() -> dict[str, str]:
 
 @cache
 def default_ranges() -> dict[str, Range]:
-    """The range of every number of the terms of any session, where a party's file sets none."""
+    """The range of every number in the terms of any session, if a party's file sets none."""
     found, usual = schema_ranges(Terms) | schema_ranges(AlignTerms), dict(USUAL)
     for prefix, schema in schemas_of_products().items():
         found |= schema_ranges(schema, prefix)
@@ -163,7 +163,7 @@ def ranges_of(consent: Consent) -> dict[str, Range]:
     """The range of every number, and of every option of a plug-in that the party's file names.
 
     Raises:
-        ConfigError: the file has a range of something that is no number of the terms.
+        ConfigError: the file has a range for a name that is no number of the terms.
     """
     known = default_ranges()
     for name in consent.ranges:
@@ -175,11 +175,11 @@ def ranges_of(consent: Consent) -> dict[str, Range]:
 
 
 def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
-    """The numbers of a session's terms that a party does not accept, and what it accepts.
+    """Yield the numbers of a session's terms that a party does not accept, and its accepted range.
 
     Raises:
         ConfigError: see `ranges_of`.
-        SpecError: a plug-in that does not exist, or an option that it does not have.
+        SpecError: a plug-in does not exist, or does not have an option.
     """
     skipped = _OF_TRAINING if terms.mode == "align" else ()
     named = [*numbers_of(terms), *((name, of(terms)) for name, (_, of) in DERIVED.items())]
@@ -192,12 +192,12 @@ def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
 def out_of_products_range(
     settings: Settings, prefix: str, consent: Consent, specs: Mapping[str, Iterable[str]]
 ) -> Iterator[tuple[str, str]]:
-    """The same of what a product asks for.
+    """Yield the numbers of a product's request that a party does not accept, and its range.
 
     Args:
-        settings: of a schema in the product's table `terms`.
-        prefix: its name there.
-        consent: of the party's own file.
+        settings: settings of a schema in the product's table `terms`.
+        prefix: name of the schema there.
+        consent: consent of the party's own file.
         specs: family of plug-ins -> specs that the settings name.
 
     Raises:
@@ -208,7 +208,7 @@ def out_of_products_range(
 
 
 def numbers_of(content: object, name: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of some terms, by the names that `schema_ranges` gives them."""
+    """Yield the numbers of some terms, under the names of `schema_ranges`."""
     if isinstance(content, Settings):
         for inside in type(content).model_fields:
             yield from numbers_of(getattr(content, inside), f"{name}.{inside}" if name else inside)
@@ -250,7 +250,7 @@ def _numbers_of_specs(terms: Terms, consent: Consent) -> Iterator[tuple[str, flo
 def _options_in(
     specs: Mapping[str, Iterable[str]], consent: Consent
 ) -> Iterator[tuple[str, float]]:
-    """The numeric options of some plug-ins for which a party's file has a range."""
+    """Yield the numeric options of some plug-ins for which a party's file has a range."""
     for family in sorted({name.partition(".")[0] for name in consent.ranges} & specs.keys()):
         for spec in specs[family]:
             for name, value in FAMILIES[family].numbers(spec).items():
@@ -259,7 +259,7 @@ def _options_in(
 
 
 def _options(name: str) -> list[str]:
-    """The numeric options of the plug-in that a range's name begins with."""
+    """Names of the numeric options of the plug-in at the start of a range's name."""
     family, _, rest = name.partition(".")
     member = rest.partition(".")[0]
     if family not in FAMILIES:

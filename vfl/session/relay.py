@@ -1,8 +1,9 @@
-"""Messages of two parties that each have a stream to the label party only, which carries them.
+"""Messages between two parties that have a stream to the label party only: it relays them.
 
-A frame of such a pair has the other one's number in `branch`, where a frame for the label party has
-0: its place among the parties with a stream, counted from 1. Its payload is sealed from end to end,
-and what it is about, kind and step, with it. The label party hands it on under the sender's number.
+A frame between such a pair has the other party's number in `branch`: its position among the parties
+with a stream, counted from 1. A frame for the label party has 0 there. The payload is encrypted and
+authenticated end to end, together with the frame's kind and step. The label party forwards it under
+the sender's number.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ from vfl.transport.pairs import (
     opened_offer,
 )
 
-_BLOCK_BYTES = 1 << 20  # of a file that is sealed
+_BLOCK_BYTES = 1 << 20  # block of a file in encryption
 
 
 class PairSeals(SealedPairs[Message, Message]):
-    """Keeps messages between feature parties from the label party that carries them.
+    """Protects messages between feature parties from the label party that relays them.
 
-    Each offers every other an X25519 key (RFC 7748) of this session, signed with its identity key,
-    and with it the count of its store, which the other compares (`vfl.session.store.witness`).
-    The two keys of a pair, one a direction, follow by HKDF (RFC 5869) from the shared secret, bound
-    to session, terms and both offers; messages are sealed with AES-256-GCM and counted.
+    Each party offers every other an X25519 key (RFC 7748) of this session, signed with its identity
+    key, together with its store's counter, which the other compares (`vfl.session.store.witness`).
+    HKDF (RFC 5869) derives the two keys of a pair, one for each direction, from the shared secret,
+    bound to session, terms and both offers. AES-256-GCM seals messages, which are numbered.
 
     Args:
-        party: the party's own file, with its identity key and the others' pinned ones.
-        terms: what was agreed.
-        session: names this attempt.
-        others: whom it sends sealed messages; every other feature party if not given.
-        standing: the count of the party's store; an alignment, which spends nothing, has none.
+        party: the party's own file, with its identity key and the pinned keys of the others.
+        terms: the agreed terms.
+        session: identifier of this attempt.
+        others: receivers of its sealed messages; None means every other feature party.
+        standing: counter of the party's store; an alignment, which spends no budget, has none.
 
     Raises:
         MissingDataError, DataError: an identity key or a pin is missing, where one is needed.
@@ -88,7 +89,7 @@ class PairSeals(SealedPairs[Message, Message]):
         return [Send(name, self._offer) for name in self.others]
 
     def seal(self, sent: Send) -> list[Send]:
-        """A message as it crosses; nothing while the other one's offer is not here."""
+        """Seal a message for its link; returns nothing until the receiver's offer has arrived."""
         if sent.to not in self.others:
             return [sent]
         if not self.has_keys(sent.to):
@@ -97,10 +98,11 @@ class PairSeals(SealedPairs[Message, Message]):
         return [Send(sent.to, self.sealed(sent.to, sent.payload))]
 
     def open(self, sender: str, payload: Message) -> tuple[Message | None, list[Send]]:
-        """A message that came: its content, None for an offer; and what can be sent now.
+        """Open a received message: its content (None for an offer), and messages to send now.
 
         Raises:
-            AuthenticationError: its sender has not signed the offer, or sealed the message.
+            AuthenticationError: the named sender has not signed the offer, or not sealed the
+                message.
         """
         if sender not in self.others:
             return payload, []
@@ -131,7 +133,7 @@ class PairSeals(SealedPairs[Message, Message]):
 
 
 class _Seal:
-    """AES-256-GCM under one key, of bytes or of a file's, which never are in memory together."""
+    """AES-256-GCM under one key, of bytes or of files, which are never in memory as a whole."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._whole = AES(key), AESGCM(key)
@@ -148,10 +150,10 @@ class _Seal:
         return found
 
     def decrypt(self, nonce: bytes, payload: Message, about: bytes | None) -> Message:
-        """The content, once all of it is known to be the sender's.
+        """Decrypt the content, and return it only after the tag of all of it was verified.
 
         Raises:
-            InvalidTag: it is not.
+            InvalidTag: the tag is wrong.
         """
         if isinstance(payload, bytes):
             return self._whole.decrypt(nonce, payload, about)
@@ -168,25 +170,26 @@ class _Seal:
 
 def _not_of(sender: str) -> AuthenticationError:
     return AuthenticationError(
-        f"a message of this session is not of party '{sender}'",
-        want="a signature by the key that is pinned in peers, and its seal",
+        f"a message of this session was not sealed by party '{sender}'",
+        want="a signature by the key that is pinned in peers, and a message sealed with the "
+        "pair's key",
     )
 
 
 def about(frame: Frame) -> bytes:
-    """What both ends of a sealed link must mean alike with a frame."""
+    """Associated data of a frame on a sealed link, the same at both ends."""
     return f"{frame.kind.name} {frame.step}".encode()
 
 
 class SealedLinks:
-    """The stream of a party, as a link to the label party and sealed ones to others; one thread.
+    """A party's stream, split into a link to the label party and sealed links; one thread.
 
     Args:
-        stream: to the label party.
-        seals: what keeps messages from who carries them.
-        parties: everybody with a stream, in an order all agree on.
-        most: frames that may wait for whoever asks for them, of one sender.
-        bound: what a frame's seal is bound to.
+        stream: stream to the label party.
+        seals: protects messages from the relaying party.
+        parties: all parties with a stream, in an order that all agree on.
+        most: most buffered frames of one sender.
+        bound: associated data that a frame's seal is bound to.
 
     Attributes:
         direct: the link to the label party.
@@ -210,13 +213,13 @@ class SealedLinks:
         }
 
     def agree(self, seals: PairSeals) -> None:
-        """Agree on keys with all others, who do the same.
+        """Agree on keys with all others, which do the same.
 
         Args:
-            seals: those of the links.
+            seals: the links' seals.
 
         Raises:
-            AuthenticationError: an offer is not of the party that it should be of.
+            AuthenticationError: an offer was not signed by the expected party.
         """
         for sent in seals.offers():
             self._stream.send(Frame(Kind.PROTOCOL, 0, bytes(sent.payload), self._number(sent.to)))
@@ -243,13 +246,13 @@ class SealedLinks:
         return receive
 
     def _receive(self, number: int) -> Frame:
-        """The next frame under a number; others wait for who asks for them."""
+        """Receive the next frame under a number; frames of others are buffered."""
         while not self._waiting[number]:
             self._keep(self._stream.receive())
         return self._waiting[number].popleft()
 
     def receive_any(self) -> tuple[str | None, Frame]:
-        """The next frame of whoever sends first, and who it is; None is the label party."""
+        """Receive the next frame from any party, and its name; None means the label party."""
         while True:
             for name in (None, *self._seals.others):
                 number = 0 if name is None else self._number(name)
@@ -259,7 +262,7 @@ class SealedLinks:
             self._keep(self._stream.receive())
 
     def came(self, name: str | None, poll: Callable[[], Frame | None]) -> bool:
-        """Whether a frame of somebody is here, after taking all that the stream has."""
+        """Whether a frame of this sender is available, after reading all frames of the stream."""
         while (frame := poll()) is not None:
             self._keep(frame)
         return bool(self._waiting[0 if name is None else self._number(name)])
@@ -281,19 +284,19 @@ class _Pair:
         self.send, self.receive = send, receive
 
     def fail(self, error: VFLError) -> None:
-        """What went wrong is told on the stream."""
+        """Report the error on the stream."""
 
     def close(self) -> None:
-        """The stream is closed by who opened it."""
+        """The function that opened the stream closes it."""
 
 
 class PolledPair(_Pair):
-    """A sealed link, or the one to the label party, that never waits; of who serves clients.
+    """A sealed link, or the link to the label party, that never blocks; for a party that serves.
 
     Args:
-        links: of this party.
-        name: who is at the other end; None for the label party.
-        stream: that carries them.
+        links: links of this party.
+        name: name of the other end; None for the label party.
+        stream: the stream below the links.
     """
 
     def __init__(self, links: SealedLinks, name: str | None, stream: PolledLink) -> None:
@@ -313,14 +316,14 @@ class PolledPair(_Pair):
 
 
 class Askers:
-    """A feature party's links to several label parties that serve: it answers who asked last.
+    """A feature party's links to several serving label parties; it answers the last requester.
 
-    Of n label parties the i-th counts its requests i, i + n, i + 2 n and so on, so that no two
-    requests of a session have a step in common, and noise that is drawn for one is drawn once.
+    Of n label parties, the i-th numbers its requests i, i + n, i + 2 n and so on. No two requests
+    of a session share a step, so noise for one of them is drawn once.
 
     Args:
-        links: of the feature party.
-        names: who asks beside the label party that leads.
+        links: links of the feature party.
+        names: label parties that send requests, besides the leading one.
     """
 
     def __init__(self, links: SealedLinks, names: Sequence[str]) -> None:
@@ -332,10 +335,10 @@ class Askers:
         self._asked.send(frame)
 
     def receive(self) -> Frame:
-        """The next request; DONE once nobody asks any more.
+        """Receive the next request; DONE once all requesters have ended.
 
         Raises:
-            ProtocolError: a label party takes a step that is another one's, or asks after DONE.
+            ProtocolError: a label party uses another one's step, or sends a request after DONE.
         """
         while True:
             name, frame = self._links.receive_any()
@@ -350,26 +353,26 @@ class Askers:
             return frame
 
     def close(self) -> None:
-        """The stream is closed by who opened it."""
+        """The function that opened the stream closes it."""
 
 
 class Switchboard:
-    """The label party's streams, of which some frames are for another party; used by one thread.
+    """The label party's streams, some of whose frames are for other parties; used by one thread.
 
-    It carries frames while it waits for one of its own.
+    It relays frames while it waits for one of its own.
 
     Args:
-        streams: by party, in the order all agree on.
-        receive_any: the next frame of whoever sends first, and who it is.
-        pairs: whether two parties send each other anything.
-        most: frames of one party that may wait for who asks for them.
+        streams: streams by party, in the order that all agree on.
+        receive_any: returns the next frame from any sender, and the sender's name.
+        pairs: whether two given parties send each other messages.
+        most: most buffered frames of one party.
 
     Attributes:
-        links: by party.
-        unanswered: frames of others that were carried to a party, less those it sent to others.
-        came: frames that were read and not yet taken, with who sent them; see `Carried`.
-        polled: whether streams are being looked at, or one of them has failed meanwhile.
-        waits_for: who was sent something last, or see `Carried`.
+        links: links by party.
+        unanswered: for each party, frames relayed to it minus frames it sent to others.
+        came: frames that were read and not yet taken, with their senders; see `Carried`.
+        polled: whether streams are being polled, or one of them has failed meanwhile.
+        waits_for: the last receiver of a frame, or see `Carried`.
     """
 
     def __init__(
@@ -398,7 +401,7 @@ class Switchboard:
         return receive
 
     def take(self, sender: str, frame: Frame) -> None:
-        """Hand a frame on, or keep it for whoever asks for it."""
+        """Relay a frame, or buffer it until it is asked for."""
         if frame.branch:
             self._hand_on(sender, frame)
         elif len(self._waiting[sender]) < self.most:
@@ -407,7 +410,7 @@ class Switchboard:
             raise _out_of_turn(frame, f"party '{sender}'")
 
     def next_of(self, name: str) -> Frame | None:
-        """The next frame that a party has sent to the label party, if one was taken."""
+        """The next buffered frame from a party to the label party; None without one."""
         return self._waiting[name].popleft() if self._waiting[name] else None
 
     def _hand_on(self, sender: str, frame: Frame) -> None:
@@ -422,16 +425,16 @@ class Switchboard:
 
 
 class Carried(_Pair):
-    """The label party's link to a party that it asks while it serves: it never waits.
+    """The label party's link to a party that it queries while it serves; it never blocks.
 
-    Every stream is looked at, for what others say to each other is carried too, as long as no
-    stream is cut: sending would wait for that one. Each party behind a middle answers what the
-    middle says by one frame, so that frames tell who is waited for.
+    Every stream is polled, because messages between others are relayed too, as long as no stream is
+    broken: sending would block on that one. Each party behind a middle answers every message of the
+    middle by one frame, so the frames show which party is awaited.
 
     Args:
-        board: carries them.
-        name: the party that is asked: the one in the middle, or a feature party.
-        streams: of everybody, as the board has them.
+        board: relays the frames.
+        name: the queried party: the one in the middle, or a feature party.
+        streams: streams of all parties, as in the board.
         behind: whether that party waits for others behind it.
     """
 
@@ -444,25 +447,25 @@ class Carried(_Pair):
 
     @property
     def waits_for(self) -> str:
-        """Who has to send something next, or whose stream has failed."""
+        """The party that has to send next, or whose stream has failed."""
         return self._board.waits_for if self._behind or self._board.polled else self._name
 
     @property
     def patience_s(self) -> float:
-        """How long a party may say nothing."""
+        """Longest silence of a party, in seconds."""
         return max(stream.patience_s for stream in self._streams.values())
 
     def filenos(self) -> list[int]:
-        """Of every stream; -1 while one is cut."""
+        """File descriptors of every stream; -1 for a broken one."""
         return [stream.fileno() for stream in self._streams.values()]
 
     def poll(self) -> Frame | None:
-        """The next frame of the party if it is there, after carrying what is for others."""
+        """The next frame of the party if it has arrived, after relaying frames for others."""
         board, came = self._board, self._board.came
         board.polled = True
         for name, stream in self._streams.items():
             board.waits_for = name
-            for _ in range(board.most):  # nobody may have more on the way
+            for _ in range(board.most):  # no party may have more in transit
                 if (frame := stream.poll()) is None:
                     break
                 if len(came) >= board.most * len(self._streams):

@@ -1,7 +1,7 @@
-"""What follows from the terms of a session: who takes part, and which exchanges there are.
+"""Consequences of a session's terms: the participating parties, and the exchanges.
 
-Terms are data, and import no rule. Secure modes and `[dp]` have rules of their own, which are used
-here.
+Terms are data and import no rules. Secure modes and `[dp]` have rules of their own, which this
+module uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vfl.session.terms import Terms
 
 
 def dealer(terms: Terms) -> str | None:
-    """The third party that only deals; None where there is no such party in the session."""
+    """The third party that is only a dealer; None if the session has no such party."""
     mode = secure_mode.make(terms.secure)
     if mode.helps_to_train and terms.mode != "train":
         return None
@@ -32,19 +32,19 @@ def dealer(terms: Terms) -> str | None:
 
 
 def rowless(terms: Terms) -> str | None:
-    """The third party without rows: one that only deals, or the one in the middle."""
+    """The third party without rows: a dealer, or the party in the middle."""
     return dealer(terms) if terms.middle is None else terms.middle.party
 
 
 def peers(terms: Terms) -> list[str]:
-    """Everybody the label party has a stream to: the feature parties and third parties."""
+    """All parties to which the label party has a stream: feature parties and third parties."""
     third = [] if (name := rowless(terms)) is None else [name]
     further = terms.serving if terms.mode == "serve" else terms.tasks
     return [*terms.feature_parties, *third, *further]
 
 
 def window_frames(terms: Terms) -> int:
-    """Most frames that may be on their way unread in one direction of a stream."""
+    """Most unread frames in transit in one direction of a stream."""
     pairs = 1
     if terms.takers:
         pairs += max(len(terms.feature_parties), len(terms.takers))
@@ -52,12 +52,12 @@ def window_frames(terms: Terms) -> int:
 
 
 def schedule(terms: Terms, split: Split, start: int = 0) -> Iterator[Exchange]:
-    """The session's exchanges over rows split this way, from exchange `start` on."""
+    """The session's exchanges over rows with this split, from exchange `start` on."""
     return starting(_exchanges(terms, split), start)
 
 
 def in_flight_at(terms: Terms, split: Split, step: int) -> Iterator[Exchange]:
-    """The last exchanges before `step`, whose gradients a party may still await there."""
+    """The last exchanges before `step`, whose gradients a party may still await at that step."""
     earlier = schedule(terms, split, max(0, step - terms.train.in_flight))
     return takewhile(lambda exchange: exchange.step < step, earlier)
 
@@ -78,14 +78,14 @@ def _exchanges(terms: Terms, split: Split) -> Iterator[Exchange]:
 
 
 def batch_size(terms: Terms, rows: int) -> int:
-    """Rows of a training exchange, of so many training rows."""
+    """Rows of a training exchange, given the number of training rows."""
     if secure_mode.make(terms.secure).whole_epochs:
         return max(1, rows)
     return terms.train.batch_size
 
 
 def steps_per_epoch(terms: Terms, rows: int) -> int:
-    """How many training exchanges an epoch of so many training rows has."""
+    """Number of training exchanges of an epoch, given the number of training rows."""
     return steps_of(rows, batch_size(terms, rows))
 
 
@@ -98,15 +98,15 @@ def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterable[n
 
 
 def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
-    """Refuse a training that several ranks would not do as one rank does.
+    """Refuse a training whose result with several ranks would differ from that with one rank.
 
     Args:
-        terms: of the session.
-        split: its rows.
-        size: how many ranks.
+        terms: terms of the session.
+        split: split of its rows.
+        size: number of ranks.
 
     Raises:
-        ConfigError: with the setting that is in the way.
+        ConfigError: names the setting that prevents it.
     """
     codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
     epoch = takewhile(lambda one: one.epoch == 1 and one.trains, schedule(terms, split))
@@ -114,24 +114,24 @@ def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
     for stands, where, got, why in (
         (terms.mode != "train", "mode", terms.mode, "only a training has several"),
         (terms.dp is not None, "dp", "DP-SGD", "noise is drawn for whole batches"),
-        (terms.secure != "none", "secure", terms.secure, "masks are of whole batches"),
+        (terms.secure != "none", "secure", terms.secure, "masks are for whole batches"),
         (not isinstance(defense, Undefended), "defense", terms.defense,
          "a defense draws for whole batches, or looks at them"),
         (not _rows_apart(codec), "codec", terms.codec,
          "this codec draws, learns, or has one scale for a batch"),
         (terms.train.in_flight > 1, "train.in_flight", str(terms.train.in_flight),
-         "a checkpoint holds the frames in flight of rank 0 alone"),
-        (terms.train.compile, "train.compile", "true", "compiled models know no other ranks"),
+         "a checkpoint contains the frames in flight of rank 0 only"),
+        (terms.train.compile, "train.compile", "true", "a compiled model cannot use other ranks"),
         (terms.middle is not None, "middle", "a party in the middle", "it has one rank"),
         (bool(terms.tasks), "tasks", "further label parties", "they have one rank each"),
         (terms.missing_rows != "intersection", "data.missing_rows", terms.missing_rows,
-         "a share may hold none of a party's rows"),
+         "a share may contain none of a party's rows"),
         (smallest < size, "train.batch_size", f"a batch of {smallest} rows",
          "every rank needs a row of every batch"),
     ):  # fmt: skip
         if stands:
             raise ConfigError(
-                f"{size} ranks would not train as one does: {why}",
+                f"{size} ranks would not train like one rank: {why}",
                 where=where,
                 got=got,
                 fix="one rank at every party, or another setting",

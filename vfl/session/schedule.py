@@ -1,7 +1,7 @@
-"""Which rows every numbered exchange is about, computed alike by every party, and when to stop.
+"""The rows of every numbered exchange, which each party computes alike, and early stopping.
 
-Nothing about the order travels. Exchanges are numbered from 0 through the whole session, training,
-validation and test alike, so a step names its rows.
+No message contains the order of the rows. Exchanges are numbered from 0 through the whole session,
+with training, validation and test alike, so the number of a step determines its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vfl.core.seeds import permutation
 
 Phase = Literal["train", "validation", "test", "predict"]
 QUERY_ROWS = 1024
-#: While serving: a row on the wire, and why rows are refused.
+#: While serving: bytes of a row's position, and of the reason of a refusal.
 ROW_BYTES, REFUSAL_BYTES = 4, 1
 
 
@@ -31,14 +31,14 @@ class Exchange:
     """One exchange of a session.
 
     Attributes:
-        step: its number.
-        phase: training, or the rows it evaluates.
-        epoch: from 1; the epoch just trained for an evaluation.
-        rows: positions into the aligned rows, int64.
+        step: number of the exchange.
+        phase: training, or the rows that it evaluates.
+        epoch: number of the epoch, from 1; for an evaluation, the last trained epoch.
+        rows: positions in the aligned rows, int64.
         last: whether this exchange ends its phase in this epoch.
-        saves: whether every party saves a checkpoint before it, if it saves any.
-        confirmed: whether the label party says that it has a query; while serving it asks on.
-        trained: training exchanges before this one.
+        saves: whether parties with checkpoints save one before this exchange.
+        confirmed: whether the label party confirms a query; while serving it does not.
+        trained: number of training exchanges before this one.
     """
 
     step: int
@@ -52,17 +52,17 @@ class Exchange:
 
     @property
     def trains(self) -> bool:
-        """Whether a gradient comes back."""
+        """Whether a gradient is returned."""
         return self.phase == "train"
 
 
 def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
-    """Where in an exchange's rows those stand that a party sends a cut of, int64, ascending.
+    """Indices, in an exchange's rows, of the rows whose cuts a party sends, int64, ascending.
 
-    Of a training batch it sends none if it has a single one: batch norm cannot use one.
+    For a training batch with a single such row the result is empty: batch norm cannot use one row.
 
     Args:
-        exchange: its rows.
+        exchange: the exchange with its rows.
         held: which aligned rows the party has, bool, axes (aligned rows,).
 
     >>> own_rows(Exchange(0, "train", 1, np.array([4, 0, 3]), last=False), np.arange(5) > 2)
@@ -73,7 +73,7 @@ def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
 
 
 def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Consecutive batches; a remainder of a single row is dropped, batch norm cannot use one.
+    """Consecutive batches; a remainder of one row is dropped: batch norm cannot use one row.
 
     >>> [len(batch) for batch in batches(np.arange(9), 4)], len(batches(np.arange(10), 4))
     ([4, 4], 3)
@@ -85,24 +85,26 @@ def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
 def shuffled_in_blocks(
     seed: int, epoch: int, settings: TrainSettings, rows: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """The batches of an epoch whose order never needs all rows at once.
+    """Shuffle the rows of an epoch in blocks, so that all rows are never needed at once.
 
-    Blocks of B consecutive rows are permuted, and then the rows of each window of W blocks. With K
-    blocks of equal size, W a divisor of K, every row comes at every place of the epoch with the
-    same probability, as in a full shuffle. What differs is the company: two rows of one block are
-    in one window always, so that two neighbours of the order are of one block with probability
-    (B - 1) / (W B - 1), about 1 / W, and not (B - 1) / (K B - 1). Where a share r of the variance
-    lies between blocks, the mean of a batch of b rows has about 1 + (b - 1) r (1 / W - 1 / K) times
-    the variance that it has in a full shuffle: no more where the order of the table means nothing.
+    Blocks of B consecutive rows are permuted first, then the rows of each window of W blocks. With
+    K blocks of equal size and W a divisor of K, every row takes every position of the epoch with
+    the same probability, as in a full shuffle. The neighbours differ: two rows of one block are
+    always in one window. Two neighbouring positions therefore hold rows of one block with
+    probability (B - 1) / (W B - 1), about 1 / W, instead of (B - 1) / (K B - 1). Let r be the share
+    of the variance that lies between blocks. The mean of a batch of b rows then has about 1 + (b -
+    1) r (1 / W - 1 / K) times its variance in a full shuffle. If the order of the table carries no
+    information, the factor is 1.
 
     Args:
         seed: the run's public seed.
-        epoch: from 1.
-        settings: `block_rows` is B and `window_blocks` is W; the last of each may be shorter.
+        epoch: number of the epoch, from 1.
+        settings: `block_rows` is B and `window_blocks` is W; the last block and window may be
+            shorter.
         rows: positions of the training rows, int64, ascending.
 
     Yields:
-        Batches as `batches` cuts them; a batch may reach into the next window.
+        Batches as `batches` forms them; a batch may reach into the next window.
     """
     size, block_rows = settings.batch_size, settings.block_rows
     order = permutation(seed, -(-len(rows) // block_rows), "blocks", epoch)
@@ -120,7 +122,7 @@ def shuffled_in_blocks(
 
 
 def queries(rows: np.ndarray) -> list[np.ndarray]:
-    """The rows of an evaluation in large batches; every row is in one."""
+    """The rows of an evaluation in large batches; every row is in exactly one."""
     return [rows[start : start + QUERY_ROWS] for start in range(0, len(rows), QUERY_ROWS)]
 
 
@@ -133,11 +135,11 @@ def training(
     test: np.ndarray,
     checkpoint_every: int = 0,
 ) -> Iterator[Exchange]:
-    """All exchanges of a training: each epoch's batches and validation rows, at the end the test.
+    """Yield all exchanges of a training: each epoch's batches and validation rows, then the test.
 
-    The seed and the epoch decide the order; `train`, `validation` and `test` are positions into
-    the aligned rows. In place of a batch size, a function may give the batches of an epoch. Every
-    `checkpoint_every`-th exchange is one to save before; 0 saves nothing.
+    The seed and the epoch determine the order; `train`, `validation` and `test` are positions in
+    the aligned rows. In place of a batch size, a function may return the batches of an epoch. A
+    checkpoint is saved before every `checkpoint_every`-th exchange; 0 saves none.
     """
     step = trained = 0
     for epoch in range(1, epochs + 1):
@@ -160,7 +162,7 @@ def training(
 
 
 def _and_last(groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Each group, and whether none follows."""
+    """Yield each group, and whether it is the last."""
     waiting = None
     for group in groups:
         if waiting is not None:
@@ -173,7 +175,7 @@ def _and_last(groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]
 def one_epoch(
     seed: int, epoch: int, batch_size: int, train: np.ndarray, step: int
 ) -> Iterator[Exchange]:
-    """The training exchanges of one epoch alone, numbered from `step`; see `training`."""
+    """Yield the training exchanges of one epoch only, numbered from `step`; see `training`."""
     groups = batches(train[permutation(seed, len(train), "order", epoch)], batch_size)
     before = (epoch - 1) * len(groups)
     for index, rows in enumerate(groups):
@@ -187,23 +189,23 @@ def starting(exchanges: Iterable[Exchange], step: int) -> Iterator[Exchange]:
 
 
 def asking(phase: Phase, rows: np.ndarray) -> Iterator[Exchange]:
-    """The exchanges of an evaluation or a prediction alone."""
+    """The exchanges of an evaluation or a prediction only."""
     groups = queries(rows)
     for step, part in enumerate(groups):
         yield Exchange(step, phase, 0, part, last=step == len(groups) - 1)
 
 
 class Look(Protocol):
-    """Told how far a session is."""
+    """Callback that receives the progress of a session."""
 
     def __call__(self, now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
-        """After so many exchanges and rows; `now` is of the clock."""
+        """Receive the numbers of exchanges and rows so far; `now` is a time of the clock."""
 
 
 def watched(
     schedule: Iterable[Exchange], look: Look, every_s: float, clock: Callable[[], float]
 ) -> Iterator[Exchange]:
-    """The same exchanges; `look` is told at the start, once in a while, and at the end."""
+    """Yield the same exchanges; call `look` at the start, at intervals, and at the end."""
     due, epoch, done, rows = -math.inf, 0, 0, 0
     for exchange in schedule:
         epoch, done = exchange.epoch, exchange.step
@@ -217,7 +219,7 @@ def watched(
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:
-    """How many training exchanges an epoch has.
+    """Number of training exchanges of an epoch.
 
     >>> steps_per_epoch(9, 4), steps_per_epoch(10, 4)
     (2, 3)
@@ -227,7 +229,7 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
 
 
 class Verdict(IntFlag):
-    """What an epoch's validation led to."""
+    """Result of an epoch's validation."""
 
     NONE = 0
     BEST = 1
@@ -235,20 +237,20 @@ class Verdict(IntFlag):
 
 
 class EarlyStopping:
-    """One party's part in early stopping on the validation rows: how long, and which weights stay.
+    """One party's part in early stopping on validation rows: when to stop, and the best weights.
 
-    Only the label party can judge. It tells the others one byte an epoch, in its answer to the last
-    validation query: whether the measure was the best so far, and whether to stop. So the label
-    party calls `judge`, the others `obey`.
+    Only the label party can judge. In its answer to the last validation query of an epoch it sends
+    the others one byte: whether the metric was the best so far, and whether to stop. The label
+    party therefore calls `judge`, and the others call `obey`.
 
     Args:
-        settings: `patience`, `keep` and `measure` decide; without the first two nothing is judged
-            or sent.
-        read, write: the party's own weights and states, and how they are put back.
+        settings: settings with `patience`, `keep` and `measure`; without the first two, no byte is
+            computed or sent.
+        read, write: functions that read and restore the party's own weights and states.
 
     Attributes:
-        best_epoch: epoch of the best validation measure so far; 0 before the first.
-        stopped: epoch after which training stopped early; 0 while it goes on.
+        best_epoch: epoch of the best validation metric so far; 0 before the first.
+        stopped: epoch after which training stopped early; 0 while it continues.
     """
 
     def __init__(
@@ -265,28 +267,28 @@ class EarlyStopping:
         self._best: dict[str, Tensor] | None = None
 
     def judges(self, exchange: Exchange) -> bool:
-        """Whether this exchange's answer carries a verdict."""
+        """Whether the answer in this exchange carries a verdict."""
         settings = self._settings
         asked = settings.patience > 0 or settings.keep == "best"
         return asked and exchange.phase == "validation" and exchange.last
 
     def judge(self, figures: Mapping[str, float], exchange: Exchange) -> bytes:
-        """Decide after an epoch's validation, at the label party; what the others are sent.
+        """Decide after an epoch's validation, at the label party; return the byte for the others.
 
         Args:
-            figures: of the validation rows, by name.
-            exchange: the last one of the validation.
+            figures: metrics of the validation rows, by name.
+            exchange: last exchange of the validation.
 
         Raises:
-            DataError: these rows do not have the measure, as an AUC where a class is missing.
+            DataError: the metric is undefined for these rows, as AUC is if a class is missing.
         """
         measure = self._settings.measure
         if (value := figures.get(f"validation_{measure}")) is None:
             raise DataError(
-                "the validation rows do not have the measure that the training is judged by",
+                "the metric for model selection is undefined for the validation rows",
                 where=f"train.measure = '{measure}'",
                 want=", ".join(name.removeprefix("validation_") for name in figures),
-                fix="another measure, or more validation rows: an AUC needs rows of every class",
+                fix="another train.measure, or more validation rows: AUC needs rows of every class",
             )
         loss, verdict = value if measure in FALLING else -value, Verdict.NONE
         if loss < self._lowest:
@@ -298,10 +300,10 @@ class EarlyStopping:
         return bytes([verdict])
 
     def obey(self, answer: bytes, exchange: Exchange) -> None:
-        """Do what the label party's answer to a query asks for.
+        """Follow the verdict in the label party's answer to a query.
 
         Raises:
-            ProtocolError: the answer says something that was not agreed.
+            ProtocolError: the answer has an unknown form.
         """
         if not self.judges(exchange):
             wanted, fits = "nothing", not answer
@@ -309,7 +311,7 @@ class EarlyStopping:
             wanted, fits = "one byte from 0 to 2", len(answer) == 1 and answer[0] <= Verdict.STOP
         if not fits:
             raise ProtocolError(
-                "the label party answered a query with something else than agreed",
+                "the label party answered a query in another form than agreed",
                 where=f"step {exchange.step}",
                 got=f"{len(answer)} bytes",
                 want=wanted,
@@ -318,7 +320,7 @@ class EarlyStopping:
             self._follow(Verdict(answer[0]), exchange)
 
     def follow(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """The exchanges to go through: after an early stop only the test rows are left."""
+        """Yield the exchanges to run: after an early stop, only those of the test rows."""
         for exchange in schedule:
             if not self.stopped or exchange.epoch <= self.stopped:
                 yield exchange
@@ -326,7 +328,7 @@ class EarlyStopping:
                 yield replace(exchange, epoch=self.stopped)
 
     def state(self) -> dict[str, Any]:
-        """Everything decided so far, for a checkpoint."""
+        """All decisions so far, for a checkpoint."""
         return {
             "best_epoch": self.best_epoch,
             "stopped": self.stopped,
@@ -335,7 +337,7 @@ class EarlyStopping:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from a state of `state`."""
         self.best_epoch, self.stopped = state["best_epoch"], state["stopped"]
         self._lowest, self._best = state["lowest"], state["best"]
 

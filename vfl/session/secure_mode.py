@@ -1,9 +1,9 @@
-"""What the parties learn of each other: secure modes by name, and the one that hides nothing.
+"""Secure modes by name, which define what the parties learn of each other; includes "none".
 
-A mode says itself what it promises and refuses, which roles it has, what crosses the links, and
-what stands at both ends of a round. ``secure = "none"`` is the contract as it stands: a feature
-party sends its cut through a codec, and the label party sees it. The other members live in
-`vfl.mpc.secure` and are imported when a session asks for one; a plain session imports none of it.
+A mode defines its own promise and refusals, its roles, its messages, and both ends of a round.
+``secure = "none"`` is the contract as it stands: a feature party sends its cut through a codec, and
+the label party sees it. The other members live in `vfl.mpc.secure` and are imported when a session
+needs one; a plain session imports none of them.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 Limits = tuple[dict[Kind, int], dict[Kind, int]]
 
 
-#: The settings that all parties know, and what they say of a party with columns.
+#: Settings that all parties know, and the settings of a party with columns.
 Agreed: TypeAlias = "Experiment | Terms"
 AskedParty: TypeAlias = "PartySettings | PartyTerms"
 
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """One kind of thing that one party learned in one phase, in plain text.
+    """One kind of value that one party learned in one phase, in plain text.
 
     Attributes:
-        observer: who learned it.
-        what: "cut", "sum of the cuts" or "gradient of the sum", for example.
-        of: the party it tells of, or "all" whose cuts were summed.
-        phase: "setup", "train" or "evaluate".
-        times: in how many exchanges.
-        values: how many numbers, all times together.
+        observer: the party that learned it.
+        what: kind of value, for example "cut", "sum of the cuts" or "gradient of the sum".
+        of: the party that the value concerns, or "all" if the cuts of all were summed.
+        phase: phase: "setup", "train" or "evaluate".
+        times: number of exchanges.
+        values: number of numbers, over all exchanges.
     """
 
     observer: str
@@ -66,30 +66,29 @@ class Revealed:
 
 
 SETUP, TRAIN, EVALUATE = "setup", "train", "evaluate"
-#: Phase, exchanges and rows of what has happened.
+#: Phase, exchanges and rows that have taken place.
 Happened = tuple[str, int, int]
 
 
 class Layers(Protocol):
-    """What of first layers a party has shares of, and what follows from it."""
+    """First layers of which a party holds shares, and the resources for them."""
 
     @property
     def parameters(self) -> int:
-        """How many weights the party has shares of."""
+        """Number of weights of which the party holds shares."""
 
     def memory_bytes(self, rows: int) -> int:
-        """What the party holds at once in an exchange of so many rows, at most."""
+        """Most memory of the party in an exchange of this many rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Bytes the party sends and receives in an exchange, headers included."""
+        """Bytes that the party sends and receives in an exchange, headers included."""
 
 
 class FeatureRound(Protocol):
-    """A feature party's end of a round; `FeatureEnd` where nothing is hidden.
+    """A feature party's end of a round; `FeatureEnd` where the mode hides nothing.
 
-    A mode may put another in its place. In every exchange `send_cut` or `send_query` comes first,
-    then `answer`, then `take_gradient` or `take_receipt`: a mode with more turns takes them in
-    `answer`.
+    A mode may replace it. In every exchange `send_cut` or `send_query` comes first, then `answer`,
+    then `take_gradient` or `take_receipt`; a mode with more messages exchanges them in `answer`.
     """
 
     party: str
@@ -99,83 +98,87 @@ class FeatureRound(Protocol):
 
     @property
     def layers(self) -> Layers | None:
-        """The layers it has shares of, once an attempt has begun; None for a bottom of its own."""
+        """Layers of which it holds shares, after the start of an attempt.
+
+        It is None for a bottom of its own.
+        """
 
     @property
     def awaiting(self) -> int:
-        """Cuts whose gradients have not been taken yet."""
+        """Number of cuts whose gradients have not been received yet."""
 
     def fit(self, inputs: Any) -> None:
-        """Look at the training inputs once, before step 0."""
+        """Use the training inputs once, before step 0."""
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
-        """Begin a training exchange on rows of axes (rows, ...)."""
+        """Begin a training exchange with rows of axes (rows, ...)."""
 
     def send_query(self, inputs: Tensor, step: int) -> None:
-        """Begin an exchange on rows to evaluate or predict."""
+        """Begin an exchange with rows to evaluate or predict."""
 
     def answer(self, step: int) -> None:
-        """Say what follows from what other parties said."""
+        """Answer the messages of other parties."""
 
     def take_gradient(self) -> None:
-        """Wait for what comes back, and move the weights."""
+        """Wait for the returned values, and update the weights."""
 
     def take_receipt(self, step: int) -> bytes:
-        """Wait until the label party has the query; what it says to it."""
+        """Wait until the label party has received the query; returns the payload of its answer."""
 
     def query_cut(self, inputs: Tensor) -> Tensor:
         """The cut of some rows, as a query sends it."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the party keeps to predict."""
+        """State that the party stores to predict."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state of `state_dict`."""
 
     def training_state(self) -> dict[str, Any]:
-        """What training needs to go on exactly."""
+        """State for an exact resume of training."""
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Any) -> None:
-        """Restore what `training_state` gave."""
+        """Restore the state of `training_state`."""
 
 
 class HelperRound(Protocol):
-    """A party without columns that a mode needs, a dealer for example."""
+    """A party without columns that a mode needs, such as a dealer."""
 
     party: str
     link: Link
 
     @property
     def layers(self) -> Mapping[str, Layers]:
-        """The layers it serves, by party, once an attempt has begun."""
+        """Layers that it serves, by party, after the start of an attempt."""
 
     def serve(self) -> bool:
-        """Serve the exchange that is asked for next; False when the session is over."""
+        """Serve the next requested exchange; returns False when the session is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """What one party brings into a network that nobody holds; no rows at a dealer.
+    """One party's inputs to a secret-shared network; a dealer has no rows.
 
     Attributes:
-        secret: its own; first weights follow from it.
-        agreed: told the network by party, before frames of its size are sent; it may refuse.
-        split: which aligned rows serve what; None at a dealer.
-        inputs: all its aligned rows, axes (rows, ...); None without columns.
-        labels: of all rows, as they are learned: codes of classes, or numbers; at their owner.
-        weights: how much each row counts, axes (rows,), at the labels' owner; None where all alike.
-        classes: how many the labels have; 0 for numbers.
+        secret: the party's own secret; initial weights follow from it.
+        agreed: receives the layers by party, before frames of their size are sent; it may refuse.
+        split: split of the aligned rows; None at a dealer.
+        inputs: inputs of all its aligned rows, axes (rows, ...); None without columns.
+        labels: labels of all rows as they are learned, codes of classes or numbers; at their owner
+            only.
+        weights: weight of each row, axes (rows,), at the labels' owner; None where all are equal.
+        classes: number of classes of the labels; 0 for numbers.
         top: spec of the top model, at the label party.
-        device: where large products are computed.
-        names: what the codes stand for, at an owner of labels.
-        columns: what the inputs are called, where they have names.
-        categories: how many each column has, 0 of one whose values have an order; where cells are
+        device: device for large products.
+        names: names of the classes, at an owner of labels.
+        columns: names of the inputs, where they have names.
+        categories: number of categories of each column, 0 for an ordered column; where cells are
             inputs.
-        spend: told how many exact statistics of its rows the party is about to show to others; it
-            may refuse.
-        committed: the last step that the party had committed when the attempt began.
+        spend: receives the number of exact statistics of its rows that the party is about to
+            disclose; it may refuse.
+        committed: last step that the party had committed when the attempt began.
         held: which aligned rows each feature party has, bool, axes (aligned rows,), at the label
-            party; empty where all have all. Cells of the others are not numbers.
+            party; empty where every party has all. Cells of missing rows are NaN.
     """
 
     secret: Secret
@@ -195,7 +198,7 @@ class OwnRows:
     held: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 of the inputs, by which a party knows whether its rows changed."""
+        """SHA-256 of the inputs, by which a party notices that its rows have changed."""
         if self.inputs is None:
             return hashlib.sha256().hexdigest()
         return hashlib.sha256(self.inputs.contiguous().numpy().ravel().data).hexdigest()
@@ -203,23 +206,23 @@ class OwnRows:
 
 @dataclass(slots=True)
 class ServedEnd:
-    """The label party's stream to another party, which whoever serves may look at first."""
+    """The label party's stream to another party; while serving, its next frame may be looked at."""
 
     link: Link
 
 
 class WholeNetwork(Protocol):
-    """One party's end of a network that nobody holds, or of another model than a split network.
+    """One party's end of a secret-shared network, or of a model other than a split network.
 
-    All parties make the same calls along the schedule; rows of an exchange are positions inside
-    the rows of its phase, so that a dealer, who has none, follows too.
+    All parties make the same calls along the schedule. Rows of an exchange are positions inside the
+    rows of its phase, so that a dealer, which has no rows, can follow.
     """
 
     party: str
 
     @property
     def split(self) -> Split:
-        """How many rows each phase has; positions are those inside the phase."""
+        """Number of rows of each phase; positions are those inside the phase."""
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -227,84 +230,89 @@ class WholeNetwork(Protocol):
         """Agree with the others, then share rows and targets.
 
         Args:
-            weights: what `weights` gave after the training; None trains from new ones.
-            state: what `training_state` gave, to go on from there.
+            weights: result of `weights` after the training; None trains new weights.
+            state: result of `training_state` to continue from.
         """
 
     def train(self, exchange: Exchange) -> Tensor | None:
-        """One step on some training rows; their outputs if the label party has them after it."""
+        """Train one step on some rows; returns their outputs if the label party learns them."""
 
     def outputs(self, exchange: Exchange) -> Tensor | None:
         """Logits or numbers of some rows at the label party, axes (rows, outputs)."""
 
     def reveals(self, exchange: Exchange) -> bool:
-        """Whether the exchange discloses what a training must not disclose twice.
+        """Whether the exchange discloses values that a training must not disclose twice.
 
-        Everybody saves before it, and `everybody_saved` then lets everybody commit that.
+        All parties save before it; `everybody_saved` then lets all of them commit this checkpoint.
         """
         return False
 
     def everybody_saved(self, commit: Callable[[], None]) -> None:
-        """Before what `reveals`: wait until all have saved, and commit; the label party first."""
-        raise AssertionError("nothing is revealed that must not be revealed anew")
+        """Before an exchange that `reveals`: wait until all have saved, then commit."""
+        raise AssertionError("this network reveals nothing that must not be revealed twice")
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """What the training promises to whoever has a row in it."""
+        """Privacy statements of the training for the owners of its rows."""
         return ()
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         """At the label party: send the others its verdict on an epoch."""
-        raise AssertionError("the label party alone judges")
+        raise AssertionError("only the label party judges")
 
     def receive_verdict(self) -> bytes:
-        """At another party: wait for it."""
+        """At another party: wait for the verdict."""
         raise AssertionError("the label party does not wait for itself")
 
     def end(self, report: Frame) -> list[Frame]:
-        """A last word to the label party, which says nothing but its own; what it received."""
+        """Send a final report to the label party, which sends none; return the received reports."""
 
     def weights(self) -> dict[str, Tensor]:
         """This party's shares; empty where it has none."""
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Go on from what `weights` gave."""
+        """Continue from the shares of `weights`."""
 
     def training_state(self) -> dict[str, Any]:
-        """What this party needs to go on."""
+        """State of this party for a resume."""
 
     def revealed(self) -> list[Revealed]:
-        """What this party learned so far: kinds and sizes."""
+        """Values this party has learned so far: kinds and sizes."""
 
     def traffic(self) -> list[dict[str, Any]]:
-        """What this party has sent, by receiver and phase: setup, offline, online."""
+        """Bytes that this party has sent, by receiver and phase: setup, offline, online."""
         return []
 
     def importance(self) -> dict[str, Any] | None:
-        """At the label party: what an evaluation says of parties and columns; None of nothing."""
+        """At the label party: importance of parties and columns in an evaluation.
+
+        It is None if undefined.
+        """
         return None
 
     def column_values(self) -> np.ndarray | None:
-        """What each of the party's own columns added, where the session explains it; else None.
+        """Contribution of each of the party's own columns, where the session explains it.
 
-        Of a prediction the Shapley value of each row, axes (rows, columns, outputs); of an
-        evaluation their mean absolute values, axes (columns,).
+        Otherwise it is None.
+
+        For a prediction: the Shapley value of each row, axes (rows, columns, outputs). For an
+        evaluation: their mean absolute values, axes (columns,).
         """
         return None
 
     @property
     def remark_bytes(self) -> int:
-        """Most bytes of the JSON of one remark."""
+        """Most bytes of one remark as JSON."""
         return 0
 
     def remarks(self) -> Sequence[Mapping[str, Any]]:
-        """At the label party: what the model says of the rows it answered last, beside outputs.
+        """At the label party: the model's remarks on the last answered rows, besides the outputs.
 
-        One for each row, all with the same names; none where outputs say it all.
+        One for each row, all with the same names; empty where outputs are the whole answer.
         """
         return ()
 
     def figures(self) -> dict[str, Any]:
-        """What a training says of its model, by a name; for the owner's card or the summary."""
+        """Further metrics of the trained model by name, for the owner's card or the summary."""
         return {}
 
 
@@ -314,7 +322,7 @@ class AnsweringNetwork(Protocol):
     link: Link
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Answer rows that were asked for."""
+        """Answer the queried rows."""
 
 
 class AskingNetwork(Protocol):
@@ -326,12 +334,12 @@ class AskingNetwork(Protocol):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Outputs of rows that all others were asked for; see `WholeNetwork.outputs`.
+        """Outputs of rows for which all others were queried; see `WholeNetwork.outputs`.
 
         Args:
-            exchange: which rows.
-            inputs: the label party's own of them; those of its table if not given.
-            without: parties that are away and were not asked; see `SecureMode.answers_without`.
+            exchange: the queried rows.
+            inputs: the label party's own inputs of these rows; None takes those of its table.
+            without: absent parties that were not queried; see `SecureMode.answers_without`.
         """
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
@@ -340,23 +348,23 @@ class AskingNetwork(Protocol):
         Empty where the model has none.
 
         Args:
-            row: which of the rows that were answered last.
+            row: index among the last answered rows.
         """
 
 
 class SharedLink(Link, Protocol):
-    """A link between threads whose end can say why it stops."""
+    """A link between threads whose end can report an error."""
 
     def fail(self, error: VFLError) -> None:
-        """Tell the other end what went wrong here, then close."""
+        """Report an error of this end to the other end, then close."""
 
 
 class LocalStreams(Protocol):
-    """Streams of the parties of one process, each of which plays in a thread of its own.
+    """Streams between the parties of one process, each of which runs in its own thread.
 
     Attributes:
         outer: each party's end, by its name.
-        inner: the label party's ends, by the party at the other one; they only send.
+        inner: the label party's ends, by the other party's name; they only send.
     """
 
     @property
@@ -365,41 +373,43 @@ class LocalStreams(Protocol):
     def inner(self) -> Mapping[str, SharedLink]: ...
 
     def receive_any(self) -> tuple[str, Frame]:
-        """At the label party: the next frame of whoever sends first, and who it is."""
+        """At the label party: receive the next frame from any party, and its name."""
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        """Let everybody play, by name.
+        """Run all parties' programs, by name.
 
         Raises:
-            VFLError: what went wrong first.
+            VFLError: the first error of any party.
         """
 
 
 class SecureMode:
-    """How the parties' cuts come together at the label party; as it stands: each by itself.
+    """Defines how the label party receives the cuts; the base class: each cut separately.
 
-    A member overrides what differs. It lives below the rooms of the parties and is handed what is
-    theirs: links, secrets, the bottom, the label party's end of the round with each party.
+    A member overrides the parts that differ. It is defined below the parties' modules and receives
+    their parts as arguments: links, secrets, the bottom, the label party's ends of the round.
 
     Attributes:
         needs_keys: whether the parties agree on keys before the first exchange.
-        reveals_model: whether everybody with columns has the whole model in the end.
-        shares_weights: whether no feature party has a bottom of its own, and nobody a cut.
-        whole_network: whether nobody has any layer, the top included; `outer_network` and
-            `middle_network` then stand in the place of both ends of a round.
-        reads_cells: whether a whole network gets cells as they stand, labels in their own units and
-            weights of rows; else both are standardised, and all rows weigh the same. A party that
-            takes part in one names it in `consent.models`.
-        whole_epochs: whether an exchange of a training has all training rows.
-        serves_rows: whether a whole network also answers rows as they are asked for.
-        answers_without: whether it then answers without a feature party that is away, where the
-            label party's service may.
-        explains_columns: whether a whole network tells a party what each of its columns adds.
-        helps_to_train: whether a third party takes part in trainings alone.
-        keeps: what a feature party and the label party keep of the model, for cards and pages; None
-            where these are a bottom and the top.
-        exports: form of `vfl export` -> path of what writes it in place of a bottom or a top, from
-            the run's folder, the party's part of it and the folder to write to.
+        reveals_model: whether every party with columns has the whole model at the end.
+        shares_weights: whether feature parties hold shares of first layers, so that no party has a
+            bottom of its own or a cut.
+        whole_network: whether all layers are shared, the top included, so that no party holds one;
+            `outer_network` and `middle_network` then replace both ends of a round.
+        reads_cells: whether a whole network receives raw cells, labels in their own units, and row
+            weights; otherwise both are standardised, and all rows weigh the same. Each
+            participating party names such a mode in `consent.models`.
+        whole_epochs: whether an exchange of a training contains all training rows.
+        serves_rows: whether a whole network also answers single queried rows.
+        answers_without: whether it then answers without an absent feature party, if the label
+            party's service may do so.
+        explains_columns: whether a whole network computes each column's contribution for its owner.
+        helps_to_train: whether a third party takes part in trainings only.
+        keeps: the parts of the model that a feature party and the label party store, for cards and
+            pages; None where these are a bottom and the top.
+        exports: maps a form of `vfl export` to the path of the function that writes it in place of
+            a bottom or a top; its arguments are the run's folder, the party's part of it, and the
+            target folder.
     """
 
     needs_keys: bool = False
@@ -415,41 +425,50 @@ class SecureMode:
     keeps: ClassVar[tuple[str, str] | None] = None
     exports: ClassVar[Mapping[str, str]] = {}
 
-    # Who takes part, what is promised and refused.
+    # Participants, promise and refusals.
 
     @property
     def divides_rows(self) -> bool:
-        """Whether each party has rows of its own, with all columns and labels."""
+        """Whether each party has separate rows, with all columns and labels."""
         return False
 
     def third_party(self, label_party: str) -> str | None:
-        """Who has no columns and only helps; None where there is no such party."""
+        """The third party, which has no columns and only helps.
+
+        It is None where there is no such party.
+        """
         return None
 
     def ring(self, parties: int) -> object | None:
-        """The ring in which the cuts of so many feature parties are summed; None if in no ring."""
+        """The ring in which the cuts of this many feature parties are summed.
+
+        It is None without a ring.
+        """
         return None
 
     def refuse(self, agreed: Agreed) -> None:
-        """Refuse every setting through which the mode would tell what it is to hide.
+        """Refuse every setting that would disclose values the mode has to hide.
 
         Raises:
-            ExposedCutError: with the reason.
-            SpecError: codec or defense cannot be built.
+            ExposedCutError: states the reason.
+            SpecError: the codec or a defense cannot be built.
         """
 
     def promise(self, agreed: Agreed) -> str:
-        """Who learns what of the cuts, in a few words."""
+        """Short text on which party learns what of the cuts."""
         if agreed.middle is not None:
             middle = agreed.middle.party
-            return f"{middle} sees every cut and no label, {agreed.label_party} what {middle} makes"
+            return (
+                f"{middle} sees every cut and no label, {agreed.label_party} sees the outputs "
+                f"of {middle}"
+            )
         takers = label_parties(agreed)
         return f"{' and '.join(takers)} {'sees' if len(takers) == 1 else 'see'} every cut"
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Who learned what in exchanges that have happened; kinds and sizes only.
+        """Values that each party learned in past exchanges; kinds and sizes only.
 
-        Numbers under masks are left out: they tell nothing to whoever does not collude.
+        Masked numbers are left out: they disclose nothing to a party that does not collude.
         """
         cut, gradient = "cut", "gradient of its cut"
         if terms.codec != "none":
@@ -470,12 +489,12 @@ class SecureMode:
                     for name, count in values.items():
                         yield Revealed(name, gradient, one, phase, times, count)
 
-    # What crosses the links.
+    # Messages on the links.
 
     def window_frames(self, train: TrainSettings) -> int:
-        """Most frames that may be on their way unread in one direction of a stream.
+        """Most unread frames in transit in one direction of a stream.
 
-        Those in flight, a query that follows the last of them, and a greeting's worth of slack.
+        The frames in flight, a query that follows the last of them, and room for a greeting.
         """
         return train.in_flight + 3
 
@@ -486,13 +505,13 @@ class SecureMode:
         rows: Mapping[Kind, int],
         layers: Mapping[str, Layers] | None,
     ) -> Limits:
-        """The largest payloads between the label party and another one, up and down.
+        """Largest payloads between the label party and another one, up and down.
 
         Args:
-            terms: what was agreed.
-            party: the other one.
-            rows: of the largest exchange, by the kind of what begins it.
-            layers: what each party has shares of, once it is known; see `frame_limits`.
+            terms: the agreed terms.
+            party: the other party.
+            rows: rows of the largest exchange, by the kind of its first message.
+            layers: layers of which each party holds shares, once known; see `frame_limits`.
         """
         codec, width = compression.make(terms.codec), terms.parties[party].width
         wire_width = codec.wire_width(width)
@@ -500,12 +519,14 @@ class SecureMode:
         return up, {Kind.GRAD: codec.payload_limit(rows[Kind.CUT], wire_width)}
 
     def layers(self, columns: Mapping[str, int], width: int, label_party: str) -> Mapping[str, Any]:
-        """What each feature party has shares of; nothing where each has a bottom of its own.
+        """Layers of which each feature party holds shares.
+
+        It is empty where each has a bottom of its own.
 
         Args:
-            columns: of every party's layer, that of ones included, in merge order.
-            width: of all their outputs.
-            label_party: its name.
+            columns: columns of every party's layer, plus one for the offset, in merge order.
+            width: width of all their outputs.
+            label_party: name of the label party.
         """
         return {}
 
@@ -513,28 +534,28 @@ class SecureMode:
         """Bytes that a third party sends and receives in an exchange, headers included."""
         return 0
 
-    # What stands at the ends of a round.
+    # Objects at the ends of a round.
 
     def feature_codec(self, party: str, terms: Terms) -> Codec:
-        """What encodes a feature party's cuts, at that party."""
+        """Codec that encodes a feature party's cuts, at that party."""
         return compression.make(terms.codec)
 
     def label_codec(self, party: str, terms: Terms, secret: Secret) -> Codec:
-        """What decodes them at the label party."""
+        """Codec that decodes them at the label party."""
         return compression.make(terms.codec)
 
     def feature_round(
         self, party: str, bottom: nn.Module, columns: int, terms: Terms, own: Own, link: Link
     ) -> FeatureRound | None:
-        """What stands in the place of the whole end of a feature party; None keeps the plain one.
+        """A replacement for the whole end of a feature party; None leaves the plain end.
 
         Args:
-            party: whose.
-            bottom: what the plain one would train.
-            columns: of the party's inputs, all axes of a row together.
-            terms: what was agreed.
-            own: what is the party's own.
-            link: the stream to the label party.
+            party: name of the party.
+            bottom: bottom that the plain end would train.
+            columns: number of the party's inputs, all axes of a row together.
+            terms: the agreed terms.
+            own: private state of the party.
+            link: stream to the label party.
         """
         return None
 
@@ -546,14 +567,14 @@ class SecureMode:
         ledger: Ledger,
         stopping: EarlyStopping,
     ) -> CutAggregator:
-        """What takes the cuts at the label party, and plays whatever turns there are before."""
+        """Aggregator that receives the cuts at the label party, with the messages before them."""
         return CutAggregator(ends, ledger, stopping)
 
     def helper_round(self, terms: Terms, link: Link) -> HelperRound:
-        """What the third party does, over its stream to the label party."""
+        """The third party's round, over its stream to the label party."""
         raise AssertionError("this mode has no third party")
 
-    # A network that nobody holds; only where `whole_network`.
+    # A secret-shared network; only where `whole_network`.
 
     def outer_network(
         self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
@@ -561,13 +582,13 @@ class SecureMode:
         """The end of a party that has a stream to the label party only.
 
         Args:
-            party: whose.
-            terms: what was agreed.
-            keys: its part in the agreement, from `own_keys`.
-            stream: to the label party.
-            rows: what it brings.
+            party: name of the party.
+            terms: the agreed terms.
+            keys: its part in the key agreement, from `own_keys`.
+            stream: stream to the label party.
+            rows: its inputs.
         """
-        raise AssertionError("this mode has no network that nobody holds")
+        raise AssertionError("this mode has no secret-shared network")
 
     def middle_network(
         self,
@@ -577,40 +598,40 @@ class SecureMode:
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
     ) -> WholeNetwork:
-        """The end of the label party, which carries what the two others say to each other.
+        """The end of the label party, which relays the messages between the two others.
 
         Args:
-            terms: what was agreed.
-            attempt: name of the session, and how often it was begun anew.
-            streams: to the others, by party.
-            receive_any: the next frame of whoever sends first, and who it is.
-            rows: what the label party brings.
+            terms: the agreed terms.
+            attempt: name of the session, and number of its restarts.
+            streams: streams to the others, by party.
+            receive_any: returns the next frame from any party, and its name.
+            rows: the label party's inputs.
         """
-        raise AssertionError("this mode has no network that nobody holds")
+        raise AssertionError("this mode has no secret-shared network")
 
     def local_streams(self, terms: Terms) -> LocalStreams:
-        """Streams for a process that plays every party."""
-        raise AssertionError("this mode has no network that nobody holds")
+        """Streams for a process that runs every party."""
+        raise AssertionError("this mode has no secret-shared network")
 
-    # Keys, before the first exchange; only where `needs_keys`.
+    # Keys before the first exchange; only where `needs_keys`.
 
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Any:
-        """A party's part in the agreement on keys of one attempt, from its own file and store."""
+        """A party's part in the key agreement of one attempt, from its own file and store."""
         raise AssertionError("this mode needs no keys")
 
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
     ) -> Mapping[str, Any]:
-        """Everybody's part in it, in a process that plays every party; it protects nobody."""
+        """All parties' parts in it, in a process that runs every party; it protects no party."""
         raise AssertionError("this mode needs no keys")
 
     def offer(self, end: FeatureRound | HelperRound, keys: Any) -> None:
-        """Send what this party offers; everybody has done so before anybody calls `accept`."""
+        """Send this party's offer; all parties do so before any of them calls `accept`."""
 
     def accept(self, end: FeatureRound | HelperRound, keys: Any, terms: Terms) -> None:
-        """Wait for everybody's offers and use the keys that follow from them from now on."""
+        """Wait for all offers, and use the keys that follow from them from now on."""
 
 
 SECURE: Registry[SecureMode] = Registry(
@@ -628,16 +649,16 @@ SECURE: Registry[SecureMode] = Registry(
 
 
 def make(spec: str) -> SecureMode:
-    """The mode a spec names.
+    """Make the mode of a spec.
 
     Raises:
-        SpecError: an unknown name or option, with the nearest known one.
+        SpecError: an unknown name or option; suggests the nearest known one.
     """
     return SECURE.make(spec)
 
 
 def shares_weights(agreed: Agreed) -> bool:
-    """Whether the feature parties share each other's first layers, and none has its own.
+    """Whether the feature parties share their first layers, so that none has its own.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -646,7 +667,7 @@ def shares_weights(agreed: Agreed) -> bool:
 
 
 def third_party(agreed: Agreed) -> str | None:
-    """Who deals and does nothing else; None where the label party deals, or nobody.
+    """The third party that is only a dealer; None if the label party deals, or no dealer is needed.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -655,16 +676,16 @@ def third_party(agreed: Agreed) -> str | None:
 
 
 def label_parties(agreed: Agreed) -> list[str]:
-    """Whoever holds labels, the one that leads first."""
+    """The parties that hold labels, with the leading one first."""
     return [agreed.label_party, *further_label_parties(agreed)]
 
 
 def promise(agreed: Agreed) -> str:
-    """Who learns what of the cuts, in a few words.
+    """Short text on which party learns what of the cuts.
 
     Raises:
         SpecError: the mode cannot be built.
-        ExposedCutError: beside the other settings it would hide nothing, and why.
+        ExposedCutError: with the other settings it would hide nothing; states the reason.
     """
     mode = make(agreed.secure)
     mode.refuse(agreed)
@@ -672,19 +693,19 @@ def promise(agreed: Agreed) -> str:
 
 
 def nobodys_bottom(party: str) -> ExposedCutError:
-    """What is said to whoever asks for a party's bottom, or for its cut."""
+    """Error for a request for a party's bottom or cut."""
     return ExposedCutError(
         "no party has a bottom or a cut in this secure mode",
         got=f"bottom or cut of party '{party}'",
-        want="secure = 'none' or 'sum' for what looks at one",
+        want="secure = 'none' or 'sum' for a request that needs one",
     )
 
 
 def require_honest(party: str, own: Own, bottom: object) -> None:
-    """Refuse what would work on a bottom or a cut, which nobody has here.
+    """Refuse settings that need a bottom or a cut, which no party has in this mode.
 
     Raises:
-        ExposedCutError: a bottom of the party's own, or an adversary.
+        ExposedCutError: the party has a bottom of its own, or an adversary.
     """
     wrong = {
         "bottom": None if bottom is None else str(bottom),
@@ -695,5 +716,5 @@ def require_honest(party: str, own: Own, bottom: object) -> None:
             raise ExposedCutError(
                 f"party '{party}' has neither model nor cut of its own in this secure mode",
                 got=f"{name} {got}",
-                want="shares of a network that nobody holds, by all parties as agreed",
+                want="shares of a secret-shared network, by all parties as agreed",
             )

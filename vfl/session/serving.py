@@ -1,15 +1,16 @@
-"""A session that stays open: the label party asks for rows when somebody wants to know of them.
+"""A session that stays open: the label party queries rows when a client asks for them.
 
     label party     ASK: positions of some rows, in ascending order
     feature party   QUERY: their cut, through the defense and codec of any prediction; or REFUSAL
     label party     the next ASK, which says that it has all of that; DONE ends the session
 
-An ASK without rows asks who is there, and is answered by a REFUSAL without a reason. A feature
-party counts how often each of its rows was asked, and may refuse rows by its own file; a refusal
-ends no session.
+An ASK without rows checks which parties are present; the answer is a REFUSAL without a reason. A
+feature party counts the queries of each of its rows, and its own file may make it refuse rows; a
+refusal ends no session.
 
-With a party in the middle the label party asks that one, which asks the feature parties, sealed:
-it is a label party to them, and to the label party the only one that answers, as in training.
+With a party in the middle, the label party queries that party, which queries the feature parties
+over sealed links. It acts as their label party, and it alone answers the label party, as in
+training.
 """
 
 from __future__ import annotations
@@ -37,49 +38,49 @@ from vfl.session.terms import Terms
 from vfl.transport import ObservedPoll
 
 _ROW = np.dtype(f"<u{ROW_BYTES}")
-#: Of a `RowRate` on disk: rows that may be taken, and when that was.
+#: Record of a `RowRate` on disk: rows that may be taken, and the time of this state.
 _BUCKET = struct.Struct("<dd")
 #: Rows, passes and bytes that are written to the ledger of sessions before they are sent.
 _BLOCK_ROWS, _BLOCK_PASSES = 1 << 16, 1 << 10
 
 
 class Refused(IntEnum):
-    """Why a feature party sends no cut of some rows."""
+    """Reason of a feature party that sends no cut of some rows."""
 
     BUSY = 1  # more rows a second than it allows
-    OFTEN = 2  # one of the rows was asked as often as it may be
-    SPENT = 3  # bytes or epsilon are used up
+    OFTEN = 2  # a row was queried as often as allowed
+    SPENT = 3  # the limit of bytes or epsilon is reached
 
 
 def require_servable(terms: Terms, partial: bool = False) -> None:
-    """Refuse secure modes that cannot answer rows as they are asked.
+    """Refuse modes that cannot answer single queried rows.
 
     Args:
-        terms: of the run.
-        partial: whether rows are to be answered without a party that is away.
+        terms: terms of the run.
+        partial: whether rows are to be answered without an absent party.
 
     Raises:
         ExposedCutError: the mode shares weights between parties.
-        ConfigError: the model is no forest, and was trained on rows that all parties have.
+        ConfigError: the model is no forest, and all parties had all of its training rows.
     """
     mode = secure_mode.make(terms.secure)
     if (mode.shares_weights or mode.whole_network) and not mode.serves_rows:
         raise ExposedCutError(
-            "a network whose layers are shared cannot be served row by row",
+            "a network with shared layers cannot be served row by row",
             got=f"secure = '{terms.secure}'",
             want="secure = 'none' or 'sum'; vfl predict RUN answers a whole table",
         )
     if partial and not mode.answers_without and terms.missing_rows != "token":
         raise ConfigError(
-            "nothing stands for the answer of a party that is away",
+            "this model cannot replace the answer of an absent party",
             where="serve.partial",
             want="a run of trees, or one trained with data.missing_rows = 'token'",
-            fix="leave it out: requests get a 503 until everybody is back",
+            fix="leave it out: requests then get a 503 until all parties are back",
         )
 
 
 def request(step: int, rows: np.ndarray) -> Frame:
-    """The frame that asks for rows.
+    """Make the frame that queries rows.
 
     >>> len(request(0, np.array([3, 7])).payload)
     8
@@ -88,11 +89,11 @@ def request(step: int, rows: np.ndarray) -> Frame:
 
 
 class Peeked:
-    """A link whose next frame was looked at.
+    """A link whose next frame can be looked at before it is received.
 
     Args:
-        name: who is at its other end.
-        link: to that party; one of the same process never waits.
+        name: name of the other end.
+        link: link to that party; a link within one process never blocks.
     """
 
     def __init__(self, name: str, link: Link) -> None:
@@ -101,54 +102,57 @@ class Peeked:
         self._next: Frame | None = None
 
     def look(self) -> Frame | None:
-        """The next frame; None where it would have to be waited for, and the link can say so."""
+        """The next frame; None if it has not arrived, on a link that can report this."""
         if self._next is None:
             self._next = self._link.receive() if self._polled is None else self._polled.poll()
         return self._next
 
     def filenos(self) -> list[int]:
-        """What to wait for; -1 while a stream is cut, none where nothing is waited for."""
+        """File descriptors to wait for.
+
+        It is -1 for a broken stream, empty where waiting is not needed.
+        """
         return [] if self._polled is None else self._polled.filenos()
 
     @property
     def waits_for(self) -> str:
-        """Who has to send something next."""
+        """The party that has to send next."""
         return self._name if self._polled is None else self._polled.waits_for
 
     @property
     def patience_s(self) -> float:
-        """How long its other end may say nothing."""
+        """Longest silence of its other end, in seconds."""
         return math.inf if self._polled is None else self._polled.patience_s
 
     def receive(self) -> Frame:
-        """The next frame, looked at or not."""
+        """The next frame, whether it was looked at or not."""
         frame, self._next = self._next, None
         return self._link.receive() if frame is None else frame
 
     def send(self, frame: Frame) -> None:
-        """Send one."""
+        """Send a frame."""
         self._link.send(frame)
 
     def close(self) -> None:
-        """End the link."""
+        """Close the link."""
         self._link.close()
 
 
 def refusals(
     links: Mapping[str, Peeked], step: int, empty: Collection[str], behind: Collection[str] = ()
 ) -> dict[str, Refused]:
-    """Who refuses a request and why, where every party has said something to it.
+    """Parties that refuse a request, with their reasons, once every party has answered.
 
-    What the others said to it is left to the round.
+    Other answers stay for the round to receive.
 
     Args:
-        links: to who was asked, by party.
-        step: of the request.
-        empty: those that were asked for no row.
-        behind: feature parties whose refusal the party in the middle passes on.
+        links: links to the queried parties, by name.
+        step: step of the request.
+        empty: parties that were queried for no row.
+        behind: feature parties whose refusal the party in the middle forwards.
 
     Raises:
-        ProtocolError: a refusal of another form, or a cut of no rows.
+        ProtocolError: a refusal has an unknown form, or an empty query got a cut.
     """
     refused = {}
     for name, link in links.items():
@@ -168,12 +172,12 @@ def refusals(
 
 
 class RowRate:
-    """Rows that a party answers a second, in all of its sessions that serve: a token bucket.
+    """Rate limiter of a party's answered rows, over all of its serving sessions: a token bucket.
 
     Args:
-        most: rows a second; as many may come at once, and at least those of one request.
-        file: where all processes of the party count; None counts here alone.
-        clock: seconds that only grow, the same in every process.
+        most: rows a second; the burst is the same, and at least the rows of one request.
+        file: file in which all processes of the party count; None counts in this process only.
+        clock: clock in seconds that never goes back, the same in every process.
 
     >>> rate = RowRate(2000.0, clock=iter([0.0, 0.0, 0.0, 0.5]).__next__)
     >>> rate.take(1500), rate.take(1500), rate.take(1500)
@@ -187,7 +191,7 @@ class RowRate:
         self._file, self._own = file, (self._burst, clock())
 
     def take(self, rows: int) -> bool:
-        """Whether so many rows may be answered now; they are counted if they may."""
+        """Whether this many rows may be answered now; if so, they are counted."""
         if self._file is None:
             self._own, taken = self._after(self._own, rows)
             return taken
@@ -200,37 +204,37 @@ class RowRate:
                 state, taken = self._after(state, rows)
                 os.pwrite(handle, _BUCKET.pack(*state), 0)
             finally:
-                os.close(handle)  # which lets go of the lock
+                os.close(handle)  # which releases the lock
         return taken
 
     def _after(self, state: tuple[float, float], rows: int) -> tuple[tuple[float, float], bool]:
-        """Rows that are left, and when, after some are taken; a clock began anew at a reboot."""
+        """The state after some rows are taken; a clock starts again at a reboot."""
         left, at = state
         now = self._clock()
         refilled = left + max(0.0, now - at) * self._most
-        left = min(self._burst, refilled if refilled >= 0 else self._burst)  # also of NaN
+        left = min(self._burst, refilled if refilled >= 0 else self._burst)  # also for NaN
         taken = left >= rows
         return (left - rows if taken else left, now), taken
 
 
 def own_rate(party: PartyFile) -> RowRate:
-    """The rate of a party by its own file, which all of its processes share."""
+    """Rate limiter from a party's own file, which all of its processes share."""
     return RowRate(party.consent.max_rows_per_second, party.store_path / "row-rate")
 
 
 class Requests:
-    """What a feature party is asked for while it serves, counted and held against its file.
+    """Requests to a feature party while it serves: counted, and checked against its file.
 
     Args:
-        allowed: positions that may be asked, ascending.
+        allowed: positions that may be queried, ascending.
         consent: the party's own limits.
-        meter: of the session; what is sent is in the ledger of sessions before it is sent.
-        rate: of rows, which all sessions of the party share.
+        meter: meter of the session; the ledger of sessions records values before they are sent.
+        rate: rate limiter, which all sessions of the party share.
 
     Attributes:
-        rows, different, most: rows answered, how many different ones, and how often the one
-            that was asked most.
-        refused: requests that were refused, by reason.
+        rows, different, most: answered rows, how many different ones, and the largest count of one
+            row.
+        refused: refused requests, by reason.
     """
 
     def __init__(
@@ -249,10 +253,10 @@ class Requests:
         self._written_rows = self._written_passes = 0
 
     def admit(self, frame: Frame) -> np.ndarray | Refused | None:
-        """The positions to answer, why they are refused, or None where no row is asked.
+        """The positions to answer, or the reason of a refusal, or None for an empty query.
 
         Raises:
-            ProtocolError: not rows of this session in ascending order.
+            ProtocolError: the payload is no ascending list of rows of this session.
         """
         if not frame.payload:
             return None
@@ -270,7 +274,7 @@ class Requests:
         return rows
 
     def summary(self) -> str:
-        """What was asked, in counts."""
+        """Counts of the requests, as text."""
         refused = sum(self.refused.values())
         return (
             f"answered {self.rows} rows, {self.different} different ones, each at most "
@@ -278,7 +282,7 @@ class Requests:
         )
 
     def _positions(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
-        """Positions, and how often each was asked before."""
+        """Positions, and the number of earlier queries of each."""
         if len(frame.payload) % ROW_BYTES == 0:
             rows = np.frombuffer(frame.payload, _ROW).astype(np.int64)
             ascending = len(rows) == 1 or bool((rows[1:] > rows[:-1]).all())
@@ -304,10 +308,10 @@ class Requests:
         return None if self._written(rows, max(passes, self.most)) else Refused.SPENT
 
     def _written(self, rows: int, passes: int) -> bool:
-        """Whether the ledger of sessions has what is about to be sent; it may not allow it."""
+        """Whether the ledger of sessions records the next values; a limit may forbid them."""
         if self.rows + rows <= self._written_rows and passes <= self._written_passes:
             return True
-        # With a limit on epsilon every pass is asked for, or the last ones could not be used.
+        # With a limit on epsilon each pass is reserved singly, or the last ones could not be used.
         more = passes - self.most if self._consent.max_epsilon is not None else _BLOCK_PASSES
         self._meter.most = Spent(rows=_BLOCK_ROWS, passes=more)
         try:

@@ -1,4 +1,4 @@
-"""The terms of a session: everything about it that all parties know. No data, no addresses."""
+"""The terms of a session: all settings that every party knows. No data, no addresses."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from vfl.datasets import Split
 from vfl.datasets.split import split_rows
 from vfl.models.optimizers import NO_SCHEDULE
 
-#: Before a name, in what an evaluation or a prediction is submitted with: of another run, and of a
-#: party that learns what its columns add.
+#: Prefixes of the names that an evaluation or a prediction is submitted with: of another run, and
+#: of a party that learns the contributions of its columns.
 BESIDE, EXPLAIN = "beside=", "explain="
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
-#: Settings of [train] that earlier digests do not have, by the value that means their absence.
+#: Settings of [train] that earlier digests lack, with the value that means their absence.
 _SINCE = {
     "warm_start": None, "warmup_steps": 0, "clip_norm": 0, "measure": "loss", "local_steps": 1,
     "local_angle": 0,
 }  # fmt: skip
 _NAMED = 4
-SHORT = 80  #: characters of a setting that are told as they are
+SHORT = 80  #: longer settings are shown as a digest
 
 
 class PartyTerms(Settings):
-    """What a feature party is asked for."""
+    """Terms for one feature party."""
 
     width: int = Field(ge=1, le=65536)
     bottom: Spec
@@ -55,10 +55,11 @@ class PartyTerms(Settings):
 
 
 class TaskTerms(Settings):
-    """What is agreed on of a further label party; its column is its own.
+    """Terms for a further label party; its label column is its own setting.
 
     Attributes:
-        weight: of its gradients at the feature parties, where those of the first one weigh 1.
+        weight: weight of its gradients at the feature parties; those of the leading label party
+            weigh 1.
         task, top, loss, class_weight, hits, calibration: see `LabelSettings`.
     """
 
@@ -71,18 +72,18 @@ class TaskTerms(Settings):
     calibration: Literal["none", "isotonic", "platt"] = "none"
 
     def settings_of(self, party: str) -> LabelSettings:
-        """The same as settings of that party."""
+        """The terms as settings of that party."""
         return LabelSettings(party=party, **self.model_dump(exclude={"weight"}))
 
 
 class DPTerms(DPSettings):
-    """What is agreed on of DP-SGD.
+    """Terms of DP-SGD.
 
     Attributes:
-        key: of the draws of rows, 32 bytes as hex, of the label party's secret: the parties have
-            it and nobody else, for what it hides is which rows a batch had. In no card.
-        label_trains: whether the label party has weights; where it has none ("identity", and no
-            columns of its own) the noise is shared by the others alone.
+        key: key of the draws of rows, 32 bytes as hex, from the label party's secret. Only the
+            parties have it, because it hides the rows of each batch; no card contains it.
+        label_trains: whether the label party has weights; if not ("identity", and no columns of its
+            own), the other parties share the noise.
     """
 
     label_trains: bool = True
@@ -90,22 +91,22 @@ class DPTerms(DPSettings):
 
 
 class Terms(Settings):
-    """What label party and feature parties agree on before the first step.
+    """Terms that label party and feature parties agree on before the first step.
 
     Attributes:
-        mode: train, evaluate, predict, or serve: a prediction whose rows are asked for one by one;
-            align only as `AlignTerms`.
+        mode: train, evaluate, predict, or serve, a prediction whose rows are queried one by one;
+            align occurs only in `AlignTerms`.
         run: name of the run; weights are stored under it at each party.
-        parties: everybody with columns, in merge order (the label party too, if it has any).
+        parties: all parties with columns, in merge order (the label party too, if it has any).
         dp: DP-SGD at every party; None without.
-        alignment: name of the private alignment of which each party's own positions give the rows
-            and their order; None takes the rows by their ids.
-        middle: who computes between bottoms and head; None without.
+        alignment: name of the private alignment, in which each party's own positions give the rows
+            and their order; None joins the rows by their ids.
+        middle: party that computes between bottoms and head; None without.
         tasks: further label parties.
-        missing_rows: "token" where the session has rows that some feature party lacks.
-        purpose: what the session is for, in words; empty where none is named.
-        serving: of `tasks`, those that answer their own clients in a session that serves.
-        beside: in an evaluation, other runs; rows that one of them has learned from are left out.
+        missing_rows: "token" if the session has rows that some feature party lacks.
+        purpose: purpose of the session, in words; empty if none is named.
+        serving: those of `tasks` that answer their own clients in a serving session.
+        beside: in an evaluation, other runs; rows that any of them was trained on are left out.
         explained: in a prediction or an evaluation, the parties that learn the Shapley values of
             their own columns from the label party.
         version: vfl version of the label party.
@@ -138,17 +139,17 @@ class Terms(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Terms:
-        """What no experiment says: who serves."""
+        """Check settings that no experiment file has: serving, and requests of one session."""
         if not set(self.serving) <= set(self.tasks) or len({*self.serving}) < len(self.serving):
             raise ValueError("only further label parties serve a task of their own, each once")
         if self.serving and self.mode != "serve":
-            raise ValueError("nobody serves in this session")
+            raise ValueError("no party serves in this session")
         if self.beside and self.mode != "evaluate":
-            raise ValueError("an evaluation alone is on rows of several runs")
+            raise ValueError("only an evaluation can use rows of several runs")
         if self.explained and self.mode not in ("evaluate", "predict"):
-            raise ValueError("columns are explained in evaluations and predictions alone")
+            raise ValueError("columns are explained in evaluations and predictions only")
         if not set(self.explained) <= set(self.parties):
-            raise ValueError("columns are explained to parties that have some")
+            raise ValueError("columns are explained only to parties that have columns")
         return self
 
     @classmethod
@@ -190,16 +191,16 @@ class Terms(Settings):
 
     @property
     def takers(self) -> list[str]:
-        """Who takes cuts through the label party, sealed: the middle, or further label parties.
+        """Parties that take sealed cuts through the label party: middle, or further label parties.
 
-        The label party that leads serves its own task, and further ones that are `serving` theirs.
+        The leading label party serves its own task, and further ones that are `serving` theirs.
         """
         if self.middle is not None:
             return [self.middle.party]
         return list(self.serving if self.mode == "serve" else self.tasks)
 
     def split_of(self, rows: int) -> Split:
-        """The split of so many rows, as each party makes it.
+        """The split of this many rows, which each party computes alike.
 
         Raises:
             BadOptionError, TooFewRowsError: see `split_rows`.
@@ -217,10 +218,10 @@ class Terms(Settings):
 
     @property
     def merged_width(self) -> int:
-        """Width of what the top gets.
+        """Width of the top's input.
 
         Raises:
-            SpecError: there is no such merger, or the widths of the cuts do not go together.
+            SpecError: there is no such merger, or it cannot merge cuts of these widths.
         """
         return models.make_merger(self.merge).width(self.widths)
 
@@ -230,13 +231,13 @@ class Terms(Settings):
         return [party.width for party in self.parties.values()]
 
     def at_label(self, party: str | None = None) -> Terms:
-        """The session as a label party meets it: beside a middle it has no other peer.
+        """The session from the view of a label party: with a middle it has no other peer.
 
-        Of a further label party the peers are the feature parties. The middle waits for each
-        gradient before it goes on, so one output is in flight there.
+        The peers of a further label party are the feature parties. The middle waits for each
+        gradient before it continues, so one output is in flight there.
 
         Args:
-            party: one of `tasks`; None for the label party that leads.
+            party: one of `tasks`; None for the leading label party.
         """
         middle = self.middle
         if party is not None:
@@ -255,7 +256,7 @@ class Terms(Settings):
         return self.model_copy(update=changed)
 
     def served_with(self, tasks: Sequence[str]) -> Terms:
-        """The same session in which further label parties serve their own tasks as well.
+        """The same session in which further label parties serve their own tasks too.
 
         Raises:
             ConfigError: one of them is no further label party of this run.
@@ -269,13 +270,13 @@ class Terms(Settings):
         return self.model_copy(update={"serving": tuple(dict.fromkeys(tasks))})
 
     def asked_with(self, told: Sequence[str]) -> Terms:
-        """The same with what an evaluation or a prediction is submitted with.
+        """The same terms with the requests of an evaluation or a prediction.
 
         Args:
-            told: names, each behind `BESIDE` or `EXPLAIN`.
+            told: names, each with the prefix `BESIDE` or `EXPLAIN`.
 
         Raises:
-            ConfigError: a name that has no place in this session.
+            ConfigError: a name does not fit this session.
         """
         names = {
             "beside": [one.removeprefix(BESIDE) for one in told if one.startswith(BESIDE)],
@@ -290,26 +291,26 @@ class Terms(Settings):
         return Terms.model_validate(self.model_dump() | names)
 
     def keyed(self, secret: Secret) -> Terms:
-        """The same with the key of the draws of rows, of the label party's lasting secret."""
+        """The same terms with a key for the draws of rows, from the label party's secret."""
         if self.dp is None:
             return self
         key = secret.key("sampling", self.run).hex()
         return self.model_copy(update={"dp": self.dp.model_copy(update={"key": key})})
 
     def public(self) -> dict[str, Any]:
-        """The terms without what only the parties may know, for a card."""
+        """The terms for a card, without values that only the parties may know."""
         return self.model_dump(mode="json", exclude={"dp": {"key"}} if self.dp else None)
 
     def digest(self, *without: str) -> str:
         """SHA-256 of the terms, equal at two parties exactly when their terms are."""
         left_out: dict[str, Any] = dict.fromkeys(without, True)
-        left_out |= {} if self.dp else {"dp": True}  # as before there was any
+        left_out |= {} if self.dp else {"dp": True}  # as before [dp] existed
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
         left_out |= {} if self.beside else {"beside": True}
         left_out |= {} if self.explained else {"explained": True}
         left_out |= {} if self.purpose else {"purpose": True}
-        unsaid: set[str] = set()  # as before there was another
+        unsaid: set[str] = set()  # as before other settings existed
         if self.train.shuffle == "full":
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
         if self.train.schedule == NO_SCHEDULE:
@@ -324,7 +325,7 @@ class Terms(Settings):
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     def settings(self) -> dict[str, str]:
-        """Each setting as short text, to say which differ; long ones by the start of a digest."""
+        """Each setting as short text, to report differences; long ones as the start of a digest."""
         content = self.model_dump(mode="json")
         train = content.pop("train")
         flat = content | {f"train.{name}": value for name, value in train.items()}
@@ -336,11 +337,11 @@ class Terms(Settings):
 
 
 class AlignTerms(Terms):
-    """What is agreed on before an alignment; of a training's settings it has none.
+    """Terms of an alignment; it has no settings of a training.
 
     Attributes:
         rules, protocol, table: see `DataSettings.id_rules` and `AlignSettings`.
-        alignment: the name it gets.
+        alignment: name of the new alignment.
     """
 
     mode: Literal["align"] = "align"
@@ -351,7 +352,7 @@ class AlignTerms(Terms):
 
     @classmethod
     def asked(cls, experiment: Experiment, run: str) -> AlignTerms:
-        """The public part of an experiment that an alignment needs; label parties are alike."""
+        """The public part of an experiment that an alignment needs; all label parties are alike."""
         further = (task.party for task in experiment.tasks or ())
         everybody = [*experiment.parties, *further]
         parties = {name: PartyTerms(width=1, bottom="linear") for name in everybody}
@@ -384,12 +385,12 @@ class AlignTerms(Terms):
 
     @property
     def everybody(self) -> tuple[str, ...]:
-        """All parties with ids, in an order all agree on."""
+        """All parties with ids, in an order that all agree on."""
         return (*self.feature_parties, self.label_party)
 
 
 def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, str]:
-    """The settings that differ, as they and we have them, for a message; see `Terms.settings`."""
+    """Differing settings, theirs and ours, for a message; see `Terms.settings`."""
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
 
@@ -402,7 +403,7 @@ def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, 
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value).strip('"')  # printable ASCII, whatever a setting holds
+    text = json.dumps(value).strip('"')  # printable ASCII, whatever a setting contains
     if len(text) <= SHORT:
         return text
     return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]}..."

@@ -1,6 +1,6 @@
-"""Links between parties: in one process, or over TLS sockets that survive cuts.
+"""Links between parties: in one process, or over TLS sockets that reconnect after interruptions.
 
-The only room with sockets. A protocol never names one of these classes; it is handed a `Link`.
+Only this package uses sockets. A protocol never names one of these classes; it receives a `Link`.
 """
 
 from vfl.transport.certificates import (

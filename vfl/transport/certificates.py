@@ -1,11 +1,11 @@
-"""Certificates and keys: of one session's stream, of a trial federation, and new ones in time.
+"""Certificates and keys of a session's stream and of a trial federation, and their renewal.
 
-A session's certificate lives as long as its hub: its CA signs once and is forgotten, its private
-key stays in memory. The trial files let a federation be tried before an organisation issues its
-own: a CA, a server certificate for the SuperLink, and one key pair for each SuperNode. A new
-server certificate under the same CA needs nothing from anybody. A new CA goes in two steps, so
-that no party is cut off: first ca.pem holds the new CA and the old one and is sent to everybody,
-then the server's certificate changes.
+A session's certificate lives as long as its hub: its CA signs once and is deleted, and its private
+key stays in memory. The trial files allow a federation before an organisation issues its own
+certificates: a CA, a server certificate for the SuperLink, and one key pair for each SuperNode. A
+new server certificate under the same CA needs no action by other parties. A new CA takes two steps,
+so that no party is cut off: first ca.pem contains the new CA and the old one and is sent to all
+parties, then the server's certificate changes.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from vfl.core.errors import MissingDataError, UserError
 from vfl.core.storage import PRIVATE_FILE, private_folder, write_bytes
 
 _SESSION_DAYS = 30
-#: How long the SuperLink's certificate is good, and how long the CA that renews it.
+#: Lifetime of the SuperLink's certificate, and of the CA that renews it.
 SERVER_DAYS = 90
 AUTHORITY_DAYS = 1825
-#: From so many days before its end on at most, a certificate is spoken of; see `ends_soon`.
+#: Earliest warning about the end of a certificate, in days before it; see `ends_soon`.
 WARN_DAYS = 30
 _NEW_CA = "make a new one with: vfl renew PROJECT --authority"
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PEM = serialization.Encoding.PEM
-#: Of the group of P-256 (SEC 2, section 2.4.2), and the bytes of secret that give a key of it.
+#: Order of the P-256 group (SEC 2, section 2.4.2), and the bytes of secret for a key of it.
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _SECRET_BYTES = 48
-#: Of what a fingerprint shows: 128 bits, for which nobody finds another key.
+#: Bytes of a fingerprint: with 128 bits, finding another key with the same one is infeasible.
 _FINGERPRINT_BYTES = 16
 _KEY_TYPE = re.compile(rb"(ssh|ecdsa)-[a-z0-9-]+")
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -50,18 +50,18 @@ _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """A server's certificate and key, and the CA that vouches for it; all PEM."""
+    """A server's certificate and key, and the CA that signed it; all PEM."""
 
     ca_pem: bytes
     cert_pem: bytes
     key_pem: bytes = field(repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """TLS 1.3 for the server's side."""
+        """The TLS 1.3 context of the server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.num_tickets = 0  # a party that comes back greets anew
-        # ssl reads keys from files only; this one has mode 0600 and is gone at once.
+        context.num_tickets = 0  # reconnecting parties send a new greeting
+        # ssl reads keys from files only; this one has mode 0600 and is deleted immediately.
         with tempfile.NamedTemporaryFile(prefix="vfl-") as file:
             file.write(self.key_pem + self.cert_pem)
             file.flush()
@@ -78,15 +78,15 @@ class Authority:
 
     @classmethod
     def new(cls, name: str, days: float) -> Authority:
-        """A CA of that name, valid for so many days."""
+        """Make a CA of that name, valid for this many days."""
         return cls._of(ec.generate_private_key(ec.SECP256R1()), name, days)
 
     @classmethod
     def of_secret(cls, secret: bytes, name: str, days: float) -> Authority:
-        """The CA of that name whose private key follows from 48 secret bytes.
+        """Make the CA of that name whose private key follows from 48 secret bytes.
 
-        Each call makes another certificate, and each of them vouches for what any of them signed
-        (the extra random bits are those of FIPS 186-5, A.2.1).
+        Each call makes another certificate; each of them verifies all signatures of the others (the
+        extra random bits follow FIPS 186-5, A.2.1).
         """
         assert len(secret) == _SECRET_BYTES, "16 bytes more than the key has, against bias"
         number = 1 + int.from_bytes(secret, "big") % (_P256_ORDER - 1)
@@ -101,11 +101,11 @@ class Authority:
         return cls(ca.sign(key, hashes.SHA256()).public_bytes(_PEM), _private_pem(key))
 
     def issue_for(self, hosts: Sequence[str], days: float) -> ServerCertificate:
-        """`issue` for names and addresses as people write them."""
+        """Call `issue` with names and addresses in text form."""
         return self.issue([_host(host) for host in hosts], days)
 
     def issue(self, names: Sequence[x509.GeneralName], days: float) -> ServerCertificate:
-        """A new server key and its certificate, which ends with the CA's at the latest."""
+        """Make a new server key and its certificate, which ends no later than the CA's."""
         ca = x509.load_pem_x509_certificate(self.ca_pem)
         ca_key = serialization.load_pem_private_key(self.key_pem, None)
         assert isinstance(ca_key, ec.EllipticCurvePrivateKey), "our CAs have keys of this kind"
@@ -127,21 +127,21 @@ class Authority:
 
 
 def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> ServerCertificate:
-    """A new server certificate under a CA of its own, which nobody can use again.
+    """Make a new server certificate under its own CA, which cannot be used again.
 
     Args:
-        hosts: names and addresses the server is reached by.
-        days: how long it is valid.
+        hosts: names and addresses of the server.
+        days: number of days of its validity.
     """
     return Authority.new("vfl session CA", days).issue_for(hosts, days)
 
 
 def check_not_expired(path: Path) -> None:
-    """Look at a certificate of our own before somebody else refuses it.
+    """Check one of our own certificates before a peer refuses it.
 
     Raises:
-        MissingDataError: there is no such file.
-        UserError: it has expired, or is no certificate.
+        MissingDataError: the file does not exist.
+        UserError: the certificate has expired, or the file is no certificate.
     """
     ends, now = _certificates(path)[0].not_valid_after_utc, datetime.datetime.now(datetime.UTC)
     if ends < now:
@@ -149,7 +149,7 @@ def check_not_expired(path: Path) -> None:
             "a certificate has expired",
             where=str(path),
             got=f"valid until {ends:%Y-%m-%d %H:%M} UTC, and it is {now:%Y-%m-%d %H:%M} UTC",
-            fix="vfl renew PROJECT; while ca.key is there vfl up renews it by itself",
+            fix="vfl renew PROJECT; if ca.key exists, vfl up renews it automatically",
         )
 
 
@@ -163,14 +163,13 @@ def write_trial_certificates(
 ) -> None:
     """Write ca.pem, ca.key, server.pem, server.key, and PARTY.key and PARTY.pub for each party.
 
-    Without `with_keys` no key of a party is made; its name is checked all the same. The server's
-    certificate is good for `days`. The CA and
-    the server's files are PEM. The party's P-384 keys are in OpenSSH's formats: the public ones
-    are for ``flwr supernode register``, the private ones for ``flower-supernode
-    --auth-supernode-private-key``. All files get mode 0600.
+    Without `with_keys`, no key of a party is made, but its name is checked. The server's
+    certificate is valid for `days`. The CA's and the server's files are PEM. The party's P-384 keys
+    are in OpenSSH's formats: the public ones are for ``flwr supernode register``, the private ones
+    for ``flower-supernode --auth-supernode-private-key``. All files get mode 0600.
 
     Raises:
-        UserError: a party's name cannot name a file, or one of the files is there already.
+        UserError: a party's name cannot name a file, or a file exists already.
     """
     for party in parties:
         if not _PARTY.fullmatch(party) or party in ("ca", "server"):
@@ -195,7 +194,7 @@ def write_trial_certificates(
 
 
 def node_key_pair() -> tuple[bytes, bytes]:
-    """A private and a public P-384 key in OpenSSH's formats, which Flower reads."""
+    """Generate a private and a public P-384 key in OpenSSH's formats, which Flower reads."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         _PEM,
@@ -209,10 +208,10 @@ def node_key_pair() -> tuple[bytes, bytes]:
 
 
 def public_key_bytes(content: bytes) -> bytes | None:
-    """What two files of one SuperNode key have in common; None if there is no such key.
+    """The comparable part of a file with a SuperNode key; None if it has no such key.
 
-    A comment at the end of the line, its encoding as PEM, or keys of other kinds on further lines
-    make no other key of it.
+    The result does not depend on a comment at the end of the line, PEM encoding, or keys of other
+    kinds on further lines.
     """
     lines: list[bytes] = public_key_lines(content)
     for load, text in (
@@ -239,12 +238,12 @@ def public_key_lines(content: bytes) -> list[bytes]:
 
 
 def fingerprint(content: bytes) -> str:
-    """What two people compare of a file of public keys: 128 bits of SHA-256, in groups of four.
+    """Fingerprint of a file of public keys, for people: 128 bits of SHA-256, in groups of four.
 
     Comments and the order of lines do not count.
 
     Raises:
-        UserError: there is no key in it.
+        UserError: the file contains no key.
 
     >>> fingerprint(b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA bank")
     'b5dd a09c 26d3 11d1 9b73 d698 89ba 9a0d'
@@ -257,11 +256,11 @@ def fingerprint(content: bytes) -> str:
 
 
 def public_half(private: Path) -> bytes:
-    """The public key, one line of OpenSSH's, of a private key's file.
+    """The public key of a private key's file, as one line in OpenSSH's format.
 
     Raises:
-        MissingDataError: there is no such file.
-        UserError: it holds no private key without a passphrase.
+        MissingDataError: the file does not exist.
+        UserError: it contains no private key without a passphrase.
     """
     try:
         key = serialization.load_ssh_private_key(_read(private), None)
@@ -272,7 +271,7 @@ def public_half(private: Path) -> bytes:
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as PEM, not encrypted."""
+    """Encode a private key as PEM, without encryption."""
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
@@ -329,7 +328,7 @@ def _write_new(path: Path, content: bytes) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     except FileExistsError:
         raise UserError(
-            "a certificate or key is there already and is never overwritten",
+            "a certificate or key exists already and is never overwritten",
             where=str(path),
             fix="name another folder, or remove the old files first",
         ) from None
@@ -342,14 +341,14 @@ def days_left(path: Path) -> int:
     """Whole days until the first certificate of a PEM file ends; negative once it has.
 
     Raises:
-        MissingDataError: there is no such file.
-        UserError: it holds no certificate.
+        MissingDataError: the file does not exist.
+        UserError: it contains no certificate.
     """
     return time_left(path) // datetime.timedelta(days=1)
 
 
 def time_left(path: Path) -> datetime.timedelta:
-    """Until the first certificate of a PEM file ends; negative once it has.
+    """Time until the first certificate of a PEM file ends; negative once it has.
 
     Raises:
         MissingDataError, UserError: see `days_left`.
@@ -358,7 +357,7 @@ def time_left(path: Path) -> datetime.timedelta:
 
 
 def ends_soon(path: Path) -> bool:
-    """Whether less than a third of a certificate's time is left, 30 days at most.
+    """Whether less than a third of a certificate's lifetime is left, at most 30 days.
 
     Raises:
         MissingDataError, UserError: see `days_left`.
@@ -369,7 +368,7 @@ def ends_soon(path: Path) -> bool:
 
 
 def expiry_warning(path: Path, fix: str) -> str | None:
-    """One line about a certificate that has ended or soon will; None while there is time."""
+    """One line about a certificate that has ended or ends soon; otherwise None."""
     if not ends_soon(path):
         return None
     left = days_left(path)
@@ -378,9 +377,9 @@ def expiry_warning(path: Path, fix: str) -> str | None:
 
 
 def renew_when_due(folder: Path, days: float) -> bool:
-    """Renew server.pem as `renew_server` does, once it `ends_soon`; whether that was done.
+    """Call `renew_server` once the certificate `ends_soon`; returns whether it was renewed.
 
-    Nothing is done without ca.key, and while ca.pem has two authorities: until every party has the
+    It does nothing without ca.key, or while ca.pem has two authorities: until every party has the
     new one, the server's certificate stays with the old one.
 
     Raises:
@@ -394,22 +393,22 @@ def renew_when_due(folder: Path, days: float) -> bool:
 
 
 def renew_server(folder: Path, days: float = SERVER_DAYS) -> int:
-    """Replace server.pem and server.key: the same names, the CA whose key is ca.key.
+    """Replace server.pem and server.key, with the same names, signed by the key ca.key.
 
-    From then on ca.pem holds that CA alone.
+    Afterwards ca.pem contains only that CA.
 
     Returns:
-        How many days the new certificate is good for, which the CA's own end may shorten.
+        Number of days of the new certificate's validity, which ends no later than the CA's.
 
     Raises:
-        MissingDataError: a file is missing; without ca.key nothing can be signed.
+        MissingDataError: a file is missing; ca.key is needed to sign.
         UserError: ca.key does not belong to ca.pem, or that CA has expired.
     """
     old = _certificates(folder / "server.pem")[0]
     names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     authority = _authority(folder)
     new = authority.issue(list(names), days)
-    # The key first: with one file old and one new the server does not start, and says so.
+    # The key comes first: with one file old and one new, the server reports an error at its start.
     write_bytes(folder / "server.key", new.key_pem)
     write_bytes(folder / "server.pem", new.cert_pem)
     write_bytes(folder / "ca.pem", authority.ca_pem)
@@ -420,7 +419,7 @@ def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
     """Put a new CA into ca.pem, before the old ones, and its key into ca.key.
 
     Raises:
-        MissingDataError: there is no ca.pem.
+        MissingDataError: ca.pem does not exist.
     """
     known = b"".join(each.public_bytes(_PEM) for each in _certificates(folder / "ca.pem"))
     authority = Authority.new("vfl CA", days)
@@ -429,7 +428,7 @@ def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
 
 
 def renew_node_key(private: Path, public: Path | None = None) -> None:
-    """Replace a SuperNode's key; its public part is for the label party to register."""
+    """Replace a SuperNode's key; the label party has to register its public part."""
     private_key, public_key = node_key_pair()
     if public is not None:
         write_bytes(public, public_key)
@@ -439,7 +438,7 @@ def renew_node_key(private: Path, public: Path | None = None) -> None:
 def _authority(folder: Path) -> Authority:
     """The CA in ca.pem that ca.key belongs to."""
     path = folder / "ca.key"
-    key_pem = _read(path, "bring the key of the authority back, or make a new one with --authority")
+    key_pem = _read(path, "restore the key of the authority, or make a new one with --authority")
     try:
         public = serialization.load_pem_private_key(key_pem, None).public_key()
     except (ValueError, TypeError):

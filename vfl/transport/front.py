@@ -1,20 +1,21 @@
-"""The front of every listener: who may hold a connection before anybody has proved who they are.
+"""The front of every listener: its rules for connections before a client has authenticated.
 
-A connection that has shown no credential yet is a *stranger's*. Strangers shall cost little, and
-keep nobody out:
+A connection without a valid credential so far is a *stranger's*. Strangers may cost little, and
+must not keep other clients out:
 
-- a listener has so many places for strangers. One more ends the oldest stranger of the source that
-  has most of them, so a crowd makes room at its own cost, and whoever has shown a credential stays;
+- a listener has a limited number of places for strangers. One more ends the oldest stranger of the
+  source with the most strangers, so a flood only displaces itself; clients with a credential stay;
 - all listeners of a process share a budget of descriptors, below the limit of the process (`ulimit
-  -n`). Where it is spent, a stranger makes room, or else a known connection that waits for nothing;
-- a stranger has so long for a whole head, its first byte included, and so many bytes;
-- a source may make so many connections a second, each of which costs a handshake; one that shows a
-  credential is not counted;
-- a source has a token bucket for what comes without a credential. Debt is bounded: whoever shares
-  an address with somebody who failed a thousand times waits a second at most once that has stopped.
+  -n`). When it is used up, a stranger is closed, or else a known connection that is idle;
+- a stranger has limited time for its whole first head, including the first byte, and limited bytes;
+- a source may open a limited number of connections a second, because each costs a handshake; a
+  connection with a credential is not counted;
+- a source has a token bucket for requests without a credential. Debt is limited: if a client shares
+  an address with one that failed a thousand times, it waits one second at most after the failures
+  stop.
 
-A source is an IPv4 address, or the /64 of an IPv6 address. `TcpHub` serves strangers by threads,
-`vfl.transport.http` on an event loop; both keep these rules by a `Front`.
+A source is an IPv4 address, or the /64 of an IPv6 address. `TcpHub` serves strangers in threads,
+`vfl.transport.http` on an event loop; both follow these rules through a `Front`.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
-#: Where the scope of a request has its connection, see `vfl.transport.http`.
+#: Key of the connection in the scope of a request, see `vfl.transport.http`.
 CONNECTION = "vfl.connection"
-#: Descriptors that listeners leave to the rest of the process: a quarter of the limit, or more.
+#: Descriptors reserved for the rest of the process: a quarter of the limit, or more.
 _RESERVED = 64
 _UNLIMITED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """What strangers may do at one listener.
+    """Limits of strangers at one listener.
 
     Attributes:
-        strangers: connections without a credential at once.
-        head_s: from the connection to the end of its first head, TLS included; of a later head
-            from its first byte.
-        head_bytes: of a head; TLS has limits of its own.
-        connections_per_second: new ones of a source.
-        connections_burst: most of those that a quiet source saves up.
-        per_second: what a source may do without a credential, a second.
-        burst: most of that which a quiet source saves up.
-        failure_cost: what a wrong credential takes besides.
-        longest_wait_s: how long a source in deepest debt waits.
-        sources: how many are remembered; the one unseen for longest is forgotten.
+        strangers: simultaneous connections without a credential.
+        head_s: time from the connection to the end of its first head, TLS included; for a later
+            head, from its first byte.
+        head_bytes: size of a head; TLS has its own limits.
+        connections_per_second: new connections of a source, a second.
+        connections_burst: most connections that a quiet source accumulates.
+        per_second: actions of a source without a credential, a second.
+        burst: most actions that a quiet source accumulates.
+        failure_cost: additional cost of a wrong credential.
+        longest_wait_s: longest wait of a source in debt.
+        sources: number of remembered sources; the least recently seen one is forgotten.
     """
 
     strangers: int = 256
@@ -77,10 +78,10 @@ class RateLimiter:
 
     Args:
         per_second: tokens a second.
-        burst: most tokens a quiet key saves up.
-        longest_wait_s: how long a key in deepest debt waits for its next token.
-        keys: how many are remembered; the one unseen for longest is forgotten.
-        clock: seconds that only grow.
+        burst: most tokens that a quiet key accumulates.
+        longest_wait_s: longest wait of a key in debt for its next token.
+        keys: number of remembered keys; the least recently seen one is forgotten.
+        clock: clock in seconds that never goes back.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class RateLimiter:
         self._lock = threading.Lock()
 
     def allow(self, key: str) -> bool:
-        """Take a token; False if there is none."""
+        """Take a token; returns False if there is none."""
         with self._lock:
             bucket = self._filled(key)
             if bucket.tokens < 1:
@@ -109,7 +110,7 @@ class RateLimiter:
             return True
 
     def charge(self, key: str, tokens: float) -> None:
-        """Take tokens, into debt if need be."""
+        """Take tokens, even into debt."""
         with self._lock:
             bucket = self._filled(key)
             bucket.tokens = max(bucket.tokens - tokens, self._deepest)
@@ -134,13 +135,13 @@ class Visitor:
     """One connection at a front.
 
     Args:
-        front: that it came to.
-        source: whom it is counted for.
+        front: front of the connection.
+        source: source that it counts for.
         end: closes it, from any thread; called once at most, and not after `leave`.
 
     Attributes:
         known: whether it has shown a credential.
-        idle: whether nothing is under way on it.
+        idle: whether no request is in progress on it.
     """
 
     __slots__ = ("end", "front", "idle", "known", "source")
@@ -150,14 +151,14 @@ class Visitor:
         self.known = self.idle = False
 
     def welcome(self) -> None:
-        """It has shown a credential: from now on it makes room for no stranger."""
+        """Note that it has shown a credential: it is no longer closed in favour of strangers."""
         if not self.known:
             self.known = True
             self.front.uncount(self.source)
             _HELD.welcome(self)
 
     def leave(self) -> None:
-        """It has ended; leaving twice is harmless."""
+        """Note that it has ended; a second call has no effect."""
         _HELD.leave(self)
 
 
@@ -165,12 +166,12 @@ class Front:
     """The rules of one listener; safe to use from several threads.
 
     Args:
-        limits: what strangers may do.
-        trusted: addresses of proxies, whose connections are no stranger's.
-        clock: seconds that only grow.
+        limits: limits of strangers.
+        trusted: addresses of proxies, whose connections are not strangers.
+        clock: clock in seconds that never goes back.
 
     Attributes:
-        limits: the same.
+        limits: the argument.
     """
 
     def __init__(
@@ -196,7 +197,10 @@ class Front:
         return bool(self._trusted) and source_of(address) in self._trusted
 
     def enter(self, address: str, end: Callable[[], None]) -> Visitor | None:
-        """A connection has come; None if its source makes too many, or there is no room for it."""
+        """Admit a new connection.
+
+        The method returns None if its source opens too many, or no place is free.
+        """
         visitor = Visitor(self, source_of(address), end)
         visitor.known = visitor.source in self._trusted
         if not visitor.known and not self._connections.allow(visitor.source):
@@ -204,19 +208,19 @@ class Front:
         return visitor if _HELD.enter(visitor) else None
 
     def uncount(self, source: str) -> None:
-        """A connection of this source was no stranger's."""
+        """Return the token of a connection that is not a stranger's."""
         self._connections.charge(source, -1)
 
     def allow(self, address: str) -> bool:
-        """Whether a source may do one more thing without a credential; takes its token."""
+        """Whether a source may do one more action without a credential; takes a token."""
         return self._strangers.allow(source_of(address))
 
     def failed(self, address: str) -> None:
-        """A credential from here was wrong, or what came was none."""
+        """Charge a source for a wrong or malformed credential."""
         self._strangers.charge(source_of(address), self.limits.failure_cost)
 
     def make_room(self) -> None:
-        """End one connection: the process has no descriptor left."""
+        """Close one connection, because the process has no descriptor left."""
         _HELD.make_room(self)
 
 
@@ -229,7 +233,7 @@ class _Held:
         self._lock = threading.Lock()
 
     def enter(self, visitor: Visitor) -> bool:
-        """Hold one more; False if nothing can make room for it."""
+        """Add a connection; returns False if none can be closed for it."""
         evicted = None
         with self._lock:
             own = self._strangers_of(visitor.front)
@@ -245,20 +249,20 @@ class _Held:
         return True
 
     def welcome(self, visitor: Visitor) -> None:
-        """A stranger has become known, unless it has made room just before."""
+        """Move a stranger to the known connections, unless it has just been evicted."""
         with self._lock:
             if visitor in self._strangers:
                 del self._strangers[visitor]
                 self._known[visitor] = None
 
     def leave(self, visitor: Visitor) -> None:
-        """Hold one less."""
+        """Remove a connection."""
         with self._lock:
             self._strangers.pop(visitor, None)
             self._known.pop(visitor, None)
 
     def make_room(self, front: Front) -> None:
-        """End one, of this front if it has strangers."""
+        """Close one connection, of this front if it has strangers."""
         with self._lock:
             evicted = self._least(self._strangers_of(front))
         if evicted is not None:
@@ -268,7 +272,7 @@ class _Held:
         return [each for each in self._strangers if each.front is front]
 
     def _least(self, own: list[Visitor]) -> Visitor | None:
-        """Who makes room: a stranger here or elsewhere, else whoever waits for nothing."""
+        """Evict a stranger, from here or elsewhere, or else an idle connection."""
         some = own or list(self._strangers) or [each for each in self._known if each.idle]
         return self._evict(some) if some else None
 
@@ -285,7 +289,7 @@ _HELD = _Held()
 
 
 def budget() -> int:
-    """Connections that all fronts of this process may hold, by its limit of descriptors."""
+    """Most connections of all fronts of this process, from its limit of descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         limit = _UNLIMITED
@@ -293,14 +297,14 @@ def budget() -> int:
 
 
 def welcome(scope: Mapping[str, Any]) -> None:
-    """A request, by its scope, has shown a good credential: its connection is no stranger's."""
+    """Mark the connection of a request as known, because it has shown a valid credential."""
     if connection := scope.get("state", {}).get(CONNECTION):
         connection.welcome()
 
 
 @lru_cache(1024)
 def source_of(address: str) -> str:
-    """Who is counted as one: an IPv4 address, or the /64 that one IPv6 host can choose from.
+    """The source of an address: IPv4 itself, or the /64 that one IPv6 host can choose from.
 
     >>> source_of("10.0.0.7"), source_of("::ffff:10.0.0.7"), source_of("2001:db8::7")
     ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
@@ -317,7 +321,7 @@ def source_of(address: str) -> str:
 
 
 def whole_number(text: bytes, most: int) -> int | None:
-    """A count in decimal digits, all of them read; None for any other text, and beyond `most`.
+    """Parse decimal digits completely; returns None for other text, or a number above `most`.
 
     >>> whole_number(b"12", 100), whole_number(b"0012", 100), whole_number(b"101", 100)
     (12, 12, None)

@@ -1,8 +1,8 @@
 """The handshake of a stream: HELLO, answered by WELCOME or ERROR.
 
-Each message is one frame of JSON. Every field is checked for type and size before use; keys we do
-not know are ignored, so that a later version may add some. A greeting that breaks a rule is a
-`ProtocolError`. Credentials are checked first, then the application is asked.
+Each message is one frame of JSON. The type and the size of every field are checked before use;
+unknown keys are ignored, so that later versions may add some. A greeting that breaks a rule is a
+`ProtocolError`. Credentials are checked before the application is asked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vfl.core.errors import (
 from vfl.core.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
 from vfl.core.text import printable
 
-#: The answer to a greeting comes from a hub whose certificate was checked, so it may be larger.
+#: The answer to a greeting comes from a hub with a checked certificate, so it may be larger.
 ANSWER_LIMIT_BYTES = 64 * 1024
 _LIMIT_BYTES = {
     Kind.HELLO: HANDSHAKE_LIMIT_BYTES,
@@ -36,7 +36,7 @@ _LIMIT_BYTES = {
     Kind.ERROR: ANSWER_LIMIT_BYTES,
 }
 _HEX_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-#: Of an absolute path, all but its last name; of an address with "://", nothing.
+#: Matches all folders of an absolute path; an address with "://" has no match.
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s'\"]+/)+")
 _REFUSALS: dict[str, type[VFLError]] = {
     kind.code: kind
@@ -60,7 +60,7 @@ _KEY: _Rule = (
 )
 _COUNT: _Rule = ("a count of frames", lambda value: type(value) is int and 0 <= value < 2**63)
 _OBJECT: _Rule = ("a JSON object", lambda value: isinstance(value, dict))
-#: What the fields of a greeting must be.
+#: Rules of the fields of a greeting.
 _RULES = {
     "session": _NAME,
     "node": _NAME,
@@ -75,23 +75,23 @@ _HELLO_FIELDS = ("session", "node", "token", "about", "key", "sent", "received")
 
 
 def fresh_key() -> str:
-    """A key of 32 random bytes, as hex."""
+    """Draw a key of 32 random bytes, as hex."""
     return secrets.token_hex(32)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who wants to attach, and how far it has come.
+    """Greeting of an attaching party, with its progress.
 
     Attributes:
-        session: name of the session, from the session message.
+        session: identifier of the session, from the session message.
         node: the control plane's name of this node.
         token: the secret of this node in this session.
-        key: a secret this process has made for this session, which no message of the control plane
-            holds. The first greeting binds the token to it, so that the token alone is worth
-            nothing any more.
-        about: what the application wants to say of itself; JSON values only.
-        sent, received: frames this end has sent and fully received in this session.
+        key: secret that this process has drawn for this session; no message of the control plane
+            contains it. The first greeting binds the token to it, so that the token alone is
+            useless afterwards.
+        about: the application's own data; JSON values only.
+        sent, received: frames that this end has sent and fully received in this session.
     """
 
     session: str
@@ -103,47 +103,47 @@ class Hello:
     received: int = 0
 
     def frame(self) -> Frame:
-        """The greeting as a frame."""
+        """Encode the greeting as a frame."""
         return _frame(Kind.HELLO, {name: getattr(self, name) for name in _HELLO_FIELDS})
 
     @classmethod
     def of(cls, frame: Frame) -> Hello:
-        """The greeting in a frame.
+        """Decode the greeting from a frame.
 
         Raises:
-            ProtocolError: another kind of frame, or a field of a wrong type or size.
+            ProtocolError: the frame has another kind, or a field has a wrong type or size.
         """
         return cls(**_fields(_record(frame, Kind.HELLO), *_HELLO_FIELDS))
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The hub's consent.
+    """The hub's acceptance.
 
     Attributes:
-        received: frames the hub has fully received from this party in this session.
-        terms: what the application wants to tell; JSON values only.
+        received: frames that the hub has fully received from this party in this session.
+        terms: the application's answer; JSON values only.
     """
 
     received: int
     terms: Mapping[str, Any] = field(default_factory=dict)
 
     def frame(self) -> Frame:
-        """The consent as a frame."""
+        """Encode the acceptance as a frame."""
         return _frame(Kind.WELCOME, {"received": self.received, "terms": self.terms})
 
     @classmethod
     def of(cls, frame: Frame) -> Welcome:
-        """The consent in a frame.
+        """Decode the acceptance from a frame.
 
         Raises:
-            ProtocolError: another kind of frame, or a field of a wrong type or size.
+            ProtocolError: the frame has another kind, or a field has a wrong type or size.
         """
         return cls(**_fields(_record(frame, Kind.WELCOME), "received", "terms"))
 
 
 def error_frame(error: VFLError) -> Frame:
-    """What went wrong, for the other end: long texts cut, folders of this machine left out."""
+    """Encode an error for the other end: long texts are cut, local folders left out."""
     record = {
         key: printable(_FOLDERS.sub("", text)) for key, text in error.record().items() if text
     }
@@ -151,7 +151,7 @@ def error_frame(error: VFLError) -> Frame:
 
 
 def read_refusal(frame: Frame, party: str) -> VFLError:
-    """The error behind the ERROR that answered a greeting, of its own class where it has one."""
+    """Decode the error of an ERROR that answered a greeting, in its own class if known."""
     code, texts = _error_texts(frame, party)
     if code in _REFUSALS:
         return _REFUSALS[code](texts.pop("what"), **texts)
@@ -159,7 +159,7 @@ def read_refusal(frame: Frame, party: str) -> VFLError:
 
 
 def read_failure(frame: Frame, party: str) -> PeerFailedError:
-    """The error behind an ERROR that came later; `party` is who sent it."""
+    """Decode the error of a later ERROR; `party` is its sender."""
     code, texts = _error_texts(frame, party)
     what = texts.pop("what")
     failure = PeerFailedError(f"{party} stopped with {code}: {what}", **texts)
@@ -168,11 +168,11 @@ def read_failure(frame: Frame, party: str) -> PeerFailedError:
 
 
 def in_session(frame: Frame, party: str) -> Frame:
-    """A frame that came after the greeting, if it is one for the application.
+    """Return a frame for the application after the greeting; raise other kinds.
 
     Raises:
-        PeerFailedError: it says why `party` stopped.
-        ProtocolError: it is another greeting.
+        PeerFailedError: the frame reports the error that stopped `party`.
+        ProtocolError: the frame is another greeting.
     """
     if frame.kind is Kind.ERROR:
         raise read_failure(frame, party)
@@ -191,7 +191,7 @@ def _frame(kind: Kind, record: Mapping[str, Any]) -> Frame:
     payload = text.encode()
     if len(payload) > _LIMIT_BYTES[kind]:
         raise ProtocolError(
-            f"a {kind.name} has too much to say",
+            f"the content of a {kind.name} is too large",
             got=f"{len(payload)} bytes",
             want=f"at most {_LIMIT_BYTES[kind]} bytes",
         )
@@ -221,7 +221,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _fields(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Some fields of a greeting, each of the type and size it must have."""
+    """Some fields of a greeting, each checked for type and size."""
     for name in names:
         want, fits = _RULES[name]
         if not fits(record.get(name)):

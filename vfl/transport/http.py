@@ -1,8 +1,9 @@
-"""HTTP behind a `Front`: a server of uvicorn whose connections are accepted here.
+"""HTTP behind a `Front`: a uvicorn server whose connections are accepted here.
 
-uvicorn sees a TLS connection once its handshake is done, and waits for a head as long as a client
-likes. So this file accepts connections itself: each has a deadline for TLS and its first head, and
-one for every later head. An application says `welcome(scope)` of a request with a good credential.
+uvicorn first sees a TLS connection after its handshake, and waits for a head without a limit of
+time. This module therefore accepts connections itself: each has a deadline for TLS and its first
+head, and one for every later head. An application calls `welcome(scope)` for a request with a valid
+credential.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-#: Accepted in one turn of the loop, and how long it rests when there is no descriptor left.
+#: Connections accepted in one turn of the loop, and the pause when no descriptor is left.
 _AT_ONCE, _REST_S = 64, 0.05
-#: How long the end of TLS may take.
+#: Longest duration of the end of TLS.
 _CLOSE_S = 2.0
 _START_S, _TICK_S = 10.0, 0.01
 
@@ -39,13 +40,13 @@ _START_S, _TICK_S = 10.0, 0.01
 def http_config(
     app: Any, certificate: str | None, key: str | None, client_ca: str | None = None
 ) -> uvicorn.Config:
-    """How a listener of ours speaks HTTP: quietly, without web sockets, over TLS 1.3 if at all.
+    """Configuration of our HTTP listeners: quiet, without web sockets, TLS 1.3 only.
 
     Args:
         app: an ASGI application.
-        certificate: PEM file for TLS; None speaks HTTP without it.
+        certificate: PEM file for TLS; None uses HTTP without TLS.
         key: PEM file of its private key.
-        client_ca: PEM file of the authority whose certificates clients must have.
+        client_ca: PEM file of the authority that must have signed clients' certificates.
     """
     config = uvicorn.Config(
         app,
@@ -69,20 +70,20 @@ def http_config(
 
 
 class LargeBodyError(Exception):
-    """A body went beyond its limit."""
+    """A body exceeds its limit."""
 
 
 async def read_body(receive: Receive, most: int, patience_s: float) -> bytes | None:
-    """The whole body of a request; None when its caller hangs up before the end.
+    """Read the whole body of a request; returns None if the client disconnects before the end.
 
     Args:
-        receive: of the request.
-        most: bytes.
-        patience_s: for all of it.
+        receive: receive function of the request.
+        most: limit in bytes.
+        patience_s: limit of time for the whole body.
 
     Raises:
-        LargeBodyError: it is larger.
-        TimeoutError: it did not come in time.
+        LargeBodyError: the body is larger.
+        TimeoutError: the body did not arrive in time.
     """
     body = bytearray()
     async with asyncio.timeout(patience_s):
@@ -104,7 +105,7 @@ def announces_at_most(scope: Scope, most: int) -> bool:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives a body that was read, then what comes after it."""
+    """Make a receive function that first returns a body already read."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> MutableMapping[str, Any]:
@@ -114,10 +115,10 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class Connection:
-    """One connection of a server, from its accept to its end; all of it on the server's loop.
+    """One connection of a server, from its accept to its end; used on the server's loop only.
 
     Args:
-        server: that accepted it.
+        server: server that accepted it.
         accepted: its socket.
     """
 
@@ -133,29 +134,29 @@ class Connection:
         self._ended = False
 
     def open(self, visitor: Visitor) -> None:
-        """Begin with TLS, or with HTTP."""
+        """Start TLS, or HTTP."""
         self.visitor, visitor.idle = visitor, True
         self._server.opening.add(self)
         self._arm()
         self._task = self._loop.create_task(self._open())
 
     def welcome(self) -> None:
-        """It has shown a credential."""
+        """Mark it as known after a valid credential."""
         if self.visitor is not None:
             self.visitor.welcome()
 
     def end(self) -> None:
-        """End it, from any thread."""
+        """Close it, from any thread."""
         with suppress(RuntimeError):  # the server has ended
             self._loop.call_soon_threadsafe(self.close)
 
     def opened(self, transport: asyncio.BaseTransport) -> None:
-        """TLS is done."""
+        """Note that TLS is established."""
         self._transport = transport
         self._server.opening.discard(self)
 
     def received(self, size: int, whole_head: bool) -> None:
-        """Bytes have come, and with them the end of a head or not."""
+        """Note received bytes, and whether they complete a head."""
         if whole_head:
             self.begin()
         elif not self._answering:
@@ -167,39 +168,39 @@ class Connection:
                 self._arm()
 
     def begin(self) -> None:
-        """A request is under way."""
+        """Note that a request is in progress."""
         self._answering, self._head_bytes = True, 0
         self._disarm()
         if self.visitor is not None:
             self.visitor.idle = False
 
     def answered(self) -> None:
-        """It is no longer."""
+        """Note that no request is in progress any more."""
         self._answering = False
         if self.visitor is not None:
             self.visitor.idle = True
 
     def left(self) -> None:
-        """It has ended."""
+        """Note that it has ended."""
         self._disarm()
         self._server.opening.discard(self)
         if self.visitor is not None:
             self.visitor.leave()
 
     def close(self) -> None:
-        """End it now."""
+        """Close it immediately."""
         self.left()
         if self._ended:
             return
         self._ended = True
         if self._transport is not None:
             self._transport.abort()  # type: ignore[attr-defined]
-        else:  # amid TLS
+        else:  # during TLS
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     async def _open(self) -> None:
-        """Hand the socket to uvicorn's protocol, TLS first."""
+        """Do the TLS handshake, if any, and pass the socket to uvicorn's protocol."""
         context = self._server.context()
         patience = self._limits.head_s if context else None
         try:
@@ -223,15 +224,15 @@ class Connection:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server, its connections behind a front.
+    """uvicorn's server, with its connections behind a front.
 
     Args:
-        config: of uvicorn; its host and port are listened on if no sockets are given.
-        front: what strangers may do.
-        signals: whether it ends at SIGINT and SIGTERM; without it whoever runs it sees to that.
+        config: configuration of uvicorn; its host and port are used if no sockets are given.
+        front: rules for strangers.
+        signals: whether it handles SIGINT and SIGTERM; otherwise the caller does.
 
     Attributes:
-        front: the same.
+        front: the argument.
         opening: connections that have not finished TLS.
     """
 
@@ -244,7 +245,7 @@ class HttpServer(uvicorn.Server):
         self._signals, self._files = signals, _stamps(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and be started."""
+        """Listen, and start the application."""
         listening = sockets or [listen(self.config.host, self.config.port)]
         self.config.loaded_app = _Noted(self.config.loaded_app)
         self._listeners = [_Listener(each, self) for each in listening]
@@ -259,10 +260,10 @@ class HttpServer(uvicorn.Server):
         return super().capture_signals() if self._signals else nullcontext()
 
     def context(self) -> ssl.SSLContext | None:
-        """TLS for a connection that comes now, with the certificate as its file has it now.
+        """The TLS context for a new connection, with the present certificate file.
 
-        Connections that are open keep theirs. Amid a renewal certificate and key may not belong to
-        each other, and the ones before still count.
+        Open connections keep their context. During a renewal, certificate and key may not match;
+        then the previous context is used.
         """
         config, now = self.config, _stamps(self.config)
         if config.ssl is not None and now and now != self._files:
@@ -283,10 +284,10 @@ class HttpServer(uvicorn.Server):
         return config.ssl
 
     def start(self, listening: socket.socket, name: str) -> None:
-        """Serve in a thread of this name; returns once it does.
+        """Serve in a thread of this name; returns after the start.
 
         Raises:
-            UserError: it does not within ten seconds.
+            UserError: it does not start within ten seconds.
         """
         self._thread = threading.Thread(
             target=self.run, args=([listening],), name=name, daemon=True
@@ -299,12 +300,12 @@ class HttpServer(uvicorn.Server):
             time.sleep(_TICK_S)
 
     def stop(self) -> None:
-        """End what `start` began; stopping twice is harmless."""
+        """Stop the thread of `start`; a second call has no effect."""
         self.should_exit = True
         self._thread.join(_START_S)
 
     def protocol(self, connection: Connection) -> asyncio.Protocol:
-        """What speaks HTTP on a connection."""
+        """Protocol that handles HTTP on a connection."""
         return _Protocol(
             connection,
             config=self.config,
@@ -314,7 +315,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _stamps(config: uvicorn.Config) -> tuple[int, ...]:
-    """When the files of a certificate and its key were written; empty without any."""
+    """Modification times of a certificate and its key; empty without any."""
     files = [one for one in (config.ssl_certfile, config.ssl_keyfile) if one is not None]
     try:
         return tuple(Path(one).stat().st_mtime_ns for one in files)
@@ -323,7 +324,7 @@ def _stamps(config: uvicorn.Config) -> tuple[int, ...]:
 
 
 class _Listener:
-    """A listening socket on a loop, as `uvicorn.Server.servers` wants one."""
+    """A listening socket on a loop, with the interface of `uvicorn.Server.servers`."""
 
     def __init__(self, listening: socket.socket, server: HttpServer) -> None:
         listening.setblocking(False)
@@ -332,12 +333,12 @@ class _Listener:
         self._closed = False
 
     def open(self) -> None:
-        """Accept from now on."""
+        """Accept connections from now on."""
         if not self._closed:
             asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         self._closed = True
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
@@ -345,7 +346,7 @@ class _Listener:
             connection.close()
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -369,7 +370,7 @@ class _Listener:
 
 
 class _Noted:
-    """An application whose connections know when a request is under way."""
+    """An application whose connections note when a request is in progress."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -384,15 +385,15 @@ class _Noted:
             await self._app(scope, receive, send)
         finally:
             connection.answered()
-            if scope["type"] == "websocket":  # uvicorn has handed it to another protocol
+            if scope["type"] == "websocket":  # uvicorn has passed it to another protocol
                 connection.left()
 
 
 class _Joined:
-    """A transport that writes what one turn of the loop gives it at once.
+    """A transport that collects the writes of one turn of the loop.
 
-    The head and the body of an answer are two writes of uvicorn's, and the first wakes the client,
-    which on a busy machine takes the processor from the second.
+    uvicorn writes head and body of an answer separately; the first write wakes the client, which on
+    a busy machine delays the second.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -417,7 +418,7 @@ class _Joined:
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP as uvicorn speaks it: heads have a deadline, an answer goes in one piece."""
+    """uvicorn's HTTP protocol, with deadlines for heads, and answers written in one piece."""
 
     def __init__(self, connection: Connection, **options: Any) -> None:
         super().__init__(**options)

@@ -1,8 +1,8 @@
-"""The label party's side of all streams: who may attach, who has, and their links.
+"""The label party's end of all streams: admission of parties, and their links.
 
-Strangers meet a `Front`: a connection takes one token of its source, a greeting that fails takes a
-few more. Without a token a connection is closed before a byte of it is read; a party that meets
-this tries again by itself.
+Strangers meet a `Front`: a connection takes one token of its source, and a greeting that fails
+takes a few more. Without a token, a connection is closed before any byte is read; a party that
+meets this tries again automatically.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from vfl.transport.router import Listener, PortListener
 from vfl.transport.stream import Stream, open_stream, require_loopback
 
 _TICK_S = 0.05
-#: Most bytes of a connection before its greeting is accepted, those of TLS included.
+#: Most bytes of a connection before its greeting is accepted, TLS included.
 _GREETING_LIMIT_BYTES = 2 * HANDSHAKE_LIMIT_BYTES
-#: Handshakes at once: each has a thread.
+#: Simultaneous handshakes: each has a thread.
 _HANDSHAKES = 64
-#: What a stranger causes rather than a party that is refused for a reason.
+#: Errors that strangers cause, unlike a party that is refused for a reason.
 _UNAUTHENTICATED = (OSError, AuthenticationError, FrameError, ProtocolError)
 
 
-#: Asked once a party, at its first attach: party and its `about` to the terms it is told.
+#: Called once for each party, at its first attach: maps the party and its `about` to its terms.
 OnAttach = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a party must show: the control plane's name of its node, and the node's token."""
+    """Credential of a party: the control plane's name of its node, and the node's token."""
 
     node: str
     token: str = field(repr=False)
@@ -59,12 +59,12 @@ class Credential:
 
 @dataclass(slots=True)
 class _Ticket:
-    """What is kept of a credential: digests, so that the hub's memory holds no token.
+    """Stored form of a credential: digests, so that the hub's memory contains no token.
 
     Attributes:
-        node, token: SHA-256 of what must be shown.
-        expires_at: until when the token may be used first, on the monotonic clock.
-        key: SHA-256 of the key that the first greeting came with; None until then.
+        node, token: SHA-256 of the values to show.
+        expires_at: end of the period for the token's first use, on the monotonic clock.
+        key: SHA-256 of the first greeting's key; None until then.
     """
 
     node: bytes
@@ -74,25 +74,25 @@ class _Ticket:
 
 
 class Admission:
-    """Who may attach in one session; safe to use from several threads.
+    """Parties that may attach in one session; safe to use from several threads.
 
-    A token is bound to the key of the first greeting that shows it: whoever learns the token
-    later, from the control plane's database for example, cannot greet with it.
+    A token is bound to the key of the first greeting that shows it. An attacker who learns the
+    token later, for example from the control plane's database, cannot greet with it.
 
     Args:
-        session: name of the session.
-        credentials: what each party must show, by party name.
-        on_attach: gives the terms of a party, or raises a `VFLError` that both the party
-            and `TcpHub.wait_all` then get. Called by one thread at a time, within the limit of a
+        session: identifier of the session.
+        credentials: credential of each party, by name.
+        on_attach: returns the terms of a party, or raises a `VFLError`, which both the party and
+            `TcpHub.wait_all` then get. Called by one thread at a time, within the time limit of a
             handshake.
-        token_s: how long a token waits for its first use.
-        limits: what a party's frames may carry, asked when `on_attach` has admitted it; without
-            it a frame may be as large as any (`vfl.core.frame.LIMIT_BYTES`).
-        clock: seconds that only grow.
+        token_s: how long a token is valid before its first use.
+        limits: returns the limits of a party's frames, after `on_attach` has admitted it; without
+            it only `vfl.core.frame.LIMIT_BYTES` applies.
+        clock: clock in seconds that never goes back.
 
     Attributes:
-        limits: the same.
-        failure: why a party with good credentials was refused; None if none was.
+        limits: the argument.
+        failure: reason why a party with valid credentials was refused; None if no party was.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class Admission:
 
     @property
     def parties(self) -> Sequence[str]:
-        """Everybody who may attach."""
+        """All parties that may attach."""
         return list(self._tickets)
 
     def admit(self, hello: Hello) -> tuple[str, Mapping[str, Any]]:
-        """The party that greets, and its terms.
+        """Admit a greeting party; returns its name and its terms.
 
         Raises:
-            AuthenticationError: session, node and token do not belong together.
-            VFLError: what `on_attach` raised.
+            AuthenticationError: session, node and token do not match.
+            VFLError: the error of `on_attach`.
         """
         with self._lock:
             party = self._authenticate(hello)
@@ -133,13 +133,16 @@ class Admission:
             return party, self._terms[party]
 
     def replace(self, party: str, credential: Credential) -> None:
-        """Give a party a new credential; the old one is worth nothing any more."""
+        """Give a party a new credential; the old one becomes invalid."""
         with self._lock:
             self._tickets[party] = self._ticket(credential)
             self._terms.pop(party, None)
 
     def _authenticate(self, hello: Hello) -> str:
-        """Every comparison is made, and the answer is the same, whichever fails."""
+        """Find the party of a greeting.
+
+        All comparisons are made, and all failures give one error.
+        """
         token, node, key = _digest(hello.token), _digest(hello.node), _digest(hello.key)
         session_known, now = _same(_digest(hello.session), self._session), self._clock()
         found = None
@@ -150,9 +153,9 @@ class Admission:
                 found = party
         if not session_known or found is None:
             raise AuthenticationError(
-                "the hub knows no such session, node and token",
-                fix="start the session again; a token is good for one node in one session, and "
-                "for the process that used it first",
+                "the hub has no such session, node and token",
+                fix="start the session again; a token is valid for one node in one session, "
+                "and for the process that used it first",
             )
         self._tickets[found].key = key
         return found
@@ -166,7 +169,7 @@ class Admission:
             return {}
         try:
             terms = self._on_attach(party, dict(hello.about))
-            Welcome(0, terms).frame()  # terms that cannot be sent are found now
+            Welcome(0, terms).frame()  # checks now that the terms can be sent
         except VFLError as error:
             self.failure = error
             raise
@@ -191,13 +194,13 @@ def _same(given: bytes, wanted: bytes) -> bool:
 
 @dataclass(slots=True)
 class _Greeting:
-    """A handshake under way.
+    """A handshake in progress.
 
     Attributes:
-        address: where it comes from.
-        thread: that speaks with it.
-        visitor: its connection, at the front; known once the admission's answer is yes.
-        asking: whether the admission was asked, whose answer it is to hear.
+        address: address of the client.
+        thread: thread of the handshake.
+        visitor: its connection at the front; marked as known once the admission accepts it.
+        asking: whether the admission was asked, so that the client has to receive the answer.
     """
 
     address: str
@@ -212,16 +215,17 @@ class TcpHub:
     Args:
         host: address to listen on.
         port: port to listen on, 0 for a free one.
-        admission: who can attach, and on what terms; nobody else can.
-        certificate: for TLS 1.3; None for none, which a loopback address alone allows.
-        timeouts: how long to wait.
-        window: sent frames kept for a resend, per party.
-        front: what strangers may do; `timeouts.handshake_s` is the deadline of their greeting.
-        plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
-        listener: where connections come from in place of host and port: a router, for example.
+        admission: parties that may attach, and their terms; all others are refused.
+        certificate: certificate for TLS 1.3; None disables TLS, which only a loopback address
+            allows.
+        timeouts: time limits.
+        window: number of sent frames stored for a resend, for each party.
+        front: rules for strangers; `timeouts.handshake_s` is the deadline of their greeting.
+        plaintext: allows measurements without TLS beyond this machine, with nothing to protect.
+        listener: source of connections in place of host and port, such as a router.
 
     Attributes:
-        port: the port really listened on.
+        port: the actual port.
 
     Raises:
         UserError: the address cannot be listened on, or is open to others without TLS.
@@ -262,7 +266,7 @@ class TcpHub:
         """Block until every party has attached; `poll` runs every 0.05 s and may raise.
 
         Raises:
-            MissingPartyError: names who did not come, and who did.
+            MissingPartyError: names the missing and the attached parties.
             VFLError: `on_attach` refused a party.
         """
         deadline = time.monotonic() + timeout_s
@@ -279,7 +283,7 @@ class TcpHub:
                     where=f"port {self.port}",
                     got=", ".join(here) or "nobody",
                     want=", ".join(parties),
-                    fix="is this address open to them? each party's own log says what it met",
+                    fix="is this address reachable for them? each party's own log has its errors",
                 )
             if poll is not None:
                 poll()
@@ -289,16 +293,16 @@ class TcpHub:
         """The link to one attached party.
 
         Raises:
-            MissingPartyError: it has never attached.
+            MissingPartyError: the party has never attached.
         """
         if not self._has(party):
             raise MissingPartyError(f"party '{party}' has not attached")
         return self._links[party]
 
     def replace(self, party: str, credential: Credential) -> None:
-        """Forget a lost party and expect it anew, with a new token and from the first frame on.
+        """Forget a lost party and expect it again, with a new token and from the first frame on.
 
-        The old link ends and the old token is worth nothing any more.
+        The old link ends, and the old token becomes invalid.
         """
         self._admission.replace(party, credential)
         old = self._links.get(party)
@@ -307,13 +311,13 @@ class TcpHub:
             old.close()
 
     def fail(self, error: VFLError) -> None:
-        """Tell every attached party what went wrong here, then close."""
+        """Report an error of this end to every attached party, then close."""
         for link in self._links.values():
             link.fail(error)
         self.close()
 
     def close(self) -> None:
-        """End every link and stop listening; nobody can attach afterwards."""
+        """End every link and stop listening; no party can attach afterwards."""
         self._closed.set()
         self._acceptor.join()
         self._listener.close()
@@ -321,7 +325,7 @@ class TcpHub:
             link.close()
         with self._greeting_lock:
             greeting = dict(self._greeting)
-        # A refusal ends the session as soon as it is known: its party must still hear of it.
+        # A refusal ends the session immediately, so wait until its party has received it.
         deadline = time.monotonic() + 2 * LINGER_S
         for stream, each in greeting.items():
             if each.asking:
@@ -352,11 +356,11 @@ class TcpHub:
                 connection.close()
 
     def _begin(self, connection: socket.socket, address: str) -> None:
-        """Start one handshake in a thread of its own."""
+        """Start one handshake in a new thread."""
         try:
             stream = open_stream(connection, self._context)
         except (OSError, ValueError):
-            connection.close()  # gone already
+            connection.close()  # closed already
             return
         stream.limit_bytes = HANDSHAKE_LIMIT_BYTES
         stream.wire_limit_bytes = _GREETING_LIMIT_BYTES
@@ -378,7 +382,7 @@ class TcpHub:
         thread.start()
 
     def _greet(self, stream: Stream) -> None:
-        """One handshake, from TLS to WELCOME or ERROR."""
+        """Run one handshake, from TLS to WELCOME or ERROR."""
         greeting = self._greeting[stream]
         try:
             self._attach(stream, greeting)
@@ -386,7 +390,7 @@ class TcpHub:
             if isinstance(error, _UNAUTHENTICATED) and not greeting.visitor.known:
                 self._front.failed(greeting.address)
             if isinstance(error, VFLError):
-                with contextlib.suppress(OSError, VFLError):  # it may not stay to hear it
+                with contextlib.suppress(OSError, VFLError):  # the client may have disconnected
                     stream.write(error_frame(error), time.monotonic() + LINGER_S)
                     stream.end(LINGER_S)
             stream.end()
@@ -401,7 +405,7 @@ class TcpHub:
         hello = Hello.of(stream.read(deadline))
         if self._closed.is_set():
             raise LostPeerError("the session is over", fix=WHY_IT_ENDED)
-        links = dict(self._links)  # those of now: an old token must not reach a replaced link
+        links = dict(self._links)  # present links: an old token must not reach a replaced link
         greeting.asking = True
         party, terms = self._admission.admit(hello)
         greeting.visitor.welcome()

@@ -1,7 +1,7 @@
-"""What every link has: limits, deadlines, observers; and the link inside one process.
+"""Common parts of all links: limits, deadlines, observers; and the link within one process.
 
-An exchange between parties of one process enters no other file of this room: `local_pair` hands
-frames over as they are, and `Observed` tells the ledger and the trace of each.
+An exchange between parties of one process uses no other module of this package: `local_pair` passes
+frames without encoding them, and `Observed` reports each to the ledger and the trace.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from vfl.core.errors import LostPeerError, ProtocolError, VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, Link, Observer
 from vfl.transport.handshake import error_frame, read_failure
 
-#: Sent frames each end keeps for the other, so also how many may be on their way unread.
+#: Sent frames that each end stores for the other; also the most unread frames in transit.
 WINDOW_FRAMES = 4
-#: How long an end that stops waits for the other to read why.
+#: How long an ending link waits until the other end has read the reason.
 LINGER_S = 0.5
-#: What a party does that finds a session ended.
+#: Cure for a party whose session has ended.
 WHY_IT_ENDED = (
-    "see what the label party's command says: it ends for all when one party's rows or settings "
-    "differ"
+    "see the output of the label party's command: a session ends for all when one party's "
+    "rows or settings differ"
 )
 
 
 class TransportLink(Link, Protocol):
-    """A link whose end can say why it stops."""
+    """A link whose end can report why it stops."""
 
     def fail(self, error: VFLError) -> None:
-        """Tell the other end what went wrong here, then close; its `receive` raises."""
+        """Report an error of this end to the other end, then close; `receive` raises it there."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Largest payloads of one link, by kind, in bytes; a kind that is not named carries nothing.
+    """Largest payloads of one link, by kind, in bytes; other kinds must have no payload.
 
     Attributes:
-        up: towards the party that listens (in a session the label party).
-        down: from it.
+        up: limits towards the listening party (in a session, the label party).
+        down: limits from it.
     """
 
     up: Mapping[Kind, int]
     down: Mapping[Kind, int]
 
     def inbox_bytes(self, window: int) -> int:
-        """Most bytes the listening end holds of frames it has not taken yet."""
-        # One ERROR ends a link, so a window is full of anything else.
+        """Most bytes of unread frames that the listening end holds."""
+        # One ERROR ends a link, so the other frames of a window are of other kinds.
         return window * _largest(self.up) + self.up.get(Kind.ERROR, 0) + HEADER_BYTES
 
     def resend_bytes(self, window: int) -> int:
-        """Most bytes the listening end keeps of frames it may have to send again."""
+        """Most bytes of sent frames that the listening end stores for a resend."""
         return window * _largest(self.down)
 
     def held_bytes(self, window: int) -> int:
-        """Most bytes of frames the listening end holds for the other one.
+        """Most bytes of frames that the listening end holds for the other one.
 
         Args:
-            window: frames that may be on their way unread, and sent frames that are kept.
+            window: number of unread frames in transit, and of stored sent frames.
 
         >>> LinkLimits(up={Kind.CUT: 984}, down={Kind.GRAD: 184}).held_bytes(window=4)
         4816
@@ -73,14 +73,14 @@ def _largest(limits: Mapping[Kind, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each kind of waiting may last, in seconds.
+    """Limits of each kind of waiting, in seconds.
 
     Attributes:
-        connect_s: one attempt of a feature party to reach the hub.
-        handshake_s: one handshake, TLS and greeting together.
-        step_s: the label party, for one frame of an attached party.
-        idle_s: a feature party, for one frame of the label party.
-        rejoin_window_s: how long a cut link may take to come back.
+        connect_s: for one attempt of a feature party to reach the hub.
+        handshake_s: for one handshake, TLS and greeting together.
+        step_s: of the label party, for one frame of an attached party.
+        idle_s: of a feature party, for one frame of the label party.
+        rejoin_window_s: for a lost connection to come back.
         retry_s: pause before a feature party tries again.
     """
 
@@ -94,24 +94,24 @@ class Timeouts:
 
 @dataclass(slots=True)
 class Depth:
-    """How many messages had to follow one another to bring one party to where it is."""
+    """Length of the longest chain of messages that led to a party's present state."""
 
     hops: int = 0
 
 
-#: A frame and how many messages lie before it one after the other; None where the link was closed.
+#: A frame with the length of the chain before it; None where the link was closed.
 Sent = tuple[int, Frame] | None
 
 
 class LocalLink:
-    """One end of an in-process pair; one thread plays both parties, or each end has its own.
+    """One end of an in-process pair; one thread runs both parties, or each end has its own.
 
     Args:
-        put: takes what is sent.
-        incoming: what the other end sent.
-        peer: who is at the other end, for messages.
-        timeout_s: how long `receive` waits; at 0 nobody else runs who could send meanwhile.
-        depth: of this party, shared by its links.
+        put: queues a sent message.
+        incoming: messages from the other end.
+        peer: name of the other end, for messages.
+        timeout_s: how long `receive` waits; 0 if no other thread could send meanwhile.
+        depth: depth of this party, shared by its links.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class LocalLink:
         self._depth = depth or Depth()
 
     def send(self, frame: Frame) -> None:
-        """Hand over one frame; if the other end has closed, nobody reads it, and `receive` says so.
+        """Send one frame; if the other end has closed, only `receive` raises an error.
 
         Raises:
             LostPeerError: this end has closed.
@@ -140,12 +140,12 @@ class LocalLink:
         self._put((self._depth.hops + 1, frame))
 
     def receive(self) -> Frame:
-        """The next frame.
+        """Receive the next frame.
 
         Raises:
-            LostPeerError: nothing came in time, or an end has closed the link and every frame was
+            LostPeerError: no frame came in time, or an end has closed the link and every frame was
                 read.
-            ProtocolError: the other end has sent nothing, and nobody else is running.
+            ProtocolError: the other end has sent nothing, and no other thread is running.
             PeerFailedError: the other end reported an error.
         """
         if self._closed:
@@ -161,7 +161,7 @@ class LocalLink:
         return frame
 
     def poll(self) -> Frame | None:
-        """The next frame if it is there.
+        """The next frame if it has arrived.
 
         Raises:
             LostPeerError, PeerFailedError: see `receive`.
@@ -169,16 +169,16 @@ class LocalLink:
         return None if self._incoming.empty() else self.receive()
 
     def read_beside(self, links: Sequence[Any]) -> None:
-        """Nothing here waits to be sent."""
+        """Do nothing: sends never wait here."""
 
     def fail(self, error: VFLError) -> None:
-        """Tell the other end what went wrong here, then close."""
+        """Report an error of this end to the other end, then close."""
         if not self._closed:
             self.send(error_frame(error))
         self.close()
 
     def close(self) -> None:
-        """End this side; frames already sent to the other end can still be read there."""
+        """Close this end; the other end can still read frames already sent to it."""
         if not self._closed:
             self._closed = True
             self._put(None)
@@ -193,11 +193,11 @@ class LocalLink:
 
 
 def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
-    """What `peer` sent: how many messages lie before it, and a frame for the application.
+    """Unpack a message of `peer`: the length of its chain, and a frame for the application.
 
     Raises:
         LostPeerError: the link was closed.
-        PeerFailedError: the frame says what went wrong there.
+        PeerFailedError: the frame reports an error.
     """
     if sent is None:
         raise _closed_link()
@@ -207,7 +207,7 @@ def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
 
 
 def sent_nothing(peer: str, timeout_s: float) -> LostPeerError:
-    """What is said of a party that was waited for in vain."""
+    """Error for a party whose frame did not arrive in time."""
     return LostPeerError(f"{peer} sent nothing in time", want=f"a frame within {timeout_s:g} s")
 
 
@@ -220,12 +220,12 @@ def local_pair(
     timeout_s: float = 0.0,
     depths: tuple[Depth | None, Depth | None] = (None, None),
 ) -> tuple[LocalLink, LocalLink]:
-    """Two connected ends.
+    """Make two connected ends.
 
     Args:
-        names: of the parties at them.
-        timeout_s: how long each waits for the other; 0 where one thread plays both.
-        depths: of the two parties, where messages in a row are counted.
+        names: names of the parties at them.
+        timeout_s: how long each waits for the other; 0 where one thread runs both.
+        depths: depths of the two parties, which count chains of messages.
 
     >>> label, feature = local_pair()
     >>> feature.send(Frame(Kind.CUT, step=7))
@@ -241,27 +241,27 @@ def local_pair(
 
 
 class PolledLink(TransportLink, Protocol):
-    """A link that can also be asked without waiting; see `vfl.transport.reliable`."""
+    """A link that can also be polled; see `vfl.transport.reliable`."""
 
     @property
     def patience_s(self) -> float:
-        """How long its other end may say nothing."""
+        """Longest silence of its other end, in seconds."""
 
     def poll(self) -> Frame | None:
-        """The next frame if it is there."""
+        """The next frame if it has arrived."""
 
     def fileno(self) -> int:
-        """What to wait for; -1 while there is nothing."""
+        """File descriptor to wait for; -1 while there is none."""
 
 
 class Observed:
-    """A link and its observers, told after each frame that was really sent or received.
+    """A link with observers, which are called after each frame that was sent or received.
 
     Args:
         link: the link that carries the frames.
         party: name of the feature party at one of its ends.
-        end: whose end this is.
-        observers: told (party, "up" or "down", frame); up is towards the label party.
+        end: name of the party at this end.
+        observers: receive (party, "up" or "down", frame); up is towards the label party.
     """
 
     __slots__ = ("_link", "_observers", "_party", "_receiving", "_sending")
@@ -297,10 +297,10 @@ class Observed:
 
 
 class FanOut:
-    """A feature party's streams to several label parties as one link.
+    """A feature party's streams to several label parties, as one link.
 
-    What is sent goes to all of them, the same bytes; frames are received from one after the other,
-    always in the same order.
+    Each sent frame goes to all of them, with the same bytes; frames are received from one after the
+    other, always in the same order.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -322,7 +322,7 @@ class FanOut:
 
 
 class ObservedPoll(Observed):
-    """The same for a link that can be asked without waiting."""
+    """An observed link that can be polled."""
 
     __slots__ = ("_polled",)
 
@@ -351,10 +351,10 @@ class ObservedPoll(Observed):
         return self._polled.fileno()
 
     def filenos(self) -> list[int]:
-        """The same, as of a link that is several streams."""
+        """File descriptors, with the interface of a link of several streams."""
         return [self.fileno()]
 
     @property
     def waits_for(self) -> str:
-        """Who is at its other end."""
+        """Name of its other end."""
         return self._party

@@ -1,4 +1,4 @@
-"""Unix sockets in a folder of one user: processes of a party find each other there."""
+"""Unix sockets in a folder of one user, by which processes of a party find each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BACKLOG = 16
 
 
 def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket:
-    """A socket that listens in a folder; one that an earlier process left is replaced."""
+    """Open a listening socket in a folder; a socket of an earlier process is replaced."""
     private_folder(folder)
     listener = socket.socket(socket.AF_UNIX)
     with _address(folder, name) as address:
@@ -28,12 +28,12 @@ def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket
 
 @contextmanager
 def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.socket | None]:
-    """A connection to who listens in a folder; None where nobody of this user does.
+    """Connect to a listener in a folder; yields None if no process of this user listens.
 
     Args:
-        folder: of one user.
-        name: of the socket in it.
-        timeout_s: of every later operation, too; 0 waits for nothing.
+        folder: folder of one user.
+        name: name of the socket in it.
+        timeout_s: timeout of every later operation, too; 0 never waits.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
@@ -47,7 +47,7 @@ def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.s
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the other end is of our user; elsewhere than on Linux the folder's mode says it."""
+    """Whether the other end belongs to our user; outside Linux the folder's mode ensures it."""
     if sys.platform != "linux":
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -56,7 +56,7 @@ def is_ours(connection: socket.socket) -> bool:
 
 @contextmanager
 def _address(folder: Path, name: str) -> Iterator[str]:
-    """The socket's path; on Linux by the open folder, because it may have 107 bytes."""
+    """Path of the socket; on Linux through the open folder, because of the limit of 107 bytes."""
     if sys.platform != "linux":
         yield str(folder / name)
         return

@@ -1,11 +1,11 @@
-"""Two parties that sign, agree on keys and seal messages, whoever carries what they send.
+"""Key agreement between two parties, with signatures and sealed messages, over any channel.
 
-Each makes an X25519 key (RFC 7748) for one attempt and offers its public half, perhaps signed and
-with a count: the signature covers what both must mean alike. Keys follow from the shared secret by
-HKDF-SHA256 (RFC 5869), bound to what was agreed. Messages are sealed with AES-256-GCM, counted in
-each direction; `SealedPairs` keeps both directions of every pair that a party is in. What is signed
-and what binds a key are its owner's: `vfl.mpc.secure.keys`, `vfl.session.relay`,
-`vfl.session.ranks.machines` and `vfl.tensors.keys` each say so in their heads.
+Each party generates an X25519 key (RFC 7748) for one attempt and offers its public half, optionally
+signed and with a counter; the signature covers data that must be equal at both. HKDF-SHA256 (RFC
+5869) derives keys from the shared secret, bound to the agreed data. AES-256-GCM seals messages,
+which are numbered in each direction; `SealedPairs` has both directions of every pair of a party.
+The callers define the signed data and the data bound to a key: see the heads of
+`vfl.mpc.secure.keys`, `vfl.session.relay`, `vfl.session.ranks.machines` and `vfl.tensors.keys`.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from vfl.core.errors import ReusedPadError, VFLError
 
 PUBLIC_BYTES = KEY_BYTES = 32
 SIGNATURE_BYTES, COUNT_BYTES, TAG_BYTES, NONCE_BYTES = 64, 8, 16, 12
-#: An X25519 key, the count of its party's store, and the signature of both.
+#: An X25519 key, the counter of its party's store, and the signature of both.
 OFFER_BYTES = PUBLIC_BYTES + COUNT_BYTES + SIGNATURE_BYTES
-#: Messages under one key, at most.
+#: Most messages under one key.
 _MESSAGES = 2**32
 
 
 class Signer(Protocol):
-    """A key that stays; see `vfl.session.store.identity.Identity`."""
+    """A lasting key; see `vfl.session.store.identity.Identity`."""
 
     def sign(self, message: bytes) -> bytes:
-        """A signature of 64 bytes."""
+        """Sign a message; the signature has 64 bytes."""
 
 
 class Verifier(Protocol):
-    """Its public half; see `vfl.session.store.identity.Pin`."""
+    """The public half of a lasting key; see `vfl.session.store.identity.Pin`."""
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
         """Whether its owner signed the message."""
 
 
 class NotAgreedError(ValueError):
-    """An offer is not signed by its party, or gives no key; the owner says which party's it is."""
+    """An offer is not signed by its party, or contains no valid key; the caller adds the party."""
 
 
 def derived(secret: bytes, info: bytes, size: int = KEY_BYTES, salt: bytes | None = None) -> bytes:
-    """Bytes by HKDF-SHA256, bound to `info`."""
+    """Derive bytes by HKDF-SHA256, bound to `info`."""
     return HKDF(SHA256(), size, salt=salt, info=info).derive(secret)
 
 
@@ -55,7 +55,7 @@ class Agreeing:
     """One party's X25519 key of one attempt; its private half never leaves this object.
 
     Attributes:
-        public: 32 bytes.
+        public: public half, 32 bytes.
 
     >>> bank, shop = Agreeing(), Agreeing()
     >>> bank.key(shop.public, b"one session") == shop.key(bank.public, b"one session")
@@ -67,12 +67,12 @@ class Agreeing:
         self.public = self._private.public_key().public_bytes_raw()
 
     def offer(self, signer: Signer, about: bytes, count: int = 0) -> bytes:
-        """The public half and a count, signed together with what both must mean alike."""
+        """Make an offer: the public half and a counter, signed with the data of both ends."""
         told = self.public + count.to_bytes(COUNT_BYTES)
         return told + signer.sign(about + told)
 
     def shared(self, public: bytes) -> bytes:
-        """What both have in common, to derive keys from.
+        """The shared secret, from which keys are derived.
 
         Raises:
             NotAgreedError: the other half is no key, or a point of small order.
@@ -83,7 +83,7 @@ class Agreeing:
             raise NotAgreedError from None
 
     def key(self, public: bytes, info: bytes, salt: bytes | None = None) -> bytes:
-        """The 32-byte key of both, bound to `info`; raises what `shared` does."""
+        """Derive the 32-byte key of both, bound to `info`; raises the errors of `shared`."""
         return derived(self.shared(public), info, salt=salt)
 
     def __repr__(self) -> str:
@@ -94,10 +94,10 @@ class Agreeing:
 
 
 def opened_offer(offer: bytes, pin: Verifier, about: bytes) -> tuple[bytes, int]:
-    """The public half and the count of an offer.
+    """Verify an offer; returns the public half and the counter.
 
     Raises:
-        NotAgreedError: the owner of the pinned key has not signed it, about the same.
+        NotAgreedError: the owner of the pinned key has not signed it with the same data.
     """
     told, signature = offer[:-SIGNATURE_BYTES], offer[-SIGNATURE_BYTES:]
     if len(offer) != OFFER_BYTES or not pin.has_signed(about + told, signature):
@@ -113,18 +113,18 @@ class Cipher(Protocol[Given, Made]):
     """AES-256-GCM under one key, such as `AESGCM`."""
 
     def encrypt(self, nonce: bytes, data: Given, about: bytes | None, /) -> Made:
-        """The message, unreadable."""
+        """Encrypt a message."""
 
     def decrypt(self, nonce: bytes, data: Given, about: bytes | None, /) -> Made:
-        """What was encrypted."""
+        """Decrypt a message."""
 
 
 class Direction(Generic[Given, Made]):
-    """One direction of a pair: the sender seals, the receiver opens, both count.
+    """One direction of a pair: the sender seals, the receiver opens, and both count.
 
     Args:
-        cipher: under the key of this direction, or of the pair where directions differ in `way`.
-        way: how every nonce begins.
+        cipher: cipher of this direction, or of the pair if directions differ in `way`.
+        way: first bytes of every nonce.
         first: number of the first message.
 
     >>> from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -137,29 +137,29 @@ class Direction(Generic[Given, Made]):
         self._cipher, self._way, self._next = cipher, way, first
 
     def seal(self, message: Given, about: bytes | None = None) -> Made:
-        """The message, unreadable, and `TAG_BYTES` longer.
+        """Seal a message; the result is `TAG_BYTES` longer.
 
         Args:
-            message: what to carry.
-            about: what both ends must mean alike; it does not travel.
+            message: content of the message.
+            about: associated data, which must be equal at both ends; it does not travel.
 
         Raises:
-            ReusedPadError: this key has sealed all the messages it is good for.
+            ReusedPadError: this key has sealed its maximum number of messages.
         """
         return self._cipher.encrypt(self._nonce(), message, about)
 
     def open(self, sealed: Given, about: bytes | None = None) -> Made:
-        """What was sealed; the next message is the only one that opens.
+        """Open a sealed message; only the next message in order can be opened.
 
         Raises:
-            InvalidTag: it is not the sender's next message, or is about something else.
+            InvalidTag: it is not the sender's next message, or has other associated data.
         """
         return self._cipher.decrypt(self._nonce(), sealed, about)
 
     def _nonce(self) -> bytes:
         if self._next >= _MESSAGES:
             raise ReusedPadError(
-                "a key has sealed as many messages as it may",
+                "a key has sealed its maximum number of messages",
                 got=f"{_MESSAGES} messages",
                 fix="begin a new attempt, with new keys",
             )
@@ -174,12 +174,12 @@ class Direction(Generic[Given, Made]):
 
 
 class SealedPairs(Generic[Given, Made]):
-    """Messages between one party and others, sealed and counted each way once keys were agreed on.
+    """Sealed messages between one party and others, numbered in each direction.
 
     Args:
-        others: whom it exchanges messages with.
-        refused: makes the error for a message that does not open, of its sender, its length and
-            what it should have been about.
+        others: the other parties.
+        refused: makes the error for a message that cannot be opened, from its sender, its length
+            and its associated data.
     """
 
     def __init__(
@@ -192,23 +192,23 @@ class SealedPairs(Generic[Given, Made]):
     def use(
         self, other: str, there: Cipher[Given, Made], back: Cipher[Given, Made], first: int = 0
     ) -> None:
-        """The ciphers of both directions to another party, and the number of the first message."""
+        """Set the ciphers to and from another party, and the number of the first message."""
         self._there[other] = Direction(there, first=first)
         self._back[other] = Direction(back, first=first)
 
     def has_keys(self, other: str) -> bool:
-        """Whether messages with another party can be sealed."""
+        """Whether messages to another party can be sealed."""
         return other in self._there
 
     def sealed(self, other: str, message: Given, about: bytes = b"") -> Made:
-        """A message for another party; see `Direction.seal`."""
+        """Seal a message for another party; see `Direction.seal`."""
         return self._there[other].seal(message, about)
 
     def opened(self, sender: str, sealed: Given, about: bytes = b"") -> Made:
-        """What another party sealed; its next message is the only one that opens.
+        """Open a message of another party; only its next message can be opened.
 
         Raises:
-            VFLError: it is not that message, or is about something else; see `refused`.
+            VFLError: it is not that message, or has other associated data; see `refused`.
         """
         try:
             return self._back[sender].open(sealed, about)

@@ -1,4 +1,4 @@
-"""One careful look at an address: does it answer, with which certificate, and what is its time?"""
+"""Probe of an address: whether it answers, with which certificate, and the time there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vfl.transport.stream import family_of
 #: Flower refuses the signature of a node whose clock differs by more (TIMESTAMP_TOLERANCE).
 CLOCK_TOLERANCE_S = 300
 _TIME = "%Y-%m-%d %H:%M:%S UTC"
-#: OpenSSL's codes of a certificate that is not valid yet, or no more.
+#: OpenSSL's codes of a certificate that is not valid yet, or no longer.
 _OUT_OF_TIME = (9, 10)
 _PATIENCE_S = 5.0
 _ROUND_TRIPS = 5
@@ -35,12 +35,12 @@ _ROUND_TRIPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What one address answered.
+    """Result of a probe of one address.
 
     Attributes:
-        connect_s: until the TCP connection stood.
-        clock_s: how far the peer's clock is ahead of ours, to a second or so; None if the answer
-            had no ``Date``.
+        connect_s: time until the TCP connection was established.
+        clock_s: how far the peer's clock is ahead of ours, accurate to about a second; None if the
+            answer had no ``Date``.
     """
 
     connect_s: float
@@ -48,20 +48,20 @@ class Probe:
 
 
 def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -> None:
-    """Connect and make the TLS handshake, before something that explains less tries to.
+    """Connect and do the TLS handshake, before a library with less clear errors does.
 
     Args:
-        name: what messages call the server.
+        name: name of the server in messages.
         address: host:port.
-        ca_pem: the authority that must have signed its certificate, and no other.
-        clock: whether it is asked for its time as well.
+        ca_pem: the only authority that may have signed its certificate.
+        clock: whether to ask for its time as well.
 
     Raises:
-        ClockError: its clock and ours are too far apart, or that is why its certificate fails.
-        AuthenticationError: its certificate has expired, is for another host, or is not signed
-            by this authority.
-        ProtocolError: somebody answers, but not with TLS.
-        LostPeerError: nobody answers.
+        ClockError: its clock and ours differ too much, or its certificate fails for that reason.
+        AuthenticationError: its certificate has expired, is for another host, or is not signed by
+            this authority.
+        ProtocolError: the address answers, but not with TLS.
+        LostPeerError: the address does not answer.
     """
     where = parse_address(address)
     with _explained(name, where), closing(_connect(where, ca_pem)) as connection:
@@ -70,10 +70,10 @@ def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -
 
 
 def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
-    """`check_server`, how long a connection takes, and what time it is there.
+    """Call `check_server`, and measure the time of a connection and the time there.
 
     Raises:
-        PeerError: as `check_server`.
+        PeerError: see `check_server`.
     """
     with _explained(name, address):
         started = time.monotonic()
@@ -89,16 +89,16 @@ def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
 
 
 def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
-    """How long a packet takes there and back: the fastest of a few TCP connections.
+    """Round-trip time of a packet: the fastest of a few TCP connections.
 
-    A proxy on the way opens a connection of its own behind ours, which counts as well.
+    A proxy on the way opens another connection behind ours, which is included.
 
     Args:
-        address: host:port of something that listens; nothing is sent to it.
-        timeout_s: for all of them together.
+        address: host:port of a listener; nothing is sent to it.
+        timeout_s: limit for all of them together.
 
     Raises:
-        LostPeerError: nobody answered in time.
+        LostPeerError: the address did not answer in time.
     """
     deadline = time.monotonic() + timeout_s
     trips: list[float] = []
@@ -122,7 +122,7 @@ def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a service could listen there; True for addresses this machine does not have."""
+    """Whether a service could listen there; True for addresses of other machines."""
     try:
         family = family_of(host)
     except OSError:
@@ -137,10 +137,10 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> None:
-    """Refuse two clocks that are too far apart for signed times and certificates.
+    """Refuse two clocks that differ too much for signed times and certificates.
 
     Raises:
-        ClockError: with both clocks.
+        ClockError: states both clocks.
     """
     if abs((ours - theirs).total_seconds()) <= CLOCK_TOLERANCE_S:
         return
@@ -155,7 +155,7 @@ def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> Non
 
 
 def _connect(address: Address, ca_pem: str | None) -> http.client.HTTPSConnection:
-    """A connection to a server; without an authority to anybody, to ask and to rely on nothing."""
+    """Connect to a server; without an authority, to any, for answers that are not trusted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_pem is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -184,7 +184,7 @@ def _explained(name: str, address: Address) -> Iterator[None]:
             where=where,
             got=problem.verify_message,
             want="one that is valid today, for this host, signed by the authority in ca.pem",
-            fix="see that the clocks agree, get ca.pem anew, or renew it: vfl renew PROJECT",
+            fix="check that the clocks agree, get ca.pem again, or renew it: vfl renew PROJECT",
         ) from None
     except ssl.SSLError as problem:
         raise ProtocolError(
@@ -198,12 +198,12 @@ def _explained(name: str, address: Address) -> Iterator[None]:
             f"{name} cannot be reached",
             where=where,
             got=problem.strerror or type(problem).__name__,
-            fix="see that it runs, and that the port is open in every firewall between",
+            fix="check that it runs, and that the port is open in every firewall between",
         ) from None
 
 
 def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
-    """The peer's time, to a second, by the ``Date`` of its answer to a HEAD; None without one."""
+    """The peer's time, to a second, from the ``Date`` of its answer to a HEAD; None without one."""
     try:
         connection.request("HEAD", "/")
         answer = connection.getresponse()
@@ -213,7 +213,7 @@ def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
 
 
 def _unproven_time(address: Address) -> datetime | None:
-    """What somebody at an address says of the time, who has proved nothing."""
+    """The time that an unauthenticated server at an address reports."""
     try:
         with closing(_connect(address, None)) as connection:
             return _time_at(connection)

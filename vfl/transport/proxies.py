@@ -1,8 +1,8 @@
-"""The way out of an organisation: directly, or through a proxy by CONNECT (RFC 9110, 9.3.6).
+"""Connections out of an organisation: directly, or through a CONNECT proxy (RFC 9110, 9.3.6).
 
-Both of a party's connections go this way, and both read the variables that Flower's own client
-reads: `HTTPS_PROXY`, else `ALL_PROXY`, and `NO_PROXY`. The proxy sees names, times and sizes: TLS
-begins inside the tunnel, and certificates are checked as without one. The loopback has no proxy.
+Both connections of a party use this module, and both read the variables of Flower's own client:
+`HTTPS_PROXY`, else `ALL_PROXY`, and `NO_PROXY`. The proxy sees names, times and sizes: TLS begins
+inside the tunnel, and certificates are checked as without a proxy. The loopback uses no proxy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vfl.core.text import printable
 _HEAD_BYTES = 16 * 1024
 _SETTING = "HTTPS_PROXY (or ALL_PROXY) of the environment"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-#: Answers of a proxy that does not reach the target now; somebody may listen there soon.
+#: Answers of a proxy that cannot reach the target now, but perhaps later.
 _LATER = (502, 503, 504)
 _WANTS_PASSWORD = 407
 
@@ -32,8 +32,8 @@ class Proxy:
     """A proxy that makes tunnels.
 
     Attributes:
-        address: where it listens.
-        credentials: the value of Proxy-Authorization; empty for none.
+        address: address of the proxy.
+        credentials: value of Proxy-Authorization; empty for none.
     """
 
     address: Address
@@ -41,7 +41,7 @@ class Proxy:
 
 
 def proxy_for(host: str) -> Proxy | None:
-    """The proxy on the way to a host, by the variables of the environment; None for none.
+    """The proxy on the way to a host, from the environment's variables; None for none.
 
     Raises:
         ConfigError: the variable names a proxy that cannot be used.
@@ -53,20 +53,20 @@ def proxy_for(host: str) -> Proxy | None:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         address = Address(parse_host(parts.hostname or ""), parts.port or 80)
-    except ValueError:  # its text may hold a password
+    except ValueError:  # its text may contain a password
         raise ConfigError(
             "this is no proxy",
             where=_SETTING,
             want="http://HOST:PORT, or http://NAME:PASSWORD@HOST:PORT",
-            fix="write special characters of a password as %40, those of @ and / at least",
+            fix="escape special characters of a password as %40, at least @ and /",
         ) from None
     if parts.scheme != "http":
         raise ConfigError(
-            "streams know one kind of proxy, which is asked by CONNECT without TLS",
+            "streams support one kind of proxy, which gets CONNECT without TLS",
             where=_SETTING,
             got=f"{printable(parts.scheme, 20)}://",
             want="http://HOST:PORT",
-            fix="NO_PROXY names hosts that are reached without a proxy",
+            fix="NO_PROXY lists hosts that are reached without a proxy",
         )
     if parts.username is None:
         return Proxy(address)
@@ -75,7 +75,7 @@ def proxy_for(host: str) -> Proxy | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by its loopback.
+    """Whether a host is this machine's loopback.
 
     >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("lender.example")
     (True, True, False)
@@ -87,7 +87,7 @@ def is_loopback(host: str) -> bool:
 
 
 def local_is_direct() -> dict[str, str]:
-    """Variables by which Flower's client, too, reaches this machine without a proxy."""
+    """Variables with which Flower's client, too, reaches this machine without a proxy."""
     named = getproxies_environment().get("no", "").replace(" ", "")
     known = list(filter(None, named.split(",")))
     hosts = named if "*" in known else ",".join(dict.fromkeys([*known, *_LOCAL]))
@@ -95,12 +95,12 @@ def local_is_direct() -> dict[str, str]:
 
 
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A TCP connection to a host, through the proxy of this environment if it has one.
+    """Open a TCP connection to a host, through the proxy of this environment if it has one.
 
     Raises:
         ConfigError: the proxy cannot be used.
         AuthenticationError: the proxy wants another name and password.
-        LostPeerError: the proxy refuses a tunnel there.
+        LostPeerError: the proxy refuses a tunnel to it.
         OSError: the host or the proxy cannot be reached, or takes too long.
     """
     proxy = proxy_for(host)
@@ -131,14 +131,14 @@ def _request(target: Address, proxy: Proxy) -> bytes:
 
 
 def _head(connection: socket.socket, deadline: float) -> bytes:
-    """The head of the answer; behind it the other end waits for us to speak first."""
+    """Read the head of the answer; after it, the other end waits for us to send first."""
     head = bytearray()
     while not head.endswith(b"\r\n\r\n"):
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         more = connection.recv(_HEAD_BYTES - len(head))
         head += more
         if not more or len(head) == _HEAD_BYTES:
-            raise ConnectionError("the proxy ended the connection before its answer was whole")
+            raise ConnectionError("the proxy closed the connection before its answer was complete")
     return bytes(head)
 
 
@@ -158,9 +158,9 @@ def _check(head: bytes, target: Address, proxy: Proxy) -> None:
     if code in _LATER:
         raise ConnectionError(None, f"{where}: {got}")
     raise LostPeerError(
-        "the proxy makes no tunnel",
+        "the proxy refuses a tunnel",
         where=where,
         got=got,
         want=f"CONNECT {target}",
-        fix="its administrator allows that, or NO_PROXY names the host",
+        fix="its administrator can allow it, or NO_PROXY can list the host",
     )

@@ -1,8 +1,8 @@
-"""The two ends of a stream that survives cuts: count frames, keep the last few, resend.
+"""Both ends of a stream that survives interruptions: they count, store and resend frames.
 
-Each end counts the frames it has sent and fully received in a session and keeps the last few it
-sent, as the very frames that were handed over. When a party attaches again both ends tell what
-they have received and each resends what the other lacks. Nothing is ever encoded twice.
+Each end counts the frames it has sent and fully received in a session, and stores the last few sent
+frames unchanged. When a party attaches again, both ends report their received frames, and each
+resends those that the other lacks. No frame is ever encoded twice.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _TICK_S = 0.05
 
 
 class Sequence:
-    """The counts and stored frames of one end; its owner guards it against other threads.
+    """The counters and stored frames of one end; its owner protects it by a lock.
 
     Args:
-        window: how many sent frames are kept.
+        window: number of stored sent frames.
     """
 
     def __init__(self, window: int = WINDOW_FRAMES) -> None:
@@ -55,35 +55,36 @@ class Sequence:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the frames that are kept."""
+        """Bytes of the stored frames."""
         return sum(frame.wire_bytes for frame in self._stored)
 
     def store(self, frame: Frame) -> None:
-        """Count and keep a frame, before it is written."""
+        """Count and store a frame, before it is written."""
         self._stored.append(frame)
         self.sent += 1
 
     def check_sent(self, peer_sent: int) -> None:
-        """The other end must have sent what was received from it.
+        """Check that the other end has sent the frames received from it.
 
         Raises:
-            LostPeerError: it counts fewer, so it is not the process that began the session.
+            LostPeerError: its counter is smaller, so it is another process than at the session's
+                start.
         """
         if peer_sent < self.received:
             raise self._another_process(f"{peer_sent} frames sent", f"at least {self.received}")
 
     def missing(self, peer_received: int) -> list[Frame]:
-        """The stored frames the other end lacks, oldest first.
+        """The stored frames that the other end lacks, oldest first.
 
         Raises:
-            LostPeerError: it lacks more than is kept, or counts more than was sent.
+            LostPeerError: it lacks more than are stored, or counts more than were sent.
         """
         gap = self.sent - peer_received
         if gap < 0:
             raise self._another_process(f"{peer_received} frames received", f"at most {self.sent}")
         if gap > len(self._stored):
             raise LostPeerError(
-                "the other end lacks more frames than are kept for it",
+                "the other end lacks more frames than are stored for it",
                 got=f"{gap} frames missing",
                 want=f"at most {len(self._stored)}",
                 fix="start the session again from its last checkpoint",
@@ -93,7 +94,7 @@ class Sequence:
     @staticmethod
     def _another_process(got: str, want: str) -> LostPeerError:
         return LostPeerError(
-            "the two ends of a session count differently; one of them was started anew",
+            "the two ends of a session have different counters; one of them was started again",
             got=got,
             want=want,
             fix="start the session again from its last checkpoint",
@@ -104,17 +105,17 @@ _LABEL_PARTY = "the label party"
 
 
 class _StreamLink:
-    """What both ends of a stream do: count and keep frames, hold to limits, end once for all.
+    """Common part of both ends of a stream: counting, storing, limits, and a single end.
 
     Args:
-        peer: who is at the other end, for messages.
-        patience_s: how long it may say or take nothing.
-        timeouts: how long to wait for everything else.
-        window: sent frames kept for a resend.
+        peer: name of the other end, for messages.
+        patience_s: longest time in which it may send or accept nothing.
+        timeouts: all other time limits.
+        window: number of sent frames stored for a resend.
 
     Attributes:
-        limits: what frames may carry; None until something was agreed.
-        patience_s: how long the other end may say or take nothing.
+        limits: limits of frames; None until they are agreed.
+        patience_s: longest time in which the other end may send or accept nothing.
     """
 
     def __init__(self, peer: str, patience_s: float, timeouts: Timeouts, window: int) -> None:
@@ -130,28 +131,28 @@ class _StreamLink:
         self._beside: tuple[_StreamLink, ...] = ()
 
     def read_beside(self, links: Iterable[_StreamLink]) -> None:
-        """While a frame waits for room, read what comes over other links of this thread too.
+        """Also read other links of this thread while a frame waits for room.
 
-        Where three ends send in a circle, each waits for the next one to read.
+        If three ends send in a circle, each waits for the next one to read.
 
         Args:
-            links: used by the same thread as this one; instead of those given before.
+            links: links used by the same thread as this one; they replace those set before.
         """
         self._beside = tuple(links)
 
     def send(self, frame: Frame) -> None:
-        """Store and write a frame; a link that breaks here is mended when the party comes back.
+        """Store and write a frame; a link that breaks here is repaired when the party comes back.
 
         Raises:
-            OversizedFrameError: it is larger than what was agreed on; nothing was sent or kept.
-            LostPeerError: the rejoin window has passed, or the other end takes nothing in time.
+            OversizedFrameError: it exceeds the agreed limit; it was neither sent nor stored.
+            LostPeerError: the rejoin window has passed, or the other end accepts nothing in time.
         """
         self._check_open()
         deadline = time.monotonic() + self.patience_s
         limits = self._outgoing
         if limits is not None and len(frame.payload) > limits.get(frame.kind, 0):
             raise OversizedFrameError(
-                f"a {frame.kind.name} is larger than what was agreed on",
+                f"a {frame.kind.name} is larger than agreed",
                 where=f"step {frame.step}",
                 got=f"{len(frame.payload)} bytes",
                 want=f"at most {limits.get(frame.kind, 0)} bytes",
@@ -166,7 +167,7 @@ class _StreamLink:
             else:
                 stream.write(frame, deadline)
         except ConnectionError:
-            # The stream stays: what the other end sent before the cut can still be read.
+            # The stream stays: frames that the other end sent before the break can still be read.
             self._note_loss(stream)
         except TimeoutError as error:
             raise self._end(self._silent("took nothing")) from error
@@ -174,10 +175,10 @@ class _StreamLink:
             raise self._end(error) from None
 
     def receive(self) -> Frame:
-        """Wait for the next frame, through cuts of the stream.
+        """Wait for the next frame, also through interruptions of the stream.
 
         Raises:
-            LostPeerError: nothing came in time, or the rejoin window has passed.
+            LostPeerError: no frame came in time, or the rejoin window has passed.
             PeerFailedError: the other end reported an error.
             FrameError: the bytes are no frame; the link has ended.
         """
@@ -191,7 +192,7 @@ class _StreamLink:
                 return frame
 
     def fail(self, error: VFLError) -> None:
-        """Tell the other end what went wrong here, then close; a later attach is told the same."""
+        """Report an error of this end to the other end, then close; later attaches get it too."""
         with self._changed:
             stream = self._stream if self._ended is None else None
             self._ended = self._ended or error
@@ -204,23 +205,23 @@ class _StreamLink:
         self.close()
 
     def close(self) -> None:
-        """Release the link; closing twice is harmless."""
+        """Close the link; a second call has no effect."""
         self._end(LostPeerError(f"the link to {self._peer} was closed"))
 
     def _store(self, frame: Frame, deadline: float) -> Stream | None:
-        """Keep a frame for a resend; what it is written to, unless it will be resent anyway."""
+        """Store a frame; returns the stream to write it to, or None if it will be resent anyway."""
         raise NotImplementedError
 
     def _readable(self, deadline: float) -> Stream:
-        """What the next frame comes from."""
+        """Stream from which the next frame is read."""
         raise NotImplementedError
 
     def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
-        """A write to a stream failed, or a read, after which nothing more comes from it."""
+        """Note a failed write, or a failed read after which no frame follows."""
         raise NotImplementedError
 
     def _read(self, stream: Stream, deadline: float) -> Frame | None:
-        """The next frame; None where the stream was cut or replaced meanwhile."""
+        """Read the next frame; returns None if the stream was broken or replaced meanwhile."""
         try:
             frame = stream.read(deadline)
         except ConnectionError:
@@ -236,7 +237,7 @@ class _StreamLink:
             raise self._end(error) from None
 
     def _count(self, stream: Stream) -> bool:
-        """Count a received frame, unless its stream was replaced while it was read."""
+        """Count a received frame, unless its stream was replaced during the read."""
         self._sequence.received += 1
         return True
 
@@ -248,7 +249,7 @@ class _StreamLink:
         return LostPeerError(f"{self._peer} {did} for {self.patience_s:g} s")
 
     def _release(self) -> None:
-        """Let go of the current stream."""
+        """Close the current stream."""
         if self._stream is not None:
             self._stream.end()
             self._stream = None
@@ -266,19 +267,19 @@ class _StreamLink:
 
 
 class TcpLink(_StreamLink):
-    """An attached link; made by `connect`, used by one thread, and attached again after a cut.
+    """An attached link; made by `connect`, used by one thread, and reattached after a break.
 
     Args:
         reach: opens a new stream to the hub.
-        hello: who this party is.
-        timeouts: how long to wait.
-        window: sent frames kept for a resend; the hub's is best the same.
-        peer: who listens, for messages.
-        limits: what frames may carry; None where nothing was agreed.
-        place: where it listens, for messages.
+        hello: greeting of this party.
+        timeouts: time limits.
+        window: number of sent frames stored for a resend; the hub should use the same.
+        peer: name of the listener, for messages.
+        limits: limits of frames; None if none were agreed.
+        place: address of the listener, for messages.
 
     Attributes:
-        terms: what the label party told at the first attach.
+        terms: terms from the label party's answer to the first attach.
     """
 
     def __init__(
@@ -315,20 +316,20 @@ class TcpLink(_StreamLink):
         plaintext: bool = False,
         route: str = "",
     ) -> TcpLink:
-        """Attach to a hub; returns once it has said WELCOME.
+        """Attach to a hub; returns after its WELCOME.
 
         Args:
-            host: the hub's name or address, as its certificate has it.
+            host: the hub's name or address, as in its certificate.
             port: the hub's port.
-            hello: who this party is.
-            ca_pem: certificate of the CA that must have signed the hub's; None for no TLS, which a
-                loopback address alone allows.
-            timeouts: how long to wait.
-            window: sent frames kept for a resend.
-            peer: who listens, for messages.
-            limits: what frames may carry; without it a frame may be as large as any.
-            plaintext: measure without TLS beyond this machine, where nothing is worth protecting.
-            route: which session of those behind one port, see `vfl.transport.router`.
+            hello: greeting of this party.
+            ca_pem: certificate of the CA that must have signed the hub's; None disables TLS, which
+                only a loopback address allows.
+            timeouts: time limits.
+            window: number of sent frames stored for a resend.
+            peer: name of the listener, for messages.
+            limits: limits of frames; without them, only the general limit applies.
+            plaintext: allows measurements without TLS beyond this machine, with nothing to protect.
+            route: which of the sessions behind one port, see `vfl.transport.router`.
 
         Raises:
             AuthenticationError: wrong session, node, token or certificate.
@@ -344,7 +345,7 @@ class TcpLink(_StreamLink):
         return cls(reach, hello, waits, window, peer, limits, str(Address(host, port)))
 
     def poll(self) -> Frame | None:
-        """The next frame if it is there; where the stream was cut it is mended first.
+        """The next frame if it has arrived; a broken stream is repaired first.
 
         Raises:
             LostPeerError, PeerFailedError, FrameError: see `receive`.
@@ -356,11 +357,11 @@ class TcpLink(_StreamLink):
             return None
 
     def fileno(self) -> int:
-        """Of the current stream; -1 once the link has ended."""
+        """File descriptor of the current stream; -1 once the link has ended."""
         return -1 if self._stream is None else self._stream.fileno()
 
     def agree(self, limits: LinkLimits) -> None:
-        """From the next frame on, take and send no more than this."""
+        """Apply limits to frames in both directions, from the next frame on."""
         self.limits, self._outgoing = limits, limits.up
         if self._stream is not None:
             self._limit(self._stream, limits.down)
@@ -392,21 +393,24 @@ class TcpLink(_StreamLink):
         self._broken = False
 
     def _attach(self) -> Mapping[str, Any]:
-        """Try until the rejoin window has passed; a refusal is final. What WELCOME told."""
+        """Try until the rejoin window has passed; a refusal is final.
+
+        Returns the terms of WELCOME.
+        """
         deadline = time.monotonic() + self._timeouts.rejoin_window_s
         while True:
             try:
                 return self._greet(self._reach())
             except OSError as error:
                 if time.monotonic() + self._timeouts.retry_s >= deadline:
-                    asked = f"see what the command of {self._peer} says"
+                    asked = f"see the output of {self._peer}'s command"
                     why = WHY_IT_ENDED if self._peer == _LABEL_PARTY else asked
                     raise LostPeerError(
                         f"{self._peer} cannot be reached",
                         where=self._place,
                         got=error.strerror or type(error).__name__,
                         want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
-                        fix=f"{why}; if it runs on, check host, port, and TLS at both",
+                        fix=f"{why}; if it is still running, check host, port, and TLS at both",
                     ) from error
             time.sleep(self._timeouts.retry_s)
 
@@ -436,8 +440,8 @@ class HubLink(_StreamLink):
 
     Args:
         party: name of the feature party.
-        timeouts: how long to wait.
-        window: sent frames kept for a resend.
+        timeouts: time limits.
+        window: number of sent frames stored for a resend.
 
     Attributes:
         party: name of the feature party.
@@ -451,10 +455,10 @@ class HubLink(_StreamLink):
         super().__init__(f"party '{party}'", waits.step_s, waits, window)
         self.party = party
         self.attached = False
-        self._lost_at: float | None = None  # when a read or write of the stream first failed
+        self._lost_at: float | None = None  # time when a read or write of the stream first failed
 
     def agree(self, limits: LinkLimits) -> None:
-        """From the next frame on, take and send no more than this."""
+        """Apply limits to frames in both directions, from the next frame on."""
         with self._changed:
             self.limits, self._outgoing = limits, limits.down
             if self._stream is not None:
@@ -462,20 +466,20 @@ class HubLink(_StreamLink):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of frames held for this party: those not taken yet, and those kept for a resend."""
+        """Bytes of frames held for this party: unread ones, and those stored for a resend."""
         with self._changed:
             unread = 0 if self._stream is None else self._stream.inbox_bytes
             return unread + self._sequence.stored_bytes
 
     def attach(self, stream: Stream, hello: Hello, terms: Mapping[str, Any]) -> None:
-        """Greet with WELCOME, resend what the party lacks, and take over from the old stream.
+        """Send WELCOME, resend the frames that the party lacks, and replace the old stream.
 
-        All under the lock: a frame sent meanwhile is either among those resent or follows them,
-        and one that the old stream still delivers is dropped, for the party sends it again.
+        All of this holds the lock: a frame sent meanwhile is either resent or follows later, and a
+        frame that the old stream still delivers is dropped, because the party sends it again.
 
         Raises:
-            LostPeerError: the two ends' counts cannot be reconciled.
-            VFLError: why the link has ended.
+            LostPeerError: the two ends' counters do not match.
+            VFLError: the reason why the link has ended.
             ConnectionError, TimeoutError: the new stream broke; another may be attached.
         """
         with self._changed:
@@ -493,7 +497,7 @@ class HubLink(_StreamLink):
             self._changed.notify_all()
 
     def poll(self) -> Frame | None:
-        """The next frame if it is there; it never waits for one.
+        """The next frame if it has arrived, without waiting.
 
         Raises:
             LostPeerError: the rejoin window has passed.
@@ -510,15 +514,16 @@ class HubLink(_StreamLink):
             return None
 
     def fileno(self) -> int:
-        """Of the current stream; -1 without one, or once a write to it has failed.
+        """File descriptor of the current stream; -1 without one, or once a write to it has failed.
 
-        Without the lock, which costs more than the answer: the stream may be replaced right after.
+        It needs no lock, which would cost more than the answer: the stream may be replaced right
+        afterwards anyway.
         """
         stream = self._stream if self._lost_at is None else None
         return -1 if stream is None else stream.fileno()
 
     def _bound(self, stream: Stream) -> None:
-        """Take no more than was agreed, and no more at a time than what is kept of it."""
+        """Limit frames to the agreed sizes, and unread bytes to those of a window."""
         stream.wire_limit_bytes = None
         self._limit(stream, None if self.limits is None else self.limits.up)
         if self.limits is not None:
@@ -540,7 +545,7 @@ class HubLink(_StreamLink):
             return self._stream
 
     def _await(self, deadline: float, did: str) -> None:
-        """Wait under the lock for a handshake thread to mend the link, in its rejoin window."""
+        """Wait under the lock until a handshake thread repairs the link, in its rejoin window."""
         self._check_open()
         now = time.monotonic()
         if now >= deadline:
@@ -572,20 +577,20 @@ class HubLink(_StreamLink):
                 self._lost_at = self._lost_at or time.monotonic()
 
     def _release(self) -> None:
-        """The rejoin window runs from here at the latest."""
+        """The rejoin window begins here at the latest."""
         if self._stream is not None:
             self._lost_at = self._lost_at or time.monotonic()
         super()._release()
 
 
 def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
-    """The next frame of whoever sends first, and who that is, through cuts of the streams.
+    """Receive the next frame from any party, and its name, also through interruptions.
 
     Args:
-        links: by party.
+        links: links by party.
 
     Raises:
-        LostPeerError: nobody sent anything in time, or a rejoin window has passed.
+        LostPeerError: no party sent anything in time, or a rejoin window has passed.
         PeerFailedError: a party reported an error.
         FrameError: the bytes are no frame.
     """
@@ -605,10 +610,10 @@ def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
 
 
 def wait_briefly(links: Iterable[PolledLink]) -> None:
-    """Wait until something comes over one of these links, 0.05 s at most."""
+    """Wait until a message arrives on one of these links, 0.05 s at most."""
     waiting = select.poll()
     for number in (link.fileno() for link in links):
         if number >= 0:
             waiting.register(number, select.POLLIN)
-    # A stream may be replaced meanwhile, which its old number does not tell.
+    # A stream may be replaced meanwhile; its old descriptor would not show it.
     waiting.poll(1000 * _TICK_S)

@@ -1,11 +1,11 @@
-"""One port for the streams of all sessions of a label party.
+"""Router: one port for the streams of all sessions of a label party.
 
-Each session runs in a process of its own, with a hub of its own. The port belongs to the SuperLink,
-for as long as it runs: its `StreamRouter` accepts a connection, looks at the first message of TLS
-without taking it (the ClientHello, RFC 8446, section 4.1.2), and hands the connection over to the
-process of the session that ALPN names there (RFC 7301), through a Unix socket of this user. The
-router decrypts nothing and holds no key. A route only leads to a hub, whose certificate, token and
-greeting decide who attaches, as they do without a router.
+Each session runs in a separate process with a separate hub. The port belongs to the SuperLink as
+long as that runs. Its `StreamRouter` accepts a connection and peeks at the first message of TLS
+(the ClientHello, RFC 8446, section 4.1.2). ALPN (RFC 7301) names the session there, and the router
+passes the connection to the session's process through a Unix socket of this user. The router
+decrypts nothing and holds no key. A route only leads to a hub; its certificate, token and greeting
+decide on the attachment, as without a router.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from vfl.transport.front import Front, FrontLimits, Visitor
 from vfl.transport.local_socket import connected_to, is_ours, listen_in
 from vfl.transport.stream import listen
 
-#: The folder in which a router and its sessions meet; set for all that a SuperLink starts.
+#: Folder in which a router and its sessions connect; set for all children of a SuperLink.
 ROUTER_VARIABLE = "VFL_STREAM_ROUTER"
 _PREFIX = "vfl/"
 _ROUTE_DIGITS = 32
 _ADDRESS_FILE = "address"
 _TICK_S = 0.05
 _BACKLOG = 1024
-#: Most bytes of a ClientHello that is read for its route: one record of TLS with its header.
+#: Most bytes of a ClientHello read for its route: one TLS record with its header.
 _HELLO_BYTES = 5 + 16 * 1024
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 
 
 def route_of(session: str, rank: int = 0) -> str:
-    """The name that ALPN has of a session's stream; anybody on the way can read it.
+    """The ALPN name of a session's stream, which anyone on the network path can read.
 
-    It is a digest, so that it discloses no name of a session, with which rows are keyed.
+    It is a digest, so it does not disclose the session's identifier, which keys digests of rows.
 
     >>> route_of("0" * 32)
     'vfl/17b129271c2cf12351b279a1faa83dbc'
@@ -50,7 +50,7 @@ def route_of(session: str, rank: int = 0) -> str:
 
 
 class Listener(Protocol):
-    """Where a hub gets its connections from."""
+    """Source of a hub's connections."""
 
     port: int
 
@@ -58,16 +58,16 @@ class Listener(Protocol):
         """The next connection, and the address that it comes from.
 
         Raises:
-            TimeoutError: none came for a moment.
+            TimeoutError: no connection came within a short time.
             OSError: it is closed, or the process has no descriptor left.
         """
 
     def close(self) -> None:
-        """Accept nothing any more."""
+        """Stop accepting."""
 
 
 class PortListener:
-    """A port of the hub's own.
+    """A separate port of the hub.
 
     Args:
         host: address to listen on.
@@ -93,12 +93,12 @@ class PortListener:
 
 
 class RoutedListener:
-    """What a router hands over to one session.
+    """Connections that a router passes to one session.
 
     Args:
-        folder: where the router looks.
-        route: of the session, see `route_of`.
-        port: of the router.
+        folder: folder in which the router looks for sessions.
+        route: route of the session, see `route_of`.
+        port: port of the router.
     """
 
     def __init__(self, folder: Path, route: str, port: int) -> None:
@@ -113,16 +113,16 @@ class RoutedListener:
         with courier:
             courier.settimeout(_TICK_S)
             if not is_ours(courier):
-                raise TimeoutError("whoever came is not the router")
+                raise TimeoutError("the sender is not the router")
             _, files, _, _ = socket.recv_fds(courier, 1, 1)
         if not files:
-            raise TimeoutError("the router handed nothing over")
+            raise TimeoutError("the router passed no connection")
         connection = socket.socket(fileno=files[0])
         try:
             return connection, str(connection.getpeername()[0])
         except OSError:
             connection.close()
-            raise TimeoutError("the connection ended before it was handed over") from None
+            raise TimeoutError("the connection ended before it was passed on") from None
 
     def close(self) -> None:
         """See `Listener`."""
@@ -131,15 +131,15 @@ class RoutedListener:
 
 
 def router_port(folder: Path, host: str, port: int) -> int | None:
-    """The port of the router that meets its sessions in a folder.
+    """The port of the router that connects to its sessions in a folder.
 
     Args:
-        folder: where it was started.
-        host: address that it was to listen on.
-        port: likewise, 0 for a free one.
+        folder: folder of the router.
+        host: address that it should listen on.
+        port: port that it should listen on; 0 for a free one.
 
     Returns:
-        None where there is none, or it listens elsewhere.
+        The port; None if there is no router, or it listens elsewhere.
     """
     path = folder / _ADDRESS_FILE
     at, _, found = path.read_text().rpartition(" ") if path.exists() else ("", "", "0")
@@ -147,13 +147,13 @@ def router_port(folder: Path, host: str, port: int) -> int | None:
 
 
 def routed_listener(session: str, host: str, port: int, rank: int = 0) -> RoutedListener | None:
-    """What this process's router hands over to a session; None where no router has that address.
+    """Listener behind this process's router; None if no router has that address.
 
     Args:
-        session: its name.
-        host: address that sessions are reached at.
-        port: of that address, 0 for a free one.
-        rank: of the label party.
+        session: identifier of the session.
+        host: address of the sessions.
+        port: port of that address; 0 for a free one.
+        rank: rank of the label party.
     """
     if named := os.environ.get(ROUTER_VARIABLE):
         folder = Path(named)
@@ -164,7 +164,7 @@ def routed_listener(session: str, host: str, port: int, rank: int = 0) -> Routed
 
 @dataclass(slots=True)
 class _Waiting:
-    """A connection whose ClientHello has not come whole."""
+    """A connection whose ClientHello is not complete."""
 
     connection: socket.socket
     until: float
@@ -173,14 +173,14 @@ class _Waiting:
 
 
 class OtherConnections:
-    """What a router hands to a server of its own process, as a listening socket for that server."""
+    """Connections that a router passes to a server in its process, as a listening socket."""
 
     def __init__(self) -> None:
         self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._in.setblocking(False)
 
     def take(self, connection: socket.socket) -> bool:
-        """Pass a connection on; False where the server is too far behind."""
+        """Pass a connection on; returns False if the server is too far behind."""
         try:
             return bool(socket.send_fds(self._in, [b"\0"], [connection.fileno()]))
         except OSError:
@@ -190,7 +190,7 @@ class OtherConnections:
         """The next connection and its address; see `socket.socket.accept`."""
         _, files, _, _ = socket.recv_fds(self._out, 1, 1)
         if not files:
-            raise ConnectionAbortedError("nothing was handed over")
+            raise ConnectionAbortedError("no connection was passed on")
         connection = socket.socket(fileno=files[0])
         try:
             return connection, connection.getpeername()
@@ -199,31 +199,31 @@ class OtherConnections:
             raise ConnectionAbortedError("the connection ended meanwhile") from None
 
     def fileno(self) -> int:
-        """Readable where a connection waits."""
+        """File descriptor that is readable if a connection waits."""
         return self._out.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """Whether `accept` waits."""
+        """Set whether `accept` blocks."""
         self._out.setblocking(flag)
 
     def close(self) -> None:
-        """Take and pass on nothing any more."""
+        """Stop taking and passing connections."""
         self._in.close()
         self._out.close()
 
 
 class StreamRouter:
-    """Listens for the streams of all sessions, in a thread of its own.
+    """Listens for the streams of all sessions, in its own thread.
 
     Args:
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
-        folder: where sessions meet it; what an earlier router left there is removed.
-        front: what connections may do until they are handed over.
-        others: takes TLS connections that name no session, where one port has to do for all.
+        folder: folder in which sessions connect; files of an earlier router are removed.
+        front: rules for connections before they are passed on.
+        others: takes TLS connections without a session's name, if one port serves both.
 
     Attributes:
-        port: the port really listened on.
+        port: the actual port.
 
     Raises:
         UserError: the address cannot be listened on.
@@ -254,7 +254,7 @@ class StreamRouter:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more; streams that were handed over go on."""
+        """Stop listening; streams that were passed on continue."""
         self._closed.set()
         self._thread.join()
 
@@ -295,12 +295,12 @@ class StreamRouter:
             self._ready.register(connection, selectors.EVENT_READ, one)
 
     def _look(self, one: _Waiting) -> None:
-        """Hand a connection over once its ClientHello is whole, or end one that sends no such."""
+        """Pass a connection on once its ClientHello is complete, or close one without any."""
         try:
             hello = one.connection.recv(_HELLO_BYTES, socket.MSG_PEEK)
             whole = 5 + int.from_bytes(hello[3:5]) if len(hello) >= 5 else 5
             if len(hello) < whole <= _HELLO_BYTES and len(hello) > one.seen:
-                # Linux wakes us when as much is there, or no more can come.
+                # Linux wakes us when this much has arrived, or no more can come.
                 one.seen = len(hello)
                 one.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, whole)
                 return
@@ -328,20 +328,20 @@ class StreamRouter:
         if failed:
             self._front.failed(one.visitor.source)
         else:
-            one.visitor.welcome()  # from here on the limits of the session's hub bound it
+            one.visitor.welcome()  # from here on, the limits of the session's hub apply
         one.visitor.leave()
         self._ready.unregister(one.connection)
         one.connection.close()
 
 
 def alpn_of(hello: bytes) -> list[str]:
-    """The protocols that ALPN names in the first record of a TLS connection.
+    """Names of protocols from ALPN in the first record of a TLS connection.
 
     Args:
         hello: the whole record.
 
     Raises:
-        ValueError: it is no ClientHello, or its fields do not fit into each other.
+        ValueError: it is no ClientHello, or its fields are inconsistent.
 
     >>> alpn_of(b"GET / HTTP/1.1")
     Traceback (most recent call last):
@@ -368,7 +368,7 @@ def alpn_of(hello: bytes) -> list[str]:
 
 
 class _Fields:
-    """Fields of a TLS structure, one after the other."""
+    """Reader of the fields of a TLS structure."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._at = content, 0
@@ -378,12 +378,12 @@ class _Fields:
         return len(self._content) - self._at
 
     def take(self, count: int) -> bytes:
-        """So many bytes."""
+        """Read this many bytes."""
         if count > self.left:
-            raise ValueError("a field of the ClientHello is longer than what holds it")
+            raise ValueError("a field of the ClientHello is longer than its container")
         self._at += count
         return self._content[self._at - count : self._at]
 
     def vector(self, length_bytes: int) -> bytes:
-        """The bytes behind their count."""
+        """Read a vector: its length, then its bytes."""
         return self.take(int.from_bytes(self.take(length_bytes)))

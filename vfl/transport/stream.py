@@ -1,10 +1,10 @@
-"""Frames on one connected socket, with deadlines, by one thread at a time; how sockets open.
+"""Frames on one connected socket, with deadlines, for one thread at a time; and opening sockets.
 
 The socket never blocks; waiting happens in `poll`, with a deadline for the whole frame. While a
-write waits for room, frames that arrive are read, so two ends that send at once both get through.
-A lost connection is `ConnectionError` and a passed deadline `TimeoutError`: whether that is the
-loss of the peer is for the link to decide. Bytes that are no frame are a `FrameError`. Sockets
-are tuned, and TLS is 1.3 or nothing.
+write waits for room, arriving frames are read, so two ends that send at the same time both succeed.
+A lost connection is a `ConnectionError` and a passed deadline a `TimeoutError`; the link decides
+whether that means the loss of the peer. Bytes that are no frame are a `FrameError`. Sockets are
+tuned, and only TLS 1.3 is used.
 """
 
 from __future__ import annotations
@@ -36,33 +36,34 @@ from vfl.core.frame import (
 from vfl.transport.link import WINDOW_FRAMES, Timeouts
 from vfl.transport.proxies import connect, is_loopback
 
-#: Up to here header and payload are one write; over TLS also the size of each further write.
+#: Up to this size, header and payload are one write; over TLS also the size of further writes.
 JOINED_BYTES = 64 * 1024
 #: Most bytes of one TLS record.
 _RECORD_BYTES = 16 * 1024
-#: Where Linux's struct tcp_info has tcpi_bytes_received, a u64.
+#: Offset of tcpi_bytes_received, a u64, in Linux's struct tcp_info.
 _RECEIVED_AT = 128
 _NO_ADDRESS_OF_OURS = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN)
 _BACKLOG = 1024
 _EVERY_ADDRESS = "::"
-#: A NAT forgets a connection that says nothing; macOS calls the first one TCP_KEEPALIVE.
+#: A NAT drops silent connections; macOS calls the first option TCP_KEEPALIVE.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Stream:
-    """One connection. Deadlines are readings of `time.monotonic`.
+    """One connection. Deadlines are times of `time.monotonic`.
 
     Args:
-        connection: a connected socket; a TLS socket before its handshake is fine.
-        limit_bytes: largest payload accepted; may be changed between frames.
+        connection: a connected socket; a TLS socket may be before its handshake.
+        limit_bytes: largest accepted payload; may be changed between frames.
 
     Attributes:
-        inbox_limit_bytes: most bytes of frames that have come and were not taken, the one that is
-            coming included; None is no limit.
-        inbox_bytes: how many they are now.
-        wire_limit_bytes: most bytes the other end may send at all, TLS included; None is no limit.
-        window: frames read ahead at most while a write waits for room.
+        inbox_limit_bytes: most bytes of unread frames, including the one that is arriving; None is
+            no limit.
+        inbox_bytes: present bytes of unread frames.
+        wire_limit_bytes: most bytes that the other end may send in total, TLS included; None is no
+            limit.
+        window: most frames read ahead while a write waits for room.
     """
 
     def __init__(self, connection: socket.socket, limit_bytes: PayloadLimit = LIMIT_BYTES) -> None:
@@ -73,7 +74,7 @@ class Stream:
         self.wire_limit_bytes: int | None = None
         self.window = WINDOW_FRAMES
         self._socket = connection
-        # Without TLS a frame is one write or two, and nothing needs holding back.
+        # Without TLS, a frame is one write or two, so nothing is held back.
         tls = isinstance(connection, ssl.SSLSocket)
         self._cork: int | None = getattr(socket, "TCP_CORK", None) if tls else None
         self._payload_checked = not tls
@@ -87,11 +88,11 @@ class Stream:
         self._filled = 0
 
     def handshake(self, deadline: float) -> None:
-        """Finish the TLS handshake; nothing to do without TLS.
+        """Finish the TLS handshake; does nothing without TLS.
 
         Raises:
             ssl.SSLCertVerificationError: the other end's certificate is not trusted.
-            ConnectionError, TimeoutError: the handshake broke off or took too long.
+            ConnectionError, TimeoutError: the handshake failed or took too long.
         """
         if not isinstance(self._socket, ssl.SSLSocket):
             return
@@ -109,18 +110,18 @@ class Stream:
                     raise ConnectionError("the TLS handshake failed") from error
 
     def fileno(self) -> int:
-        """Of the socket, for whoever waits for several streams; -1 once it is closed."""
+        """File descriptor of the socket, for waiting on several streams; -1 once it is closed."""
         return self._socket.fileno()
 
     def read(self, deadline: float) -> Frame:
-        """The next frame; a deadline that passes inside a frame loses none of its bytes.
+        """Read the next frame; a deadline that passes inside a frame loses none of its bytes.
 
         Raises:
-            ConnectionError, TimeoutError, FrameError: see the head of this file.
+            ConnectionError, TimeoutError, FrameError: see the module's docstring.
         """
         with self._busy:
             while not self._inbox:
-                # Asking first is cheaper than the error of a read that comes too early.
+                # Polling first is cheaper than the error of a read that comes too early.
                 if self._poll_sees_all():
                     self._wait(select.POLLIN, deadline)
                 self._advance()
@@ -129,15 +130,15 @@ class Stream:
             return frame
 
     def write(self, frame: Frame, deadline: float, beside: Sequence[Stream] = ()) -> None:
-        """Write a whole frame; after an error the rest of this stream can only be read.
+        """Write a whole frame; after an error, this stream can only be read.
 
         Args:
             frame: the frame.
-            deadline: for all of it.
-            beside: streams that are read, as this one is, while it waits for room.
+            deadline: deadline for the whole frame.
+            beside: streams that are read, like this one, while it waits for room.
 
         Raises:
-            ConnectionError, TimeoutError, FrameError: see the head of this file.
+            ConnectionError, TimeoutError, FrameError: see the module's docstring.
         """
         with self._busy:
             if len(frame.payload) < _RECORD_BYTES:
@@ -152,18 +153,18 @@ class Stream:
         """Close, from any thread; a thread inside `read` or `write` gets `ConnectionError`.
 
         Args:
-            linger_s: let the other end read what was written, for so long at most. Closing with
-                unread bytes of its own would reset the connection and could take those back.
+            linger_s: longest wait until the other end has read all written bytes. Closing with
+                unread bytes would reset the connection and could destroy those.
         """
         if linger_s:
             self._linger(time.monotonic() + linger_s)
-        with contextlib.suppress(OSError):  # the peer may have gone first
+        with contextlib.suppress(OSError):  # the peer may have closed first
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         with self._busy:
             self._socket.close()
 
     def _linger(self, deadline: float) -> None:
-        # The methods of the plain socket: what TLS would make of these bytes no longer matters.
+        # Methods of the plain socket: later TLS processing of these bytes does not matter.
         with contextlib.suppress(OSError), self._busy:
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
             while True:
@@ -176,9 +177,9 @@ class Stream:
             self._push(piece, deadline, beside)
 
     def _hold_back(self, held: bool) -> None:
-        """While held, only full segments leave: the other end wakes once, not at every record."""
+        """Let only full segments leave, so that the other end wakes once, not at every record."""
         if self._cork is not None:
-            with contextlib.suppress(OSError):  # the connection broke, as the write will say
+            with contextlib.suppress(OSError):  # the connection broke, which the write reports
                 self._socket.setsockopt(socket.IPPROTO_TCP, self._cork, held)
 
     def _pieces(self, frame: Frame) -> Iterator[memoryview]:
@@ -193,7 +194,7 @@ class Stream:
     def _push(self, piece: memoryview, deadline: float, beside: Sequence[Stream]) -> None:
         while piece:
             try:
-                # TLS wants a write it put off repeated with the same bytes, which this does.
+                # TLS requires that a postponed write is repeated with the same bytes, as done here.
                 piece = piece[self._socket.send(piece) :]
             except _LATER:
                 room = len(self._inbox) < self.window
@@ -208,7 +209,7 @@ class Stream:
     def _wait_beside(
         self, events: int, deadline: float, beside: Sequence[Stream]
     ) -> Sequence[Stream]:
-        """Wait for room, and read this stream and others; those that can still be read."""
+        """Wait for room, and read this stream and others; returns those that can still be read."""
         waiting, broken = select.poll(), []
         waiting.register(self._socket, events)
         others = {stream.fileno(): stream for stream in beside}
@@ -227,7 +228,7 @@ class Stream:
         return [stream for stream in beside if stream not in broken]
 
     def _read_ahead(self) -> bool:
-        """Read what is there; False where the connection broke, as the next `read` will say."""
+        """Read the available bytes; returns False for a broken connection, which `read` reports."""
         with self._busy:
             try:
                 self._advance()
@@ -236,13 +237,16 @@ class Stream:
         return True
 
     def _poll_sees_all(self) -> bool:
-        """Not when TLS holds bytes it has read already, nor once the socket is closed."""
+        """False if TLS holds bytes that it has read already, or the socket is closed."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return False
         return self._socket.fileno() >= 0
 
     def _advance(self) -> bool:
-        """Read what is there; True once a frame is complete, False when no bytes are left."""
+        """Read the available bytes.
+
+        The method returns True once a frame is complete, False if more are needed.
+        """
         while True:
             try:
                 with memoryview(self._bytes) as whole, whole[self._filled :] as rest:
@@ -258,13 +262,13 @@ class Stream:
                 return True
 
     def _complete(self) -> bool:
-        """A header or a payload is there in full; True when that makes a frame."""
+        """Process a complete header or payload; returns True if that completes a frame."""
         if self._header is None:
             header = parse_header(self._bytes, self.limit_bytes)
             self.inbox_bytes += HEADER_BYTES + header.body_bytes
             if self.inbox_limit_bytes is not None and self.inbox_bytes > self.inbox_limit_bytes:
                 raise OversizedFrameError(
-                    "frames that were not read yet take more than the agreed limit",
+                    "unread frames take more than the agreed limit",
                     got=f"{self.inbox_bytes} bytes",
                     want=f"at most {self.inbox_limit_bytes} bytes",
                 )
@@ -279,7 +283,7 @@ class Stream:
         return True
 
     def _wait(self, events: int, deadline: float) -> int:
-        """The events that came; poll reports a hang-up unasked."""
+        """Wait for events and return them; poll always reports a hang-up."""
         if self.wire_limit_bytes is not None:
             self._check_received(self.wire_limit_bytes)
         if events != self._events:
@@ -292,19 +296,22 @@ class Stream:
         return ready[0][1]
 
     def _check_received(self, limit_bytes: int) -> None:
-        """Only Linux counts; elsewhere the deadline of the handshake is the bound."""
+        """Check the received bytes.
+
+        Only Linux counts them, elsewhere only the deadline limits them.
+        """
         if sys.platform != "linux":
             return
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
         if int.from_bytes(info[_RECEIVED_AT:], sys.byteorder) > limit_bytes:
-            raise ConnectionError("the other end sent too much before it was let in")
+            raise ConnectionError("the other end sent too much before it was admitted")
 
 
 def require_loopback(host: str) -> None:
     """Refuse a stream without TLS whose other end may be another machine.
 
     Raises:
-        UserError: `host` is no loopback address, nor the name of one.
+        UserError: `host` is neither a loopback address nor the name of one.
     """
     if not is_loopback(host):
         raise UserError(
@@ -315,10 +322,10 @@ def require_loopback(host: str) -> None:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """The family to listen in: that of an address; of a name IPv4, unless it has IPv6 alone.
+    """The address family to listen in; for a name it is IPv4, unless it only has IPv6.
 
     Raises:
-        OSError: nobody knows the name.
+        OSError: the name cannot be resolved.
 
     >>> family_of("::1").name, family_of("127.0.0.1").name
     ('AF_INET6', 'AF_INET')
@@ -328,7 +335,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one, host "::" every address of IPv6 and IPv4.
+    """Open a listening socket; port 0 takes a free one, host "::" all of IPv6 and IPv4.
 
     Raises:
         UserError: the address cannot be listened on.
@@ -351,17 +358,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts) -> Stream:
-    """A stream to a listening hub, TLS done.
+    """Open a stream to a listening hub, including the TLS handshake.
 
     Raises:
         AuthenticationError: the hub's certificate is not trusted.
-        ConnectionError, TimeoutError, OSError: nobody there, or nobody who answers.
-        PeerError, ConfigError: the proxy of this environment does not lead there.
+        ConnectionError, TimeoutError, OSError: no listener, or no answer.
+        PeerError, ConfigError: the proxy of this environment does not lead to it.
     """
     connection = connect(host, port, timeouts.connect_s)
     if connection.getsockname() == connection.getpeername():
-        # Nobody listens at a port of this machine, and the system gave us that very one to call
-        # from: we would talk to ourselves, and keep it from who is to listen there.
+        # Without a listener at a local port, the system may choose the same port as our source: the
+        # socket would connect to itself, and would block the port for the real listener.
         connection.close()
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     try:
@@ -391,11 +398,11 @@ def open_stream(
     *,
     server_hostname: str | None = None,
 ) -> Stream:
-    """A connected socket as a stream; with TLS its handshake is still to be done."""
+    """Wrap a connected socket as a stream; with TLS its handshake is still to be done."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        with contextlib.suppress(AttributeError):  # no system names all of them
+        with contextlib.suppress(AttributeError):  # no system has all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if context is not None:
         connection = context.wrap_socket(
@@ -408,16 +415,16 @@ def open_stream(
 
 
 def client_context(ca_pem: bytes, route: str = "") -> ssl.SSLContext:
-    """TLS 1.3 towards a hub whose certificate must come from this CA.
+    """The TLS 1.3 context for a hub whose certificate must come from this CA.
 
     Args:
         ca_pem: the CA's certificate.
-        route: the session that a router is to lead to, see `vfl.transport.router`.
+        route: session that a router is to lead to, see `vfl.transport.router`.
 
     Raises:
         AuthenticationError: these bytes are no certificate.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # host name and certificate are checked
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks host name and certificate
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_verify_locations(cadata=ca_pem.decode())

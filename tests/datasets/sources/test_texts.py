@@ -52,7 +52,7 @@ def test_reviews_take_turns(tmp_path):
 
 def test_damaged_reviews_are_refused(tmp_path):
     write_reviews(tmp_path / "one", {"neg/cv1.txt": "only one side"})
-    with pytest.raises(DataError, match="two sides"):
+    with pytest.raises(DataError, match="two classes"):
         load_bundled("review_polarity", ["a"], "b", Dealing(0), root=tmp_path / "one")
     (tmp_path / "review-polarity").mkdir()
     (tmp_path / "review-polarity" / "review_polarity.tar.gz").write_bytes(b"\x1f\x8bno archive")

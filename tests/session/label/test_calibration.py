@@ -233,7 +233,7 @@ def test_it_is_refused_where_there_is_nothing_to_fit(vfl, tmp_path):
     )
     for setting, told in (
         ("data.validation=0", "label.calibration = 'platt' is fitted to validation rows"),
-        ("dp={noise=1.0}", "the noise of [dp] covers none"),
+        ("dp={noise=1.0}", "the noise of [dp] does not protect"),
         ("label.task=regression", "calibration is for classification"),
     ):
         done = vfl("train", path, "--runs", tmp_path / "runs", "-s", setting)

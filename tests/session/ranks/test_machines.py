@@ -114,9 +114,9 @@ def test_who_has_another_key_shows_no_token_and_gets_no_order(party):
         strange = session_certificate(["127.0.0.1"]).ca_pem
         with pytest.raises(AuthenticationError, match="certificate is not trusted"):
             knock(port, own, ca_pem=strange)
-        with pytest.raises(AuthenticationError, match="knows no such session"):
+        with pytest.raises(AuthenticationError, match="has no such session"):
             knock(port, own, token=others.token(1))
-        with pytest.raises(AuthenticationError, match="knows no such session"):
+        with pytest.raises(AuthenticationError, match="has no such session"):
             knock(port, own, token=own.token(2))
         with pytest.raises(LostRankError, match="rank 1 of party 'bank' was lost") as caught:
             machines.start(1, {"side": "feature"})

@@ -38,11 +38,11 @@ def test_something_else_is_refused_and_not_noted(path):
     note(path)
     before = path.read_bytes()
     journal = Journal(path, OWNER)
-    with pytest.raises(DisagreementError, match="something else than before") as caught:
+    with pytest.raises(DisagreementError, match="other contents than before") as caught:
         journal.admit(3, b"another cut")
     journal.close()
     error = caught.value
-    assert (error.where, error.fix) == ("exchange 3", "start a run of another name")
+    assert (error.where, error.fix) == ("exchange 3", "start a run with another name")
     assert error.got.startswith("contents ")
     assert error.want.startswith("contents ")
     assert path.read_bytes() == before

@@ -90,7 +90,7 @@ def test_files_of_two_parties_or_two_trainings_are_not_exchanged(tmp_path, table
             path = folders["bank"].path / file
             whole = path.read_bytes()
             path.write_bytes((folders[name].path / file).read_bytes())
-            with pytest.raises(RunFolderError, match="belongs to something else"):
+            with pytest.raises(RunFolderError, match="another kind, party or run"):
                 folders["bank"].encoder() if file == "encoder.json" else folders["bank"].weights()
             path.write_bytes(whole)
 
@@ -98,7 +98,7 @@ def test_files_of_two_parties_or_two_trainings_are_not_exchanged(tmp_path, table
 def test_weights_of_another_end_of_the_same_run_are_refused(folder, tables, terms):
     folder.save(tables["bank"], terms, WEIGHTS)
     reseal_weights(folder.path / "weights.safetensors", lambda state: state.popitem())
-    with pytest.raises(RunFolderError, match="not those the training ended with"):
+    with pytest.raises(RunFolderError, match="not the final weights of the training"):
         folder.weights()
 
 

@@ -49,7 +49,7 @@ def test_a_name_is_bound_once(ledger, mode, change):
     ledger.begin(terms_of())
     ledger.end("one", WEIGHTS)
     before = ledger.entries()
-    with pytest.raises(DisagreementError, match="stands for another session") as caught:
+    with pytest.raises(DisagreementError, match="is bound to another session") as caught:
         ledger.begin(terms_of(mode, **change))
     assert caught.value.got != caught.value.want
     assert ledger.entries() == before
@@ -111,11 +111,11 @@ def test_the_nonce_is_the_owners_alone(ledger):
 
 def test_an_entry_of_another_party_or_name_is_refused(ledger, tmp_path):
     SessionLedger(ledger.folder, "shop").begin(terms_of())
-    with pytest.raises(RunFolderError, match="belongs to something else"):
+    with pytest.raises(RunFolderError, match="another kind, party or run"):
         ledger.begin(terms_of())
     ledger.begin(terms_of(run="two"))
     (ledger.folder / "two.json").rename(ledger.folder / "three.json")
-    with pytest.raises(RunFolderError, match="belongs to something else"):
+    with pytest.raises(RunFolderError, match="another kind, party or run"):
         ledger.begin(terms_of(run="three"))
 
 
@@ -224,7 +224,7 @@ def test_records_that_were_counted_are_not_lost_in_silence(ledger):
             pass
     file.unlink()
     with (
-        pytest.raises(RunFolderError, match="has sent is missing"),
+        pytest.raises(RunFolderError, match="messages sent in a training is missing"),
         ledger.session(terms_of(defense=NOISE)),
     ):
         pass
@@ -247,7 +247,7 @@ def test_an_ended_training_sends_only_what_it_has_sent(ledger):
     ledger.end("one", WEIGHTS)
     with ledger.session(terms, 5) as (_, _, sent):
         sent.admit(0, b"cut")
-        with pytest.raises(DisagreementError, match="something else than before"):
+        with pytest.raises(DisagreementError, match="other contents than before"):
             sent.admit(1, b"cut")
 
 

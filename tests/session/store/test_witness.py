@@ -77,7 +77,7 @@ def test_who_goes_on_is_let_in_and_who_went_back_is_not(tmp_path_factory, sessio
             met = pair.lender.read().peers["bank"]
             assert pair.bank.read().count >= met
         put_back(pair.copy, pair.store)
-        with pytest.raises(RolledBackError, match="put back from an earlier copy"):
+        with pytest.raises(RolledBackError, match="restored from an earlier copy"):
             pair.meet()
 
 
@@ -102,11 +102,11 @@ def test_a_journal_that_lacks_what_came_is_noticed_to_the_exchange(tmp_path):
     received = pair.ends[1].received
     assert received == {"bank": 3}
     again = Standing(pair.lender, "lender", "run", "lender", received=received)
-    with pytest.raises(RolledBackError, match="has forgotten what it sent") as caught:
+    with pytest.raises(RolledBackError, match="has lost the record of its messages") as caught:
         again.admit("bank", Announcement(count=pair.bank.announce(), noted=2))
     assert (caught.value.got, caught.value.want) == (
         "exchanges up to 2",
-        "up to 3, which came from it",
+        "up to 3, which it sent",
     )
     again.admit("bank", Announcement(count=pair.bank.announce(), noted=3))
     again.admit("bank", Announcement(count=pair.bank.announce()))  # it keeps no journal
@@ -123,7 +123,7 @@ def test_however_often_it_tries_a_store_that_went_back_is_refused(tmp_path, name
         pair.conclude(ends=True)
     put_back(pair.copy, tmp_path / name)
     for _ in range(5):
-        with pytest.raises(RolledBackError, match=f"'{name}' was put back"):
+        with pytest.raises(RolledBackError, match=f"'{name}' was restored"):
             pair.meet()
     {"bank": pair.bank, "lender": pair.lender}[name].restored(0.0)
     pair.meet()
@@ -184,7 +184,7 @@ def test_a_store_that_was_put_back_goes_on_once_its_party_says_so(tmp_path):
         ledger.begin(terms_of("over", "predict", **short))
     larger = SessionLedger(ledger.folder, "bank", max_epsilon=80 * one)
     larger.begin(terms_of("new", **short))
-    with pytest.raises(DisagreementError, match="does not know what it sent"):
+    with pytest.raises(DisagreementError, match="has no record of the messages"):
         larger.begin(terms_of("open", **short))
 
 

@@ -111,7 +111,7 @@ def test_a_codec_that_learns_is_replayed_with_several_in_flight(training):
 def test_a_codec_that_learns_needs_every_epoch(training, some):
     training.session(codec="relu:values=4", trace=some).run()
     assert training.frames("bank")
-    with pytest.raises(SpecError, match="follow from all before"):
+    with pytest.raises(SpecError, match="needs all frames before"):
         next(training.read("bank").decoded())
 
 

@@ -1,16 +1,16 @@
-"""The rows of a session by a protocol: those that all have, or those that some party lacks too.
+"""Rows of a session by a protocol: rows that all parties have, or also rows that some party lacks.
 
-In the second case the label party plays the protocol with each other party by itself, and orders
-what it found:
+In the second case the label party runs the protocol separately with each other party, and orders
+the results:
 
     label party, each other   the protocol of two parties: the ids that both have
     label party -> each       how many rows the session has, and how many of them everybody has
     each -> label party       whether it accepts so few that everybody has
     label party -> each       where its rows stand, once all have accepted
 
-So the label party learns which of its rows each other party has. Another party learns which of its
-rows the label party has, which of those everybody has, and the two counts; of a third party's rows
-no more than that.
+The label party thus learns which of its rows each other party has. Another party learns which of
+its rows the label party has, which of those all parties have, and the two counts; it learns no more
+about a third party's rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vfl.datasets.alignment.protocols import (
     Send,
 )
 
-#: What becomes of rows that some feature party lacks.
+#: Treatment of rows that some feature party lacks.
 MissingRows = Literal["intersection", "token"]
 _COUNTS = struct.Struct("<II")
 _SLOT = np.dtype("<u4")
@@ -42,15 +42,15 @@ _YES, _NO = b"\x01", b"\x00"
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What one party learns of the rows of a session.
+    """A party's result: the rows of the session.
 
     Attributes:
-        positions: of its own rows in the session's order, int64, axes (rows,); -1 for a row that it
-            lacks.
-        complete: how many rows everybody has, which are the first ones; None where those are all
-            that there are.
-        held: which rows each other party has, at the label party; at another its own; bool, axes
-            (rows,).
+        positions: positions of its own rows in the session's order, int64, axes (rows,); -1 for a
+            row that it lacks.
+        complete: number of rows that all parties have, which come first; None if all rows are of
+            this kind.
+        held: at the label party, which rows each other party has; at another party, its own; bool,
+            axes (rows,).
     """
 
     positions: np.ndarray = field(repr=False)
@@ -64,17 +64,17 @@ FoundRole = Generator[Send | Receive, Message, Found]
 def role_of(
     protocol: Protocol, own: Own, parties: Sequence[str], label_party: str, rows: MissingRows
 ) -> FoundRole:
-    """The role of a party with ids, until it knows the rows of the session.
+    """Run the role of a party with ids, which returns the rows of the session.
 
     Raises:
-        BadOptionError: the protocol has a helper, who would see which sets are alike.
+        BadOptionError: the protocol has a helper, which would see which sets are alike.
         ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
     """
     if rows == "intersection":
         return Found((yield from protocol.role(own, parties, label_party)))
     if protocol.helper:
         raise BadOptionError(
-            "rows that some party lacks are found two by two, without a helper",
+            "rows that some party lacks need a protocol between pairs of parties, without a helper",
             where="align.protocol",
             want="ecdh",
         )
@@ -100,7 +100,7 @@ def _follow(protocol: Protocol, own: Own, parties: Sequence[str], label_party: s
     slots = np.frombuffer(answer, _SLOT, offset=1).astype(np.int64)
     fits = rows <= own.bounds.max_ids and len(np.unique(slots)) == len(slots)
     if not fits or slots.max(initial=-1) >= rows or int((slots < complete).sum()) != complete:
-        raise ProtocolError(f"'{label_party}' puts rows where no session can have them")
+        raise ProtocolError(f"'{label_party}' places rows where no session can have them")
     positions = np.full(rows, -1, dtype=np.int64)
     positions[slots] = mine
     return Found(positions, complete, {own.party: positions >= 0})
@@ -137,6 +137,6 @@ def _lead(protocol: Protocol, own: Own, parties: Sequence[str], label_party: str
 
 
 def _shuffled(chosen: np.ndarray) -> np.ndarray:
-    """The positions of what is chosen, in an order that nobody can foresee."""
+    """Positions of the chosen rows, in an order that is unpredictable for others."""
     found = np.flatnonzero(chosen)
     return found[np.argsort(np.frombuffer(os.urandom(8 * len(found)), "<u8"), kind="stable")]

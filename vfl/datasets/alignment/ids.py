@@ -1,8 +1,8 @@
-"""Ids of several parties written alike, by rules that all of them agree on.
+"""Normalisation of the ids of several parties, by rules that all of them agree on.
 
-A spec of rules is ``case+decimal+zeros``; they act from left to right, on each column of a
-composite id. Before any rule a cell is text in Unicode's normal form C, without blanks around it;
-a whole number that is stored as a float has no point.
+A spec of rules is ``case+decimal+zeros``; the rules apply from left to right, to each column of a
+composite id. Before any rule, a cell is converted to text in Unicode's normal form C, without
+blanks at its ends; a whole number stored as a float loses its decimal point.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vfl.datasets.table import (
 
 #: All rules, in the order in which a preview adds them.
 PREVIEW = "plain+space+case+decimal+zeros+date"
-#: Between the columns of a composite id, in settings; and between their texts.
+#: Separators between the columns of a composite id, in settings, and between their texts.
 _COLUMNS, _UNIT = "+", "\x1f"
 _DECIMAL = re.compile(r"\+?(-?[0-9]+)(?:\.0*)?")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")
@@ -46,11 +46,14 @@ _DIGITS = re.compile(r"(\d{4})(\d\d)(\d\d)", re.A)
 
 
 class IdRule(ABC):
-    """A rule that makes ids alike which are written differently; applying it twice is once."""
+    """A rule that maps different spellings to one.
+
+    Applying it twice has the same effect as once.
+    """
 
     @abstractmethod
     def apply(self, text: str) -> str:
-        """One column of an id, as the rule writes it."""
+        """Apply the rule to one column of an id."""
 
 
 class Plain(IdRule):
@@ -65,7 +68,7 @@ class Plain(IdRule):
 
 
 class Space(IdRule):
-    """Leave out white space, also inside an id.
+    """Remove white space, also inside an id.
 
     >>> Space().apply("DE 12 34")
     'DE1234'
@@ -76,7 +79,7 @@ class Space(IdRule):
 
 
 class Case(IdRule):
-    """Read capital and small letters alike, and the same letter in another width (NFKC).
+    """Ignore case, and the width of letters (NFKC).
 
     >>> Case().apply("Ab-7")
     'ab-7'
@@ -89,7 +92,7 @@ class Case(IdRule):
 
 
 class Decimal(IdRule):
-    """Read a whole number without its sign of plus and without a fraction of zeros.
+    """Remove the plus sign and a zero fraction of a whole number.
 
     >>> Decimal().apply("79499.0"), Decimal().apply("+7"), Decimal().apply("7.5")
     ('79499', '7', '7.5')
@@ -101,7 +104,7 @@ class Decimal(IdRule):
 
 
 class Zeros(IdRule):
-    """Leave out zeros in front of a whole number.
+    """Remove leading zeros of a whole number.
 
     >>> Zeros().apply("00050379"), Zeros().apply("0"), Zeros().apply("007a")
     ('50379', '0', '007a')
@@ -113,10 +116,10 @@ class Zeros(IdRule):
 
 
 class Date(IdRule):
-    """Write a date as year-month-day; what is no date of that order stays.
+    """Write a date as year-month-day; text that is no date in this order stays.
 
     Args:
-        order: of day, month and year where the year does not come first.
+        order: order of day, month and year where the year does not come first.
 
     >>> Date(order="dmy").apply("3.11.1985"), Date().apply("1985-11-03 00:00:00")
     ('1985-11-03', '1985-11-03')
@@ -161,7 +164,7 @@ ID_RULES = Registry(
 
 
 def make_rules(spec: str) -> list[IdRule]:
-    """The rules that a spec joins with plus signs.
+    """Make the rules that a spec joins with plus signs.
 
     Raises:
         SpecError: see `Registry.make`.
@@ -170,7 +173,7 @@ def make_rules(spec: str) -> list[IdRule]:
 
 
 def prefixes(spec: str) -> list[str]:
-    """The specs a preview compares: the first rule, the first two, and so on.
+    """The specs that a preview compares: the first rule, the first two, and so on.
 
     >>> prefixes("plain+case+zeros")
     ['plain', 'plain+case', 'plain+case+zeros']
@@ -180,7 +183,7 @@ def prefixes(spec: str) -> list[str]:
 
 
 def id_columns(name: str, columns: Sequence[str]) -> list[str]:
-    """The columns of an id: one of that name, or those that plus signs join.
+    """The columns of an id: one column of that name, or the columns that plus signs join.
 
     >>> id_columns("last+born", ["last", "born", "age"])
     ['last', 'born']
@@ -189,23 +192,26 @@ def id_columns(name: str, columns: Sequence[str]) -> list[str]:
 
 
 def read_ids(table: Table, name: str, where: str) -> np.ndarray:
-    """The ids of a table as text, in the order of its rows; axes (rows,), dtype object.
+    """Read the ids of a table as text, in the order of its rows; axes (rows,), dtype object.
 
     Args:
-        table: the party's own.
+        table: the party's own table.
         name: its id column, or several joined with plus signs.
-        where: whose it is, for the message.
+        where: owner of the table, for the message.
 
     Raises:
         MissingColumnError: the table lacks such a column.
-        MisalignedError: rows without an id, counted.
+        MisalignedError: rows have no id; states their number.
     """
     blocks = list(id_blocks(table, name, where))
     return np.concatenate(blocks) if blocks else np.empty(0, dtype=object)
 
 
 def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
-    """What `read_ids` gives, some rows at a time; its error about missing ids comes at the end."""
+    """Yield the ids of `read_ids`, some rows at a time.
+
+    Its error about missing ids comes at the end.
+    """
     known = list(table.columns)
     names = id_columns(name, known)
     for each in names:
@@ -228,12 +234,12 @@ def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
             f"rows of {where} have no id",
             where=f"column '{name}'",
             got=f"{spaced(missing)} of {spaced(len(table))} rows",
-            want="one id a row",
+            want="one id in each row",
         )
 
 
 def read_own_ids(source: Source, name: str, form: TableFormat, where: str) -> np.ndarray:
-    """The ids of a party's file, letter by letter, without its other columns; see `read_ids`."""
+    """Read the ids of a party's file as exact text, without its other columns; see `read_ids`."""
     return read_ids(_id_table(source, name, form, where), name, where)
 
 
@@ -244,10 +250,10 @@ def _id_table(source: Source, name: str, form: TableFormat, where: str) -> Table
 
 
 class DiskIds(Sequence[bytes]):
-    """Normalised ids in a file; a part of them is a list.
+    """Normalised ids in a file; a slice of them is a list.
 
     Args:
-        place: where.
+        place: where the file is stored.
 
     >>> ids = DiskIds(scratch())
     >>> ids.add([b"17", b"4", b"250"])
@@ -259,7 +265,7 @@ class DiskIds(Sequence[bytes]):
         self._letters, self._ends = DiskBytes(place), DiskColumn(place, np.int64)
 
     def add(self, ids: Sequence[bytes]) -> None:
-        """Put more ids behind those that are there."""
+        """Append ids."""
         before = len(self._letters)
         self._letters.write(b"".join(ids))
         self._ends.write(before + np.cumsum([len(each) for each in ids], dtype=np.int64))
@@ -287,11 +293,11 @@ class DiskIds(Sequence[bytes]):
 
 @dataclass(frozen=True, eq=False)
 class OwnIds:
-    """The ids of a party's own table.
+    """Ids of a party's own table.
 
     Attributes:
-        keys: normalised, each once, in the order of the table.
-        digest: of the ids as they stand in the table; see `ids_digest`.
+        keys: normalised ids, each once, in the order of the table.
+        digest: digest of the ids as spelled in the table; see `ids_digest`.
     """
 
     keys: Sequence[bytes] = field(repr=False)
@@ -301,15 +307,15 @@ class OwnIds:
     def read(
         cls, source: Source, name: str, form: TableFormat, where: str, rules: str, place: OnDisk
     ) -> OwnIds:
-        """The ids of a file, as a protocol compares them; little of them is in memory at a time.
+        """Read the ids of a file in normalised form, with few of them in memory at a time.
 
         Args:
             source: the file.
             name: its id column, or several joined with plus signs.
-            form: how it is written.
-            where: whose it is, for messages.
-            rules: how ids are written alike.
-            place: where they lie.
+            form: format of the file.
+            where: owner of the file, for messages.
+            rules: normalisation rules.
+            place: where the ids are stored.
 
         Raises:
             MissingColumnError, MisalignedError: see `read_ids` and `check_unique`.
@@ -327,7 +333,7 @@ class OwnIds:
 
 
 def normalise(ids: np.ndarray, spec: str) -> list[bytes]:
-    """Ids as a protocol compares them: UTF-8, each column after all rules.
+    """Normalise ids for a protocol: UTF-8, each column after all rules.
 
     >>> normalise(np.array(["0017", "18.0"], dtype=object), "decimal+zeros")
     [b'17', b'18']
@@ -351,17 +357,17 @@ def check_unique(
     spec: str,
     place: OnDisk | None = None,
 ) -> None:
-    """Refuse ids that do not tell rows apart.
+    """Refuse ids that do not identify rows uniquely.
 
     Args:
-        keys: normalised.
-        ids: as they are in the table, some at a time; asked for if a key repeats.
-        where: whose they are, for the message.
+        keys: normalised ids.
+        ids: yields the ids as spelled in the table, in blocks; called if a key repeats.
+        where: owner of the ids, for the message.
         spec: the rules.
         place: where keys are compared.
 
     Raises:
-        MisalignedError: how many rows repeat an id, as it is in the table and after the rules.
+        MisalignedError: states how many rows repeat an id, in the table and after the rules.
     """
     place = place or scratch()
     parts = (keys[start : start + BLOCK_ROWS] for start in range(0, len(keys), BLOCK_ROWS))
@@ -369,9 +375,10 @@ def check_unique(
         plain = ([text.encode() for text in block] for block in ids())
         before = count_repeated(plain, len(keys), place)
         raise MisalignedError(
-            f"the rows of {where} cannot be told apart by their ids",
+            f"the ids of {where} do not identify its rows uniquely",
             where=f"id rules {spec}",
-            got=f"{spaced(repeated)} rows repeat the id of another, {spaced(before)} in the table",
-            want="one id a row, none of them twice",
+            got=f"{spaced(repeated)} rows repeat another row's id, {spaced(before)} of them in "
+            "the table",
+            want="one id in each row, and no id twice",
             fix=None if before == repeated else "leave out the rule that joins them: --preview",
         )

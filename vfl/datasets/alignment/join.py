@@ -1,9 +1,8 @@
-"""Rows of several parties brought into one order by their ids.
+"""Join of several parties' tables: their rows in one order by their ids.
 
 In one process `align` joins all tables. In a federation each party sorts its own table with
-`sort_by_id` and the parties compare digests (`PartyData.row_digest`); no id leaves its owner.
-Ids are kept in little memory: a text id of 8 characters takes 65 bytes as a Python object and 16 in
-Arrow.
+`sort_by_id` and the parties compare digests (`PartyData.row_digest`); no id leaves its owner. Ids
+are stored compactly: a text id of 8 characters takes 65 bytes as a Python object and 16 in Arrow.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from vfl.datasets.table import (
 
 _WITH_POINT = re.compile(r"\d+(\.0*)?")
 Ids = np.ndarray | ExtensionArray  # int64, or text as a pandas array
-MIN_OVERLAP = 0.05  # of the smaller table; below it the ids hardly speak of the same things
+MIN_OVERLAP = 0.05  # of the smaller table; a smaller overlap means unrelated ids
 
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """Tables whose rows stand in one order.
+    """Tables with their rows in one order.
 
     Attributes:
-        frames: by party, each with the same number of rows; of a party that `held` names, the rows
-            it has.
+        frames: tables by party, each with the same number of rows; for a party that `held` names,
+            only the rows that it has.
         ids: text (dtype object) or int64 in ascending order, axes (rows,).
         held: which rows each party has, bool, axes (rows,); empty where all have all.
-        others: each party's rows that are not among `ids`.
+        others: rows of each party that are not among `ids`.
     """
 
     frames: dict[str, Part]
@@ -65,17 +64,17 @@ def align(
     id_type: IdType = "text",
     whole: str | None = None,
 ) -> Aligned:
-    """Keep the rows whose id every party has, sorted by id.
+    """Select the rows whose id every party has, sorted by id.
 
     Args:
         frames: tables by party.
-        id_column: the column of ids; by party where it has not the same name in every table.
-        id_type: how ids are compared; see `TableFormat`.
-        whole: a party each of whose rows stays that any other party has, too.
+        id_column: name of the id column; by party if the tables use different names.
+        id_type: type in which ids are compared; see `TableFormat`.
+        whole: a party whose rows all stay if at least one other party has them.
 
     Raises:
-        MissingColumnError: a table without that column.
-        MisalignedError: missing or repeated ids, or hardly any in common.
+        MissingColumnError: a table lacks that column.
+        MisalignedError: ids are missing or repeated, or very few are common.
     """
     named = dict.fromkeys(frames, id_column) if isinstance(id_column, str) else id_column
     found = {
@@ -107,17 +106,17 @@ def align(
 def sort_by_id(
     frame: Table, id_column: str, where: str, id_type: IdType = "text"
 ) -> tuple[Part, Ids]:
-    """One party's table in ascending order of its ids, and those ids.
+    """Sort one party's table in ascending order of its ids; returns rows and ids.
 
     Args:
         frame: the party's table.
-        id_column: its column of ids.
-        where: who asks, for the message ("party 'bank'").
-        id_type: how ids are compared; the same at every party.
+        id_column: name of its id column.
+        where: owner of the table, for the message ("party 'bank'").
+        id_type: type in which ids are compared; the same at every party.
 
     Raises:
         MissingColumnError: the table lacks the id column.
-        MisalignedError: missing or repeated ids.
+        MisalignedError: ids are missing or repeated.
     """
     order, ids = sorted_ids(frame, id_column, where, id_type)
     return Part.of(frame, order), ids
@@ -128,7 +127,7 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
 
     Raises:
         MissingColumnError: the table lacks the id column.
-        MisalignedError: missing ids, repeated ids, or no whole numbers where those are wanted.
+        MisalignedError: ids are missing or repeated, or are not the required whole numbers.
     """
     check_column(frame.columns, id_column, f"the id column of {where}", "data.id")
     missing = sum(int(block.isna().sum()) for block in column_blocks(frame, id_column))
@@ -140,15 +139,15 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
     order, ids = _sorted(blocks, pa.int64() if id_type == "number" else pa.large_string())
     repeated = pc.sum(pc.equal(ids[1:], ids[:-1])).as_py()
     if repeated:
-        raise bad_ids(where, id_column, f"{spaced(repeated)} rows repeat the id of another")
+        raise bad_ids(where, id_column, f"{spaced(repeated)} rows repeat another row's id")
     if id_type == "number":
         return order, ids.to_numpy()
     return order, pd.arrays.ArrowStringArray(pa.chunked_array([ids]))
 
 
 def _sorted(blocks: Iterable[np.ndarray], kind: pa.DataType) -> tuple[np.ndarray, pa.Array]:
-    """By bytes of UTF-8, which is the order of Python's own texts."""
-    pool = pa.system_memory_pool()  # Arrow's own keeps what is freed from numpy
+    """Sort by bytes of UTF-8, which is the order of Python's own texts."""
+    pool = pa.system_memory_pool()  # Arrow's own pool keeps memory freed by numpy
     pieces = [pa.array(block, kind, memory_pool=pool) for block in blocks]
     ids = pa.concat_arrays(pieces or [pa.array([], kind)], memory_pool=pool)
     del pieces
@@ -157,10 +156,10 @@ def _sorted(blocks: Iterable[np.ndarray], kind: pa.DataType) -> tuple[np.ndarray
 
 
 def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
-    """Texts of ids as int64.
+    """Convert texts of ids to int64.
 
     Raises:
-        MisalignedError: some are no whole numbers.
+        MisalignedError: some texts are no whole numbers.
     """
     try:
         return np.array([int(text) for text in cells], dtype=np.int64)
@@ -173,20 +172,20 @@ def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
 
 
 def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
-    """What is raised about ids that are missing or repeated."""
+    """Make the error for missing or repeated ids."""
     return MisalignedError(
-        f"the rows of {where} cannot be told apart by their ids",
+        f"the ids of {where} do not identify its rows uniquely",
         where=f"column '{id_column}'",
         got=got,
-        want="one id a row, none of them twice",
-        fix="vfl init --from TABLE names how to take the latest row of each id, or an aggregate",
+        want="one id in each row, and no id twice",
+        fix="vfl init --from TABLE shows how to take the latest row of each id, or an aggregate",
     )
 
 
 def _mismatch(
     ids: Mapping[str, np.ndarray], columns: Mapping[str, pd.Series], id_type: IdType, common: int
 ) -> MisalignedError:
-    """Names the two parties that match least; counts and formats, never an id."""
+    """Make the error that names the two parties with the fewest matches; it contains no id."""
     matches = {
         (left, right): len(np.intersect1d(ids[left], ids[right], True))
         for left, right in combinations(ids, 2)
@@ -211,11 +210,11 @@ def _cure(formats: list[str], id_type: IdType) -> str:
         return 'id_type = "text"'
     if len(set(formats)) > 1 and not any("characters" in form for form in formats):
         return 'id_type = "number" reads 007, 7 and 7.0 as the same'
-    return "see that 'id' names the column that both parties know these rows by"
+    return "check that 'id' is the column by which both parties identify these rows"
 
 
 def id_format(column: pd.Series) -> str:
-    """How ids are written, without showing one.
+    """Describe the format of ids, without showing one.
 
     >>> id_format(pd.Series(["A0000017", "B0000018"]))
     'text of 8 characters'
@@ -232,4 +231,4 @@ def id_format(column: pd.Series) -> str:
             return "whole numbers with a decimal point"
         return f"text of {size} characters"
     padded = any(len(text) > 1 and text[0] == "0" for text in ids)
-    return f"text of {size} digits, zeros in front" if padded else "whole numbers"
+    return f"text of {size} digits, with leading zeros" if padded else "whole numbers"

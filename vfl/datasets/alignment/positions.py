@@ -1,8 +1,8 @@
-"""What an alignment leaves at a party: the positions of its own rows in the common order.
+"""Result of an alignment at a party: the positions of its own rows in the common order.
 
-One sealed file a version, in the party's own folder. The positions hold while the ids of the table
-are those that were aligned; a table with other ids, or in another order, is refused. Rows that a
-party erases are withdrawn: their places leave the order at every party, and all others stay.
+Each version is a sealed file in the party's own folder. The positions are valid while the ids of
+the table are unchanged; a table with other ids, or in another order, is refused. Rows that a party
+erases are withdrawn: their places leave the order at every party, and all other rows stay.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from vfl.datasets.split import Split, split_apart
 from vfl.datasets.table import Part, Table, spaced
 
 _INDEX = np.dtype("<u4")
-_GAP = np.iinfo(_INDEX).max  # stands for -1
+_GAP = np.iinfo(_INDEX).max  # stored in place of -1
 _VERSION = re.compile(r"([0-9]{4})\.positions")
 _STAGED = "staged"
-_BLOCK = 1 << 16  # positions that are written at a time
+_BLOCK = 1 << 16  # positions written at a time
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all parties of an alignment know of it.
+    """Facts of an alignment that all its parties know.
 
     Attributes:
-        name: of the alignment, the same at every party.
-        parties: with ids, in an order all agree on.
-        rules: how ids are written alike.
-        protocol: how common ones were found.
-        rows: those that all parties have, or "token": those that some lack as well.
+        name: name of the alignment, the same at every party.
+        parties: parties with ids, in an order that all agree on.
+        rules: normalisation rules of the ids.
+        protocol: protocol that found the common ids.
+        rows: "intersection": rows that all parties have; "token": also rows that some lack.
     """
 
     name: str
@@ -57,15 +57,15 @@ class Alignment:
     """One version of an alignment, at one party.
 
     Attributes:
-        party: whose it is.
-        agreed: what all parties know of it.
-        version: counts from 1, at this party.
-        key: 32 bytes as hex that stand for the common rows and their order, equal at all parties.
-        table: digest of the party's own ids in their order; it leaves the party nowhere.
-        ids: how many those are.
+        party: party that owns it.
+        agreed: facts that all its parties know.
+        version: number of the version at this party, from 1.
+        key: 32 bytes as hex that identify the common rows and their order, equal at all parties.
+        table: digest of the party's own ids in their order; it never leaves the party.
+        ids: number of these ids.
         positions: int64, axes (rows,); -1 for a row of the session that the party lacks.
         complete, held: see `Found`.
-        withdrawn: places, in the order as it was aligned, that have left it; ascending.
+        withdrawn: places in the original order whose rows have left it; ascending.
     """
 
     party: str
@@ -83,22 +83,22 @@ class Alignment:
     def of(
         cls, party: str, agreed: Agreed, version: int, session: str, ids: OwnIds, found: Found
     ) -> Alignment:
-        """What a party keeps of what it found.
+        """Make the record of a party's result.
 
         Args:
-            party: whose.
-            agreed: what all know.
-            version: of it, at this party.
-            session: a name that is used once, the same at every party.
-            ids: of the party's table.
-            found: what the protocol told it.
+            party: name of the party.
+            agreed: facts that all parties know.
+            version: number of the version at this party.
+            session: an identifier that is used once, the same at every party.
+            ids: ids of the party's table.
+            found: the party's result of the protocol.
         """
         key = key_of(session, agreed, len(found.positions))
         more = (found.positions, found.complete, found.held)
         return cls(party, agreed, version, key, ids.digest, len(ids), *more)
 
     def require(self, rows: MissingRows) -> None:
-        """Refuse an alignment whose rows are others than a session wants.
+        """Refuse an alignment made for another treatment of missing rows.
 
         Raises:
             MisalignedError: it was made with another `data.missing_rows`.
@@ -114,12 +114,12 @@ class Alignment:
 
     @property
     def absent(self) -> np.ndarray | None:
-        """Places of the session's rows that the party lacks, ascending; None where it has all."""
+        """Places of the session's rows that the party lacks, ascending; None if it has all."""
         lacking = np.flatnonzero(self.positions < 0)
         return lacking if len(lacking) else None
 
     def split(self, split: Callable[[int], Split]) -> Split:
-        """The split of the rows, where `split` gives that of so many; see `split_apart`."""
+        """The split of the rows; `split` computes that of a number of rows. See `split_apart`."""
         if self.complete is None:
             return split(len(self.positions))
         everybody = np.arange(len(self.positions)) < self.complete
@@ -127,17 +127,17 @@ class Alignment:
 
     @property
     def digest(self) -> bytes:
-        """Stands for the order of the rows; see `PartyData.ids_digest`."""
+        """Digest of the order of the rows; see `PartyData.ids_digest`."""
         order = bytes.fromhex(self.key)
         if not self.withdrawn:
             return order
         return hashlib.sha256(order + np.array(self.withdrawn, _INDEX).tobytes()).digest()
 
     def without(self, places: Collection[int]) -> Alignment:
-        """The same order without some places, counted as it was aligned; those that left stay away.
+        """Remove some places, counted in the original order; earlier removals stay removed.
 
         Raises:
-            MisalignedError: a place that no row of it has.
+            MisalignedError: a place does not exist in the order.
         """
         whole = len(self.positions) + len(self.withdrawn)
         if places and (min(places) < 0 or max(places) >= whole):
@@ -159,27 +159,27 @@ class Alignment:
         )
 
     def places_of(self, rows: np.ndarray) -> list[int]:
-        """The places of rows of the party's table that are in the order, counted as aligned."""
+        """Places in the original order of those rows of the party's table that are in it."""
         left = np.delete(np.arange(len(self.positions) + len(self.withdrawn)), self.withdrawn)
         found: list[int] = left[np.isin(self.positions, rows)].tolist()
         return found
 
     def of_shorter_table(self, gone: np.ndarray, table: str) -> Alignment:
-        """The same for the party's table once rows have left it, none of which is in the order.
+        """Adapt it to the party's table after a removal of rows, none of which is in the order.
 
         Args:
             gone: positions of those rows, ascending.
-            table: digest of the ids that are left, in their order.
+            table: digest of the remaining ids, in their order.
         """
         shift = np.searchsorted(gone, self.positions)
         positions = np.where(self.positions < 0, self.positions, self.positions - shift)
         return replace(self, positions=positions, table=table, ids=self.ids - len(gone))
 
     def applied(self, table: Table, id_column: str, where: str) -> tuple[Part, np.ndarray]:
-        """Those of the table that are in the session, in its order, and the party's ids of them.
+        """Rows of the table that are in the session, in its order, and the party's ids of them.
 
         Raises:
-            MisalignedError: the table has other ids than those that were aligned.
+            MisalignedError: the ids of the table have changed since the alignment.
         """
         ids = read_ids(table, id_column, where)
         self.check(len(ids), ids_digest(ids), where)
@@ -188,11 +188,11 @@ class Alignment:
         return Part.of(table, has), own
 
     def holds(self, ids: OwnIds) -> bool:
-        """Whether these are the ids that were aligned, in their order."""
+        """Whether these are the ids of the alignment, in their order."""
         return (len(ids), ids.digest) == (self.ids, self.table)
 
     def check(self, count: int, digest: str, where: str) -> None:
-        """Refuse other ids than those that were aligned: as many, of this `ids_digest`.
+        """Refuse ids other than those of the alignment, by their number and `ids_digest`.
 
         Raises:
             MisalignedError: they have changed.
@@ -208,29 +208,29 @@ class Alignment:
 
     @property
     def common(self) -> int:
-        """How many rows everybody has."""
+        """Number of rows that all parties have."""
         return len(self.positions) if self.complete is None else self.complete
 
     def counts(self) -> str:
-        """How many rows there are, for people."""
+        """The numbers of rows, as text."""
         if self.complete is None:
             return f"{self.common} of {self.ids} rows are common"
         own = int((self.positions >= 0).sum())
         return (
-            f"the session has {len(self.positions)} rows, {own} of the {self.ids} here among them; "
-            f"{self.common} of those everybody has"
+            f"the session has {len(self.positions)} rows, {own} of the {self.ids} here "
+            f"among them; all parties have {self.common} of those"
         )
 
     def keep(self, folder: Path) -> None:
-        """Write this version; those before it stay."""
+        """Write this version; earlier ones stay."""
         self.stage(folder)
         self.commit(folder)
 
     def stage(self, folder: Path) -> None:
-        """Write it, so that only its name is missing; what was staged before is removed.
+        """Write the file under a temporary name; an earlier staged file is removed.
 
         Raises:
-            StorageError: the disk is full, or cannot be written; nothing of it is left.
+            StorageError: the disk is full, or cannot be written; no part of the file remains.
         """
         about = asdict(self.agreed) | {"key": self.key, "table": self.table, "ids": self.ids}
         if self.complete is not None:
@@ -252,19 +252,19 @@ class Alignment:
             yield np.packbits(one).tobytes()
 
     def commit(self, folder: Path) -> None:
-        """Let what was staged be the last version, which takes no room on the disk."""
+        """Make the staged file the last version, which needs no room on the disk."""
         (folder / _STAGED).replace(folder / f"{self.version:04d}.positions")
 
     @staticmethod
     def discard(folder: Path) -> None:
-        """Remove what was staged and will be no version."""
+        """Remove a staged file that will not be a version."""
         (folder / _STAGED).unlink(missing_ok=True)
 
     def _seal(self) -> Seal:
         return Seal("alignment", self.party, self.agreed.name, self.version)
 
     def lacking(self, party: str) -> Alignment:
-        """The same without what it says of another party: as if that one had none of the rows."""
+        """The same alignment, as if another party had none of the rows."""
         return replace(self, held={**self.held, party: np.zeros_like(self.held[party])})
 
     @classmethod
@@ -272,8 +272,8 @@ class Alignment:
         """The last version in a folder.
 
         Raises:
-            MissingDataError: there is none.
-            RunFolderError: it is damaged, or another party's.
+            MissingDataError: the folder has no version.
+            RunFolderError: the version is damaged, or belongs to another party.
         """
         version = last_version(folder)
         if not version:
@@ -286,14 +286,14 @@ class Alignment:
 
     @classmethod
     def of_parties(cls, folder: Path, party: str, parties: Collection[str]) -> Alignment:
-        """The last version in a folder that was made by these parties and no others.
+        """The last version in a folder that exactly these parties made.
 
-        Parties that entered or left since have versions of their own, so a run keeps the order of
-        its own parties.
+        If parties enter or leave later, the new set has its own versions, so a run stays with the
+        order of its own parties.
 
         Raises:
-            MissingDataError: there is none.
-            RunFolderError: one is damaged, or another party's.
+            MissingDataError: the folder has no such version.
+            RunFolderError: a version is damaged, or belongs to another party.
         """
         made_by: Collection[str] = ()
         for version in reversed(versions(folder)):
@@ -315,7 +315,7 @@ class Alignment:
         """One version in a folder.
 
         Raises:
-            RunFolderError: it is missing, damaged, or another party's.
+            RunFolderError: it is missing or damaged, or belongs to another party.
         """
         path = folder / f"{version:04d}.positions"
         payload = read_sealed(path, Seal("alignment", party, None, version))
@@ -340,16 +340,16 @@ class Alignment:
 
 
 def versions(folder: Path) -> list[int]:
-    """The numbers of the versions in a folder, ascending."""
+    """Numbers of the versions in a folder, ascending."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(found[1]) for found in map(_VERSION.fullmatch, names) if found)
 
 
 def last_versions(folder: Path, party: str) -> list[Alignment]:
-    """The last version of each set of parties in a folder, which sessions use; the newest last.
+    """The last version of each set of parties in a folder, which sessions use; newest last.
 
     Raises:
-        RunFolderError: one is damaged, or another party's.
+        RunFolderError: a version is damaged, or belongs to another party.
     """
     found = [Alignment.read(folder, party, version) for version in versions(folder)]
     last = {frozenset(one.agreed.parties): one for one in found}
@@ -357,7 +357,7 @@ def last_versions(folder: Path, party: str) -> list[Alignment]:
 
 
 def last_version(folder: Path) -> int:
-    """The number of the last version in a folder; 0 where there is none."""
+    """Number of the last version in a folder; 0 if it has none."""
     return max(versions(folder), default=0)
 
 
@@ -367,12 +367,12 @@ def ids_digest(ids: np.ndarray) -> str:
 
 
 def key_of(session: str, agreed: Agreed, common: int) -> str:
-    """What stands for the result of one session: a digest of what all parties know of it.
+    """Identifier of an alignment: a digest of the facts that all parties know.
 
     Args:
-        session: a name that is used once.
-        agreed: what was agreed.
-        common: how many rows are common.
+        session: an identifier that is used once.
+        agreed: facts that all parties agreed on.
+        common: number of common rows.
     """
     facts = [session, *map(str, asdict(agreed).values()), common]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,13 +1,14 @@
-"""Private set intersection of N parties: which of my rows has everybody, and in which order.
+"""Private set intersection of N parties: which of my rows all parties have, and in which order.
 
-A role of a protocol is a generator: it yields what it sends and what it waits for, and knows no
-network. `play` runs all roles in one process; a session runs one of them over its stream. What a
-role gives back are positions of the party's own rows, in an order that is the same at all parties.
-Sets are made, sent and compared in blocks, and lie in files without a name meanwhile.
+A role of a protocol is a generator: it yields messages to send and requests to wait, and does not
+use the network itself. `play` runs all roles in one process; a session runs one of them over its
+stream. A role returns positions of the party's own rows, in an order that is the same at all
+parties. Sets are made, sent and compared in blocks, and are stored in unnamed files meanwhile.
 
-All parties follow the protocol, or the label party does not: then it can put ids into its set that
-it has no rows for. So no protocol tells the label party anything before every other party has seen
-how many ids are common and has accepted that. It is not told the number that was refused.
+The model is that all parties follow the protocol, except possibly the label party, which may put
+ids into its set for which it has no rows. No protocol therefore discloses anything to the label
+party before every other party has seen the number of common ids and has accepted it. The label
+party does not learn a number that was refused.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ HELPER = "helper"
 _INDEX = np.dtype("<u4")
 _MOST_IDS = 2**28
 YES, NO = b"\x01", b"\x00"
-_LIMITS = struct.Struct("<II")  # the fewest and the most ids of others that a party accepts
+_LIMITS = struct.Struct("<II")  # limits of the number of other parties' ids that a party accepts
 
 
-#: A message: whatever may be large is in a file, and read in parts.
+#: A message; large content is in a file, and is read in parts.
 Message = bytes | DiskBytes
 
 
@@ -61,25 +62,26 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Wait for a message of at most so many bytes."""
+    """A request to wait for a message of limited size."""
 
     sender: str
     most_bytes: int
 
 
-#: Yields messages, is sent the payloads it waits for, and returns int64 positions.
+#: Yields messages, receives the payloads it waits for, and returns int64 positions.
 Role = Generator[Send | Receive, Message, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one party accepts.
+    """Limits that one party sets.
 
     Attributes:
-        min_ids, max_ids: of every other party's set, padding included.
-        max_asked: of every other party's set as well, by what this party has ids itself and was
-            asked about before; a larger one could be a dictionary.
-        min_common: ids that all have; fewer are told to nobody but this party's own log.
+        min_ids, max_ids: size of every other party's set, padding included.
+        max_asked: another limit of every other party's set, from this party's own number of ids and
+            from earlier queries; a larger set could be a dictionary.
+        min_common: least number of common ids; a smaller number is disclosed only in this party's
+            own log.
     """
 
     min_ids: int = 1
@@ -89,20 +91,20 @@ class Bounds:
 
 
 def _counts_nothing(owner: str, ids: int) -> None:
-    """For roles that no party's file bounds."""
+    """Default for roles without limits from a party's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What one party brings.
+    """One party's inputs to a protocol.
 
     Attributes:
         party: its name.
-        ids: normalised, each once.
-        bounds: what it accepts.
-        place: where sets lie, and how much memory working on them takes.
-        count: told each other party's name and how many ids its set has, before anything that
-            depends on the set is sent; raises ConsentError where that is too much in all.
+        ids: normalised ids, each once.
+        bounds: limits of the party.
+        place: where sets are stored, with the memory limit for work on them.
+        count: receives each other party's name and the number of ids in its set, before anything
+            that depends on the set is sent; raises ConsentError if the total is too large.
     """
 
     party: str
@@ -112,15 +114,15 @@ class Own:
     count: Callable[[str, int], None] = field(default=_counts_nothing, repr=False)
 
     def blocks(self) -> Iterator[Sequence[bytes]]:
-        """The ids in their order, some at a time."""
+        """Yield the ids in their order, in blocks."""
         for start in range(0, len(self.ids), BLOCK_TAGS):
             yield self.ids[start : start + BLOCK_TAGS]
 
     def admit(self, owner: str, ids: int) -> None:
-        """Accept another party's set by its size; nothing that depends on it was sent before.
+        """Accept another party's set by its size; before that, nothing that depends on it is sent.
 
         Raises:
-            ConsentError: it is smaller or larger than this party accepts.
+            ConsentError: the set is smaller or larger than this party accepts.
         """
         if ids < self.bounds.min_ids:
             raise too_few_ids(self, owner, ids)
@@ -130,16 +132,16 @@ class Own:
 
 
 class Protocol(ABC):
-    """One way to find the common rows.
+    """A method to find the common rows.
 
     Args:
-        pad: ids that every set seems to have, where it is not 0: those beyond a party's own are
-            random and never common.
+        pad: apparent size of every set, unless it is 0: a party fills its set with random ids,
+            which are never common.
 
     Attributes:
         helper: whether a party without ids of its own, `HELPER`, takes part.
-        refused: why a session cannot have it; empty where it can.
-        id_bytes: of a message, at most, for each id.
+        refused: reason why a session cannot use it; empty if it can.
+        id_bytes: most bytes of a message for each id.
     """
 
     helper = False
@@ -151,51 +153,55 @@ class Protocol(ABC):
         self.pad = pad
 
     def dummies(self, own: Own) -> int:
-        """How many random ones a party adds to its own ids."""
+        """Number of random ids that a party adds to its own."""
         if self.pad and len(own.ids) > self.pad:
             raise BadOptionError(
                 f"party '{own.party}' has more ids than the padding hides",
                 where="option 'pad'",
                 got=spaced(self.pad),
-                want="more than any party has ids",
+                want="a padding of at least the largest number of ids of any party",
             )
         return max(0, self.pad - len(own.ids))
 
     @abstractmethod
     def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
-        """The role of a party with ids.
+        """Run the role of a party with ids.
 
         Args:
-            own: what it brings.
-            parties: everybody with ids, in an order all agree on; at least two.
-            label_party: which of them hears the result last.
+            own: the party's inputs.
+            parties: all parties with ids, in an order that all agree on; at least two.
+            label_party: the party that receives the result last.
         """
 
     def helping(
         self, parties: Sequence[str], label_party: str, place: OnDisk | None = None
     ) -> Role:
-        """The role of the helper, where there is one; sets lie in `place`, or else in TMPDIR."""
+        """Run the role of the helper, if the protocol has one.
+
+        Sets are stored in `place` or TMPDIR.
+        """
         raise NotImplementedError
 
 
 class ServerAided(Protocol):
-    """Keyed hashes, compared by a helper that has no key (Kamara et al. 2014, section 4.1).
+    """Keyed hashes, which a helper without the key compares (Kamara et al. 2014, section 4.1).
 
-    The label party draws a key of 16 bytes and sends it to the other parties; the helper must not
-    read that message, nor a party another party's tags. A tag is the keyed BLAKE2b of an id (RFC
-    7693), 16 bytes; a party sends its tags in ascending order, which is a random order of its rows.
-    The helper answers with one bit a tag. Common rows stand in the order of their tags.
+    The label party draws a key of 16 bytes and sends it to the other parties. The helper must not
+    read that message, and no party may read another party's tags. A tag is the keyed BLAKE2b hash
+    of an id (RFC 7693), 16 bytes. A party sends its tags in ascending order, which is a random
+    order of its rows. The helper answers with one bit for each tag. Common rows are in the order of
+    their tags.
 
-    Learned: the helper, how many tags each party sends, and how many each group of parties shares;
-    with `pad`, of the former only that they are no more than that. The others, the common ids. A
-    helper that works together with a party can test any id.
+    Leakage: the helper learns how many tags each party sends, and how many each group of parties
+    shares; with `pad`, it learns only an upper bound of the former. The other parties learn the
+    common ids. A helper that colludes with a party can test any id.
 
-    Bytes of a party of n ids: 16 n + n / 8 + 11 with the helper, and the key of 16. Messages: N - 1
-    keys, and with the helper N sets, N answers, N votes and N endings.
+    Bytes of a party of n ids: 16 n + n / 8 + 11 with the helper, and 16 for the key. Messages: N -
+    1 keys, and with the helper N sets, N answers, N votes and N endings.
     """
 
     helper = True
-    refused = "needs a helper that no project has"
+    refused = "needs a helper, which no project has"
 
     def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
         key = secrets.token_bytes(KEY_BYTES)
@@ -212,7 +218,7 @@ class ServerAided(Protocol):
         if self.pad > most:
             raise too_many_ids(own.party, f"sets padded to {spaced(self.pad)} ids", most)
         sent, rows = DiskBytes(own.place), DiskColumn(own.place, np.int64)
-        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))  # which is of its own size
+        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))  # for its own size
         for tags, order in sorted_tags(self._tags(own, key), total, own.place):
             sent.write(tags.tobytes())
             rows.write(order)
@@ -230,7 +236,7 @@ class ServerAided(Protocol):
             bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=len(own_rows))
             common = own_rows[bits.astype(bool)]
             if common.max(initial=-1) >= len(own.ids):
-                raise ProtocolError("the helper calls a random tag common")
+                raise ProtocolError("the helper marks a random tag as common")
             positions.write(common)
         yield from _vote(own, len(positions), HELPER)
         return positions.read(own.place.share(16))
@@ -244,7 +250,7 @@ class ServerAided(Protocol):
     def helping(
         self, parties: Sequence[str], label_party: str, place: OnDisk | None = None
     ) -> Role:
-        """Compare, answer the label party last, and see that all accept."""
+        """Compare the sets, check that all parties accept, and answer the label party last."""
         sets, limits, place = list[Message](), [], place or scratch()
         for each in parties:
             payload = yield Receive(each, _LIMITS.size + TAG_BYTES * _MOST_IDS)
@@ -252,7 +258,7 @@ class ServerAided(Protocol):
                 raise other_size(each)
             limits.append(_LIMITS.unpack(payload[: _LIMITS.size]))
             if not ascend(tag_blocks(payload, _LIMITS.size)):
-                raise ProtocolError(f"the tags of '{each}' are not in order, or one stands twice")
+                raise ProtocolError(f"the tags of '{each}' are not in order, or contain one twice")
             sets.append(payload)
         sizes = [(len(payload) - _LIMITS.size) // TAG_BYTES for payload in sets]
         for index, (least, most) in enumerate(limits):
@@ -273,20 +279,20 @@ class ServerAided(Protocol):
 class EcdhPsi(Protocol):
     """Diffie-Hellman on ristretto255 (Meadows 1986; Huberman et al. 1999, section 4).
 
-    Every id is hashed to a point, and every point is multiplied with the secret scalar of each
-    party in turn; equal ids end at equal points. A set goes round through all other parties and
-    ends at the first one that is not the label party, which compares 16 bytes of each point and
-    tells everybody the positions, the label party last. Owners send their points shuffled. No party
-    may read what two others send each other: it could compare sets that are under the same scalars.
+    Every id is hashed to a point, and every point is multiplied by the secret scalar of each party
+    in turn; equal ids end at equal points. A set passes through all other parties and ends at the
+    first one that is not the label party. That party compares 16 bytes of each point and sends all
+    parties the positions, the label party last. Owners send their points shuffled. No party may
+    read the messages between two others: it could compare sets under the same scalars.
 
-    Learned: the party that compares, how many ids each party's set has and how many each group of
-    parties shares, which of its own are among them included; with two parties that is the common
-    ids. Sizes are known to who multiplies; with `pad` only that they are no more than that. The
-    others learn the common ids. Nobody can test an id alone (decisional Diffie-Hellman).
+    Leakage: the comparing party learns how many ids each party's set has, how many each group of
+    parties shares, and which of its own are among them; with two parties these are the common ids.
+    Each party that multiplies learns the sizes; with `pad`, only an upper bound. The others learn
+    the common ids. No party alone can test an id (decisional Diffie-Hellman).
 
-    Bytes of two parties with n ids each: 32 n + 16 n one way and 32 n the other, and 4 a common id.
-    Messages: N - 1 for each set, one more for the comparing party's, and N - 1 answers, votes and
-    endings. Multiplications: N for each id.
+    Bytes of two parties with n ids each: 32 n + 16 n in one direction, 32 n in the other, and 4 for
+    each common id. Messages: N - 1 for each set, one more for the comparing party's, and N - 1
+    answers, votes and endings. Multiplications: N for each id.
     """
 
     def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
@@ -303,7 +309,7 @@ class EcdhPsi(Protocol):
         finals: dict[str, Message] = {}
         for hop in range(1, len(parties)):
             for owner in (owner for owner, route in routes.items() if route[hop] == me):
-                most = ristretto.POINT_BYTES * _MOST_IDS  # a session bounds what it takes
+                most = ristretto.POINT_BYTES * _MOST_IDS  # a session sets its own limit
                 payload = yield Receive(routes[owner][hop - 1], most)
                 sizes[owner] = len(payload) // ristretto.POINT_BYTES
                 own.admit(owner, sizes[owner])
@@ -322,7 +328,7 @@ class EcdhPsi(Protocol):
             if answer[:1] != YES or (len(answer) - 1) % _INDEX.itemsize:
                 raise other_size(judge)
             found = _positions_of(answer, own.place)
-            positions = _own_rows(own, order, found, f"'{judge}' calls rows common")
+            positions = _own_rows(own, order, found, f"'{judge}' marks rows as common")
             yield from _vote(own, len(positions), judge)
             return positions
         payload = yield Receive(routes[me][-1], TAG_BYTES * sizes[me])
@@ -339,7 +345,7 @@ class EcdhPsi(Protocol):
         yield from _decide(answers, parties, label_party, accepted)
         if not accepted:
             raise too_few_common(own, len(rows_of[me]))
-        return _own_rows(own, order, rows_of[me], "points are called common")
+        return _own_rows(own, order, rows_of[me], "points are marked as common")
 
     def _points(self, own: Own, scalar: bytes) -> Iterator[np.ndarray]:
         for ids in own.blocks():
@@ -362,7 +368,7 @@ PROTOCOLS = Registry(
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What roles sent: payload bytes and messages by (sender, receiver)."""
+    """Traffic of roles: payload bytes and messages by (sender, receiver)."""
 
     payload_bytes: Mapping[tuple[str, str], int]
     messages: Mapping[tuple[str, str], int]
@@ -378,7 +384,7 @@ def play(
     label_party: str,
     observe: Callable[[str, str, Message], None] = lambda sender, to, payload: None,
 ) -> tuple[dict[str, np.ndarray], Traffic]:
-    """Every role of a protocol in this process.
+    """Run every role of a protocol in this process.
 
     >>> owns = [Own("bank", [b"1", b"2", b"3"]), Own("label", [b"3", b"9", b"1"])]
     >>> rows, _ = play("server_aided", owns, "label")
@@ -386,18 +392,18 @@ def play(
     [(0, 2), (2, 0)]
 
     Args:
-        spec: such as ``ecdh:pad=1000``.
-        owns: what each party brings, in an order all agree on.
-        label_party: one of them.
-        observe: told sender, receiver and payload of every message.
+        spec: spec of the protocol, such as ``ecdh:pad=1000``.
+        owns: inputs of each party, in an order that all agree on.
+        label_party: the label party, one of them.
+        observe: receives sender, receiver and payload of every message.
 
     Returns:
-        int64 positions of each party's rows in the common order, by party; and what was sent.
+        Positions of each party's rows in the common order, int64, by party; and the traffic.
 
     Raises:
-        ConsentError: a party accepts none so small; the first that says so is heard.
-        ProtocolError: a message of another form.
-        SpecError: no such protocol.
+        ConsentError: the first refusal of a party, because of a size.
+        ProtocolError: a message has an unknown form.
+        SpecError: there is no such protocol.
     """
     parties, protocol = [own.party for own in owns], PROTOCOLS.make(spec)
     roles = {own.party: PROTOCOLS.make(spec).role(own, parties, label_party) for own in owns}
@@ -415,10 +421,10 @@ def run_roles(
     roles: Mapping[str, Generator[Send | Receive, Message, Result]],
     observe: Callable[[str, str, Message], None] = lambda sender, to, payload: None,
 ) -> tuple[dict[str, Result], Traffic]:
-    """What roles that are played in this process come to, by party, and what was sent.
+    """Run roles in this process; returns their results by party, and the traffic.
 
     Raises:
-        VFLError: what ended a role first.
+        VFLError: the first error of any role.
     """
     boxes: dict[tuple[str, str], deque[Message]] = {}
     sent, messages = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -460,7 +466,7 @@ def run_roles(
 
 
 def _counts(count: int) -> Iterator[int]:
-    """So many in all, not too many at a time."""
+    """Split a number into blocks."""
     for start in range(0, count, BLOCK_TAGS):
         yield min(BLOCK_TAGS, count - start)
 
@@ -472,7 +478,7 @@ def _as_points(points: bytes) -> np.ndarray:
 def _multiplied(
     payload: Message, scalar: bytes, owner: str, place: OnDisk, *, short: bool
 ) -> DiskBytes:
-    """A set's points times a scalar; in short 16 bytes of each that hold no fixed bit.
+    """Multiply a set's points by a scalar; if `short`, return 16 bytes of each without fixed bits.
 
     Raises:
         ProtocolError: see `ristretto.multiply`.
@@ -485,7 +491,7 @@ def _multiplied(
 
 
 def _as_indices(rows: DiskColumn, place: OnDisk) -> DiskBytes:
-    """An answer that names rows of a set."""
+    """Make an answer that lists rows of a set."""
     found = DiskBytes(place)
     found.write(YES)
     for start in range(0, len(rows), BLOCK_TAGS):
@@ -494,7 +500,7 @@ def _as_indices(rows: DiskColumn, place: OnDisk) -> DiskBytes:
 
 
 def _positions_of(answer: Message, place: OnDisk) -> DiskColumn:
-    """The rows that an answer names."""
+    """The rows in an answer."""
     found, size = DiskColumn(place, np.int64), BLOCK_TAGS * _INDEX.itemsize
     for start in range(1, len(answer), size):
         found.write(np.frombuffer(answer[start : start + size], _INDEX).astype(np.int64))
@@ -505,7 +511,7 @@ def _own_rows(own: Own, order: DiskColumn, found: DiskColumn, wrong: str) -> np.
     """The party's rows at some positions of its shuffled set.
 
     Raises:
-        ProtocolError: a position beyond the set, one that stands twice, or one of no row.
+        ProtocolError: a position is beyond the set, repeated, or that of a padding id.
     """
     fits = all(
         found[start : start + BLOCK_TAGS].max() < len(order)
@@ -513,12 +519,12 @@ def _own_rows(own: Own, order: DiskColumn, found: DiskColumn, wrong: str) -> np.
     )
     rows, twice = gathered(own.place, order, found) if fits else (None, False)
     if rows is None or twice or rows.most() >= len(own.ids):
-        raise ProtocolError(f"{wrong} that are not there")
+        raise ProtocolError(f"{wrong} that do not exist")
     return rows.read(own.place.share(16))
 
 
 def _as_bits(rows: DiskColumn, count: int, place: OnDisk) -> DiskBytes:
-    """An answer with one bit for each of so many tags, whose common rows ascend."""
+    """Make an answer with one bit for each tag; `rows` are the common ones, ascending."""
     found, at = DiskBytes(place), 0
     found.write(YES)
     for start in range(0, count, BLOCK_TAGS):
@@ -532,7 +538,7 @@ def _as_bits(rows: DiskColumn, count: int, place: OnDisk) -> DiskBytes:
 
 
 def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
-    """Who multiplies a set, its owner first; the party that compares last, unless it is its own."""
+    """Route of a set: its owner first; the comparing party last, unless it is the owner."""
     start = parties.index(owner)
     others = [*parties[start + 1 :], *parties[:start]]
     between = [party for party in others if party != judge]
@@ -540,7 +546,7 @@ def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
 
 
 def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, Message, None]:
-    """Accept a result or refuse it, and hear whether all accepted."""
+    """Accept or refuse a result, and receive whether all accepted."""
     accepted = common >= own.bounds.min_common
     yield Send(judge, YES if accepted else NO)
     if not accepted:
@@ -568,17 +574,18 @@ def _decide(
 
 
 def too_few_common(own: Own, common: int) -> ConsentError:
-    """Fewer common ids than a party accepts, for its own log alone."""
+    """Error for fewer common ids than a party accepts; for its own log only."""
     return ConsentError(
         f"party '{own.party}' does not consent to so small an intersection",
         got=f"{spaced(common)} ids in common, of {spaced(len(own.ids))} of its own",
         want=f"at least {spaced(own.bounds.min_common)}",
-        fix="vfl align FILE --preview counts what rules gain; min_common in its own [consent]",
+        fix="vfl align FILE --preview counts the gain of each rule; min_common in its own "
+        "[consent]",
     )
 
 
 def too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
-    """A set of another party that is smaller than a party accepts."""
+    """Error for another party's set that is smaller than a party accepts."""
     return ConsentError(
         f"party '{own.party}' does not consent to an intersection with so small a set",
         got=f"{spaced(count)} ids of '{owner}'",
@@ -588,7 +595,7 @@ def too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
 
 
 def too_many_ids(party: str, got: str, most: int) -> ConsentError:
-    """Sets that are larger than a party accepts, for what it has itself."""
+    """Error for sets that are larger than a party accepts, compared to its own."""
     return ConsentError(
         f"party '{party}' does not consent to an intersection with so large a set",
         got=got,
@@ -598,13 +605,13 @@ def too_many_ids(party: str, got: str, most: int) -> ConsentError:
 
 
 def refused_by_others() -> ConsentError:
-    """What a party says that hears of a refusal, and of no count."""
+    """Error of a party that receives a refusal without counts."""
     return ConsentError(
         "another party does not consent to an alignment with so few ids, or so few in common",
-        fix="its own log has the counts; compare how both write their ids",
+        fix="see that party's own log for the counts; compare how both parties write their ids",
     )
 
 
 def other_size(sender: str) -> ProtocolError:
-    """A message that is not of the protocol's form."""
+    """Error for a message that does not have the protocol's form."""
     return ProtocolError(f"an alignment message of another form from '{sender}'")

@@ -1,8 +1,8 @@
-"""The group ristretto255 (RFC 9496), by libsodium: ids to points, and points times a secret scalar.
+"""The group ristretto255 (RFC 9496) by libsodium: map ids to points, multiply by a secret scalar.
 
-A group of prime order: an encoding tells nothing of cofactor or twist, as a hash that is taken as
-an X25519 coordinate would. libsodium is the operating system's, called without Python's lock, so
-that threads share the work; else the copy that the package rbcl brings.
+The group has prime order, so an encoding discloses nothing of cofactor or twist, unlike a hash used
+as an X25519 coordinate. The operating system's libsodium is called without Python's lock, so that
+threads share the work; otherwise the copy in the package rbcl is used.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _HASH_BYTES = 64
 _ORDER = 2**252 + 27742317777372353535851937790883648493
 _DOMAIN = b"vfl alignment ristretto255 1"
 _LIBRARIES = ("libsodium.so.26", "libsodium.so.23", "libsodium.26.dylib", "libsodium.23.dylib")
-_SHARE = 512  # points a thread takes at a time
+_SHARE = 512  # points that a thread takes at a time
 
 
 def fresh_scalar() -> bytes:
-    """A secret scalar, uniform on 1 to the order of the group less 1; 32 bytes."""
+    """Draw a secret scalar, uniform on 1 to the order of the group less 1; 32 bytes."""
     return (1 + secrets.randbelow(_ORDER - 1)).to_bytes(SCALAR_BYTES, "little")
 
 
 def points_of(ids: Sequence[bytes]) -> bytes:
-    """Each id as a point: SHA-512, then RFC 9496, section 4.3.4; 32 bytes an id, one after another.
+    """Map each id to a point: SHA-512, then RFC 9496, section 4.3.4; 32 bytes an id, concatenated.
 
     Raises:
-        MissingPackageError: libsodium is not there.
+        MissingPackageError: libsodium is not installed.
     """
     from_hash, _ = _functions()
     return _mapped(
@@ -45,22 +45,22 @@ def points_of(ids: Sequence[bytes]) -> bytes:
 
 
 def random_points(count: int) -> bytes:
-    """Points that stand for no id, to hide how many ids there are."""
+    """Draw points that belong to no id, to hide the number of ids."""
     from_hash, _ = _functions()
     return _mapped(count, lambda row, out: from_hash(out, os.urandom(_HASH_BYTES)))
 
 
 def multiply(points: Payload, scalar: bytes, sender: str = "this party") -> bytes:
-    """Each point times a scalar.
+    """Multiply each point by a scalar.
 
     Args:
-        points: encodings of 32 bytes, one after another.
+        points: encodings of 32 bytes, concatenated.
         scalar: 32 bytes, not 0.
-        sender: whose points they are, for the message.
+        sender: owner of the points, for the message.
 
     Raises:
-        ProtocolError: an encoding that is no point, or the identity.
-        MissingPackageError: libsodium is not there.
+        ProtocolError: an encoding is no point, or is the identity.
+        MissingPackageError: libsodium is not installed.
     """
     _, times = _functions()
     given = bytes(points)
@@ -71,12 +71,12 @@ def multiply(points: Payload, scalar: bytes, sender: str = "this party") -> byte
     )
     del source
     if len(given) % POINT_BYTES or (given and not found):
-        raise ProtocolError(f"what {sender} sent are no points of ristretto255")
+        raise ProtocolError(f"the points of {sender} are no points of ristretto255")
     return found
 
 
 def available() -> bool:
-    """Whether libsodium is there."""
+    """Whether libsodium is installed."""
     try:
         _functions()
     except MissingPackageError:
@@ -85,7 +85,7 @@ def available() -> bool:
 
 
 def _mapped(count: int, fill: Callable[[int, int], int]) -> bytes:
-    """What `fill` writes for each row, by threads; nothing where it refuses a row."""
+    """Fill the output of each row, in threads; returns empty bytes if `fill` refuses a row."""
     made = ctypes.create_string_buffer(POINT_BYTES * count)
     start = ctypes.addressof(made)
 
@@ -100,7 +100,7 @@ def _mapped(count: int, fill: Callable[[int, int], int]) -> bytes:
 
 @cache
 def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
-    """The two of libsodium: (out, hash) and (out, scalar, point); 0 is success."""
+    """Libsodium functions in use: (out, hash) and (out, scalar, point); 0 is success."""
     for name in _LIBRARIES:
         try:
             library = ctypes.CDLL(name)

@@ -1,7 +1,7 @@
-"""Tags that stand for ids: made, sorted and compared in blocks, so that no set need fit memory.
+"""Tags of ids: made, sorted and compared in blocks, so that no set needs to fit into memory.
 
-A tag is 16 bytes that look random. So the first bits of the tags cut all sets alike, into buckets
-of about one size, and one bucket after another is compared in memory.
+A tag is 16 bytes that look random. The first bits of the tags therefore split all sets into buckets
+of about equal size, and the buckets are compared in memory one after another.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from vfl.core.frame import Payload
 from vfl.datasets.on_disk import Buckets, DiskBytes, DiskColumn, OnDisk, bucket_count
 
 TAG_BYTES = KEY_BYTES = 16
-#: Of tags or points that are worked on at a time.
+#: Number of tags or points in a block.
 BLOCK_TAGS = 1 << 15
 _RECORD = np.dtype([("row", "<i8"), ("tag", "u1", TAG_BYTES)])
 _UNEVEN = 4096
 
 
 def tags_of(ids: Sequence[bytes], key: bytes) -> np.ndarray:
-    """Keyed BLAKE2b of each id, cut to 16 bytes by its own parameter; uint8, axes (ids, 16)."""
+    """Keyed BLAKE2b hash of each id, with an output of 16 bytes; uint8, axes (ids, 16)."""
     blake, size = hashlib.blake2b, TAG_BYTES
     return as_tags(b"".join([blake(each, digest_size=size, key=key).digest() for each in ids]))
 
 
 def as_tags(payload: Payload) -> np.ndarray:
-    """Tags that stand one after another; uint8, axes (tags, 16)."""
+    """Tags from concatenated bytes; uint8, axes (tags, 16)."""
     return np.frombuffer(payload, np.uint8).reshape(-1, TAG_BYTES)
 
 
 def tag_blocks(payload: bytes | DiskBytes, skip: int = 0) -> Iterator[np.ndarray]:
-    """The tags of a message, some at a time, behind so many other bytes."""
+    """Yield the tags of a message in blocks, after some other bytes."""
     size = BLOCK_TAGS * TAG_BYTES
     for start in range(skip, len(payload), size):
         yield as_tags(payload[start : start + size])
@@ -48,19 +48,19 @@ def common_rows(
     """The rows of each set whose tags all sets have, in ascending order of the tags; int64.
 
     Args:
-        sets: uint8 tags, axes (tags, 16), some at a time, of each set each tag once. All 16 bytes
-            are compared.
-        sizes: how many each set has.
+        sets: for each set, blocks of uint8 tags, axes (tags, 16), each tag once. All 16 bytes are
+            compared.
+        sizes: number of tags of each set.
         place: where they are compared.
 
     Raises:
-        ProtocolError: a set has a tag twice, or far more tags of one beginning than chance gives.
+        ProtocolError: a set has a tag twice, or far more tags with one prefix than chance gives.
     """
     count = bucket_count(place, sum(sizes) * _RECORD.itemsize)
     buckets = [_by_first_bits(tags, place, count) for tags in sets]
     for own, size in zip(buckets, sizes, strict=True):
-        if own.sizes.max() > _most_by_chance(size, count):  # its sender wants it all in memory
-            raise ProtocolError("a set has far more tags of one beginning than chance gives")
+        if own.sizes.max() > _most_by_chance(size, count):  # its sender tries to fill the memory
+            raise ProtocolError("a set has far more tags with one prefix than chance gives")
     found = [DiskColumn(place, np.int64) for _ in sets]
     for number in range(count):
         if not all(own.sizes[number] for own in buckets):
@@ -77,7 +77,7 @@ def common_rows(
 def sorted_tags(
     tags: Iterable[np.ndarray], size: int, place: OnDisk
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Tags in ascending order and the row of each, some at a time; see `common_rows`."""
+    """Yield tags in ascending order with the row of each, in blocks; see `common_rows`."""
     buckets = _by_first_bits(tags, place, bucket_count(place, size * _RECORD.itemsize))
     for number in range(buckets.count):
         part = buckets.whole(number)
@@ -87,16 +87,16 @@ def sorted_tags(
 
 
 def count_repeated(blocks: Iterable[Sequence[bytes]], size: int, place: OnDisk) -> int:
-    """How many ids an earlier one equals, of so many that come some at a time.
+    """Count the ids that equal an earlier one; the ids come in blocks.
 
-    Two ids count as equal if their tags under a fresh key are, which chance makes of others once in
-    2^128 pairs.
+    Two ids count as equal if their tags under a fresh key are equal, which happens to different ids
+    once in 2^128 pairs.
     """
     key, repeated = secrets.token_bytes(KEY_BYTES), 0
     count = bucket_count(place, size * _RECORD.itemsize)
     buckets = _by_first_bits((tags_of(each, key) for each in blocks), place, count)
     for number in range(count):
-        # Of an id that half of the rows have, one is kept: its bucket may not fit memory.
+        # An id of half of the rows is reduced to one: its bucket may not fit into memory.
         uneven = buckets.sizes[number] > _most_by_chance(size, count)
         pieces = buckets.read(number) if uneven else [buckets.whole(number)]
         distinct = reduce(_distinct, (each["tag"] for each in pieces), as_tags(b""))
@@ -117,7 +117,7 @@ def _distinct(tags: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 
 def ascend(blocks: Iterable[np.ndarray]) -> bool:
-    """Whether tags that come some at a time ascend, none of them twice."""
+    """Whether tags, which come in blocks, are strictly ascending."""
     before = np.empty((0, TAG_BYTES), np.uint8)
     for tags in blocks:
         high, low = _halves(np.concatenate([before, tags]))
@@ -129,7 +129,7 @@ def ascend(blocks: Iterable[np.ndarray]) -> bool:
 
 
 def _by_first_bits(tags: Iterable[np.ndarray], place: OnDisk, count: int) -> Buckets:
-    """Tags and their rows, in as many buckets as a power of two."""
+    """Sort tags and their rows into buckets; the number of buckets is a power of two."""
     buckets, start = Buckets(place, _RECORD, count), 0
     for block in tags:
         records = np.empty(len(block), _RECORD)
@@ -141,7 +141,7 @@ def _by_first_bits(tags: Iterable[np.ndarray], place: OnDisk, count: int) -> Buc
 
 
 def _most_by_chance(size: int, count: int) -> int:
-    """More than any of so many buckets holds of tags that look random."""
+    """Upper bound of the size of a bucket, if tags look random."""
     return 2 * size // count + _UNEVEN
 
 
@@ -161,7 +161,7 @@ def _common_rows(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _both(
     left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The common ones of two sets of tags, in ascending order, as their halves are."""
+    """The common tags of two sets, in ascending order, as pairs of halves."""
     (high, low), (theirs, more) = left, right
     if not len(theirs):
         return theirs, more
@@ -171,7 +171,7 @@ def _both(
 
 
 def _common_by_bytes(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same where two tags of a set begin with the same 8 bytes; one in 10^7 sets of 10^6."""
+    """The common rows if two tags of a set share their first 8 bytes; one in 10^7 sets of 10^6."""
     rows = [{bytes(tag): row for row, tag in enumerate(tags)} for tags in sets]
     if any(len(own) < len(tags) for own, tags in zip(rows, sets, strict=True)):
         raise ProtocolError("a set has one of its ids twice")
@@ -186,7 +186,7 @@ def _halves(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _order(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """What sorts tags by their bytes."""
+    """Indices that sort tags by their bytes."""
     order = np.argsort(high, kind="stable")
     ordered = high[order]
     return np.lexsort((low, high)) if (ordered[1:] == ordered[:-1]).any() else order

@@ -56,7 +56,7 @@ __all__ = [
 
 
 def make(source: str) -> DataSource:
-    """The data set that a spec names, or the sets of pictures that a plus joins.
+    """Make the data set of a spec, or of sets of pictures joined with a plus.
 
     Raises:
         SpecError: an unknown name or option, or sets that cannot be joined.
@@ -89,21 +89,21 @@ def read_bundled(
     form: SetFormat | None = None,
     seed: int = 0,
 ) -> Bundled:
-    """A data set by name.
+    """Read a data set by name.
 
     Args:
         source: the spec of a member of `SOURCES`, or picture sets joined with a plus.
-        root: folder of the files; None is that of the environment.
-        download: fetch files that are not there.
-        limit: at most so many rows, the first ones; see `Request`.
-        form: what is made of the set.
-        seed: the run's public seed, for what is drawn.
+        root: folder of the files; None takes that of the environment.
+        download: whether to fetch missing files.
+        limit: largest number of rows, the first ones; see `Request`.
+        form: form of the rows.
+        seed: the run's public seed, for random draws.
 
     Raises:
         SpecError: see `make`.
-        BadOptionError: a limit below 1, or something the set cannot do.
-        MissingDataError: files that are not there.
-        DataError: files that are damaged.
+        BadOptionError: a limit below 1, or a form that the set does not support.
+        MissingDataError: files are missing.
+        DataError: files are damaged.
     """
     made = make(source)
     if limit is not None and limit < 1:
@@ -114,7 +114,7 @@ def read_bundled(
 
 
 def own_parts(source: str) -> tuple[str, ...]:
-    """The parts of the split that a data set has rows of its own for; none for other sources.
+    """Parts of the split for which a data set has its own rows; empty for other sources.
 
     >>> own_parts("mnist"), own_parts("dbpedia"), own_parts("digits"), own_parts("loans.csv")
     (('test',), ('validation', 'test'), (), ())
@@ -123,5 +123,5 @@ def own_parts(source: str) -> tuple[str, ...]:
         return ()
     try:
         return tuple(make(source).own_parts)
-    except SpecError:  # reading the source raises it again
+    except SpecError:  # reading the source raises the error again
         return ()

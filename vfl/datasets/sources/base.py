@@ -1,4 +1,4 @@
-"""The contract of data sets by name: what is asked of one, and the rows that it gives."""
+"""Contract of data sets by name: the request, and the returned rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vfl.datasets.table import Classes
 
 
 class DataSource(ABC):
-    """A data set that a name stands for.
+    """A data set with a name.
 
     A member implements `read`. Options are the arguments of its constructor. `pictures.py` has a
     base for sets of pictures, which can be joined.
 
     Attributes:
-        follows: the attributes of a `SetFormat` that it follows.
-        own_parts: "validation" and "test", where the set has such rows of its own.
+        follows: attributes of a `SetFormat` that it supports.
+        own_parts: "validation" and "test", if the set has its own rows for them.
     """
 
     follows: ClassVar[Sequence[str]] = ()
@@ -32,25 +32,25 @@ class DataSource(ABC):
 
     @abstractmethod
     def read(self, asked: Request) -> Bundled:
-        """Its rows; the network is used only where `asked.download` says so.
+        """Read its rows; the network is used only if `asked.download` is set.
 
         Raises:
-            MissingDataError: files that are not there.
-            DataError: files that are damaged.
-            BadOptionError: a number of the format that the set cannot have.
+            MissingDataError: files are missing.
+            DataError: files are damaged.
+            BadOptionError: the set does not support a number of the format.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SetFormat:
-    """What is made of a data set; None leaves it as it is, or takes the set's own default.
+    """Requested form of a data set; None keeps its form, or takes the set's own default.
 
     Attributes:
-        side: pictures of so many pixels in height and width.
-        classes: only rows of the first so many classes of a picture set.
-        length: words or items a row; longer rows are cut, shorter ones end in zeros.
-        vocabulary: different numbers a word may have, padding and the unknown word included.
-        tokenizer: name of a pretrained model whose tokens take the place of words.
+        side: height and width of pictures, in pixels.
+        classes: number of classes of a picture set to keep, the first ones.
+        length: words or items of a row; longer rows are cut, shorter ones end in zeros.
+        vocabulary: number of different word codes, including padding and the unknown word.
+        tokenizer: name of a pretrained model whose tokens replace words.
     """
 
     side: int | None = None
@@ -60,21 +60,21 @@ class SetFormat:
     tokenizer: str | None = None
 
     def check(self, source: str, known: Sequence[str]) -> None:
-        """Refuse what a data set cannot do.
+        """Refuse settings that a data set does not support.
 
         Args:
             source: the data set.
-            known: names of the attributes that it can follow.
+            known: names of the supported attributes.
 
         Raises:
-            BadOptionError: another one is given.
+            BadOptionError: another attribute is set.
         """
         given = [each.name for each in fields(self) if getattr(self, each.name) is not None]
         foreign = [name for name in given if name not in known]
         if foreign:
             options = ", ".join(f"data.{name}" for name in known)
             raise BadOptionError(
-                f"data set '{source}' has no use for data.{foreign[0]}",
+                f"data set '{source}' does not support data.{foreign[0]}",
                 where=f"data.{foreign[0]}",
                 want=f"of these settings only {options}" if options else "none of these settings",
                 fix=f"leave data.{foreign[0]} out",
@@ -82,25 +82,25 @@ class SetFormat:
 
 
 class Unnumbered(Protocol):
-    """Rows that become numbers once it is known which of them are training rows."""
+    """Rows that become numbers once the training rows are known."""
 
     def rows(self, train: np.ndarray) -> np.ndarray:
-        """All rows, axes (rows, steps), by what the training rows hold."""
+        """All rows, axes (rows, steps), encoded by the training rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bundled:
-    """One data set before it is cut into parties.
+    """One data set before its columns are assigned to parties.
 
     Attributes:
         cells: pictures, axes (rows, channels, height, width); a table of number columns; rows of
             whole numbers, axes (rows, steps); or texts.
         labels: int64 codes, axes (rows,).
-        classes: what the codes stand for.
-        mean, scale: ``(pixel - mean) / scale`` standardises a picture, one of each a channel;
-            unused for anything else.
-        train_rows: rows before the set's own validation and test rows; None where it has none.
-        validation_rows: rows between those of training and test; 0 where they are yet to be drawn.
+        classes: classes of the codes.
+        mean, scale: ``(pixel - mean) / scale`` standardises a picture, with one number for each
+            channel; unused for other data.
+        train_rows: rows before the set's own validation and test rows; None if it has none.
+        validation_rows: rows between those of training and test; 0 if they are yet to be drawn.
     """
 
     cells: np.ndarray | pd.DataFrame | Unnumbered
@@ -113,21 +113,21 @@ class Bundled:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is wanted of a data set.
+    """Request for the rows of a data set.
 
     Attributes:
-        root: folder of files; None is that of the environment, see `files.data_folder`.
-        download: fetch files that are not there.
-        limit: at most so many rows, the first ones; a set with parts of its own gives rows of each
-            in their proportion.
-        form: what is made of the set; a member follows what its `follows` names.
-        seed: the run's public seed, for what is drawn.
+        root: folder of files; None takes that of the environment, see `files.data_folder`.
+        download: whether to fetch missing files.
+        limit: largest number of rows, the first ones; a set with its own parts returns rows of each
+            in proportion.
+        form: form of the rows; a member supports the attributes in its `follows`.
+        seed: the run's public seed, for random draws.
     """
 
     root: Path | None = None
@@ -138,7 +138,7 @@ class Request:
 
 
 def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
-    """How many rows of each part a limit on all rows leaves.
+    """Number of rows of each part, under a limit on all rows.
 
     >>> in_proportion([60_000, 10_000], 700), in_proportion([3, 1], None)
     ([600, 100], [3, 1])
@@ -150,7 +150,7 @@ def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
 
 
 def first_rows(sizes: Sequence[int], limit: int | None) -> tuple[np.ndarray, list[int]]:
-    """The first rows of every part, one part after another, and how many of each."""
+    """The first rows of every part, one part after another, and the number of each."""
     counts = in_proportion(sizes, limit)
     starts = np.cumsum([0, *sizes])[:-1]
     kept = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
@@ -158,7 +158,7 @@ def first_rows(sizes: Sequence[int], limit: int | None) -> tuple[np.ndarray, lis
 
 
 def interleaved(labels: np.ndarray) -> np.ndarray:
-    """An order that takes one row of each class in turn, for files that keep classes together.
+    """An order that takes one row of each class in turn, for files sorted by class.
 
     >>> interleaved(np.array([0, 0, 0, 1, 1, 2])).tolist()
     [0, 3, 5, 1, 4, 2]

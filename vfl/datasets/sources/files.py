@@ -1,6 +1,6 @@
-"""Where the files of data sets lie, and archives that are fetched.
+"""Files of data sets: their folder, and the download of archives.
 
-Archives are fetched from their authors' pages only when asked for, and checked before use.
+Archives are fetched from their authors' pages only on request, and checked before use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from vfl.core.errors import DataError, MissingDataError
 
 ENVIRONMENT = "VFL_DATA"
-LIMIT_BYTES = 256 * 1024 * 1024  # of an archive that is fetched
+LIMIT_BYTES = 256 * 1024 * 1024  # limit of a fetched archive
 CHUNK_BYTES = 2**20
 TIMEOUT_S = 60
 
@@ -29,22 +29,22 @@ def data_folder(root: Path | None) -> Path:
 def existing_file(
     path: Path, want: str | None = None, first: str = "", folder: str | None = None
 ) -> Path:
-    """A file of a data set, if it is there.
+    """Path of a file of a data set, if it exists.
 
     Args:
-        path: the file.
-        want: what should be there, for the message.
-        first: what else to do, ahead of naming the folder of data sets.
-        folder: the set's folder, which that one holds; the file's own unless it is said.
+        path: path of the file.
+        want: expected file, for the message.
+        first: another cure in the message, before the folder of data sets.
+        folder: name of the set's folder in it; by default the file's own.
 
     Raises:
-        MissingDataError: it is not there.
+        MissingDataError: the file does not exist.
     """
     if path.is_file():
         return path
     above = f"the folder above '{folder or path.parent.name}'"
     raise MissingDataError(
-        f"the file '{path.name}' is not there",
+        f"the file '{path.name}' does not exist",
         where=str(path.parent),
         want=want,
         fix=f"{first}set {ENVIRONMENT} to {above}",
@@ -53,12 +53,12 @@ def existing_file(
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A tar.gz on the network.
+    """A tar.gz archive on the network.
 
     Attributes:
-        url: where its authors keep it.
-        sha256: of the whole file.
-        folder: the folder it unpacks to.
+        url: address at its authors.
+        sha256: digest of the whole file.
+        folder: folder that it unpacks to.
     """
 
     url: str
@@ -67,21 +67,21 @@ class Archive:
 
 
 def fetch(archive: Archive, base: Path) -> None:
-    """Unpack an archive into its folder under `base`, whole or not at all.
+    """Unpack an archive into its folder under `base`, completely or not at all.
 
     Raises:
         MissingDataError: it cannot be fetched.
-        DataError: it is not the file its authors published, or cannot be unpacked.
+        DataError: it differs from the published file, or cannot be unpacked.
     """
     base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base, prefix=".fetch-") as name:
         path = Path(name) / "archive.tar.gz"
         if _download(archive.url, path) != archive.sha256:
             raise DataError(
-                "what was fetched is not the published archive",
+                "the fetched file is not the published archive",
                 where=archive.url,
                 want=f"sha256 {archive.sha256}",
-                fix="fetch it again, and look what stands between you and its authors",
+                fix="fetch it again, and check for a proxy between this machine and its authors",
             )
         try:
             with tarfile.open(path, "r:gz") as found:
@@ -96,7 +96,7 @@ def fetch(archive: Archive, base: Path) -> None:
 
 
 def _download(url: str, path: Path) -> str:
-    """Write what stands behind a URL to a file; its sha256."""
+    """Download a URL to a file; returns its SHA-256."""
     digest, left_bytes = hashlib.sha256(), LIMIT_BYTES
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, path.open("wb") as file:

@@ -1,6 +1,7 @@
-"""Sets of pictures with test rows of their own, decoded as far as they are wanted.
+"""Picture sets with test rows of their own; only the requested pictures are decoded.
 
-Sets made from others, of fewer classes, another size or several as one, are not decoded either.
+Sets made from others, with fewer classes, another size, or several sets as one, do not decode more
+either.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ _BLOCK_ROWS = 1024
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The training or the test rows of a set.
+    """Training or test rows of a set.
 
     Attributes:
-        labels: int64, axes (rows,).
-        take: the pictures of some rows, uint8, axes (rows asked for, channels, height, width).
+        labels: labels, int64, axes (rows,).
+        take: returns the pictures of some rows, uint8, axes (requested rows, channels, height,
+            width).
     """
 
     labels: np.ndarray
@@ -31,30 +33,30 @@ class Part:
 
     @classmethod
     def of(cls, pictures: np.ndarray, labels: np.ndarray) -> Part:
-        """A part whose pictures are in memory, axes (rows, channels, height, width)."""
+        """Make a part from pictures in memory, axes (rows, channels, height, width)."""
         return cls(labels.astype(np.int64), lambda rows: pictures[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class PictureSet:
-    """A whole set; `classes` says what the labels stand for."""
+    """A whole set; `classes` has the names of the labels."""
 
     train: Part
     test: Part
     classes: Classes
 
     def read(self, limit: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
-        """Pictures and labels, training rows first.
+        """Read pictures and labels, training rows first.
 
         Args:
-            limit: at most so many rows, the first of both parts in their proportion.
+            limit: largest number of rows, the first of both parts in proportion.
 
         Returns:
-            pictures, uint8, axes (rows, channels, height, width); labels, int64, axes (rows,); and
-            how many of the rows are training rows.
+            Pictures, uint8, axes (rows, channels, height, width); labels, int64, axes (rows,); and
+            the number of training rows.
 
         Raises:
-            DataError: a label without a class, or a picture that cannot be decoded.
+            DataError: a label has no class, or a picture cannot be decoded.
         """
         self._check_labels()
         parts = (self.train, self.test)
@@ -74,7 +76,7 @@ class PictureSet:
 
 
 def first_classes(found: PictureSet, classes: int) -> PictureSet:
-    """The rows of the first so many classes, in their order.
+    """Select the rows of the first classes, in their order.
 
     Raises:
         BadOptionError: the set has fewer classes.
@@ -95,11 +97,11 @@ def first_classes(found: PictureSet, classes: int) -> PictureSet:
 
 
 def resized(found: PictureSet, side: int) -> PictureSet:
-    """Pictures of `side` x `side` pixels, each the mean of those it covers (a box filter)."""
+    """Resize pictures to `side` x `side` pixels, each the mean of its area (a box filter)."""
 
     def smaller(part: Part) -> Part:
         def take(rows: np.ndarray) -> np.ndarray:
-            # One block even for no rows, so that there is something to join.
+            # At least one block, also for no rows, so that there is an array to join.
             starts = range(0, max(len(rows), 1), _BLOCK_ROWS)
             blocks = [rows[start : start + _BLOCK_ROWS] for start in starts]
             return np.concatenate([resize(part.take(block), side) for block in blocks])
@@ -110,10 +112,10 @@ def resized(found: PictureSet, side: int) -> PictureSet:
 
 
 def resize(pictures: np.ndarray, side: int) -> np.ndarray:
-    """Pictures at another size.
+    """Resize pictures.
 
     Args:
-        pictures: uint8, axes (rows, channels, height, width).
+        pictures: pictures, uint8, axes (rows, channels, height, width).
         side: height and width of the result, uint8.
 
     >>> resize(np.array([[[[0, 20], [40, 60]]]], dtype=np.uint8), 1).tolist()
@@ -131,10 +133,10 @@ def resize(pictures: np.ndarray, side: int) -> np.ndarray:
 
 
 def stacked(sets: Sequence[PictureSet]) -> PictureSet:
-    """Several sets as one: their rows in turn, their classes one after another.
+    """Join several sets: their rows in turn, their classes one after another.
 
     Raises:
-        DataError: their pictures differ in shape; told when they are read.
+        DataError: their pictures differ in shape; raised on reading.
     """
     if len(sets) == 1:
         return sets[0]

@@ -1,4 +1,4 @@
-"""Picture sets known by name, alone or joined with a plus, read from their files.
+"""Picture sets by name, alone or joined with a plus, read from their files.
 
 Sources: LeCun et al. 1998 (MNIST); Xiao et al. 2017 (Fashion-MNIST); Krizhevsky, "Learning Multiple
 Layers of Features from Tiny Images", 2009 (CIFAR); Le and Yang, "Tiny ImageNet Visual Recognition
@@ -26,7 +26,7 @@ from vfl.datasets.sources.files import ENVIRONMENT, Archive, data_folder, existi
 from vfl.datasets.sources.picture_set import Part, PictureSet, first_classes, resized, stacked
 from vfl.datasets.table import Classes
 
-#: Of a file of pictures, unpacked.
+#: Limit of an unpacked file of pictures.
 LIMIT_BYTES = 2**30
 
 FASHION = (
@@ -68,7 +68,7 @@ class PictureSource(DataSource):
 
     @abstractmethod
     def pictures(self, asked: Request) -> PictureSet:
-        """The whole set, of which `read` decodes what is wanted.
+        """Open the whole set; `read` decodes the requested pictures.
 
         Raises:
             MissingDataError, DataError: see `read`.
@@ -79,7 +79,7 @@ class PictureSource(DataSource):
 
 
 class JoinedPictures(DataSource):
-    """One picture set, or several as one, their classes one after another."""
+    """One picture set, or several as one, with their classes one after another."""
 
     follows, own_parts = PictureSource.follows, PictureSource.own_parts
 
@@ -151,14 +151,14 @@ class TinyImageNet(PictureSource):
 
 
 def channel_mean_and_std(sources: Sequence[PictureSource]) -> tuple[Channels, Channels]:
-    """What standardises the pictures of some sets alike, one number a channel.
+    """Mean and scale that standardise the pictures of some sets alike, one number for each channel.
 
-    One pair for all of them, as if each gave as many rows: a pair for each set would need to know a
-    picture's set, and that is half of its label. The spread is that of full-size pictures, whatever
+    All sets share one pair, as if each contributed as many rows: separate pairs would need a
+    picture's set, which is half of its label. The spread is that of full-size pictures, whatever
     `side` is.
 
     Args:
-        sources: sets whose pictures have as many channels.
+        sources: sets whose pictures have the same number of channels.
 
     >>> [round(each[0], 3) for each in channel_mean_and_std([MNIST(), FashionMNIST()])]
     [0.208, 0.34]
@@ -172,18 +172,18 @@ def channel_mean_and_std(sources: Sequence[PictureSource]) -> tuple[Channels, Ch
 def read_mnist(
     folder: str, classes: Classes, root: Path | None = None, download: bool = False
 ) -> PictureSet:
-    """MNIST or Fashion-MNIST from their idx files; the network is used only when asked for.
+    """Read MNIST or Fashion-MNIST from their idx files; the network is used only on request.
 
     Args:
-        folder: "MNIST" or "FashionMNIST", as torchvision calls the set and its folder.
-        classes: what the labels stand for.
-        root: folder that holds ``MNIST/raw/...`` as torchvision lays it out; without it the
+        folder: "MNIST" or "FashionMNIST", torchvision's name of the set and its folder.
+        classes: names of the labels.
+        root: folder that contains ``MNIST/raw/...`` in torchvision's layout; by default the
             environment's VFL_DATA, then ``~/.cache/vfl``.
-        download: let torchvision fetch what is not there.
+        download: whether torchvision may fetch missing files.
 
     Raises:
-        MissingDataError: the files are not there.
-        DataError: a file is cut short or of another format.
+        MissingDataError: files are missing.
+        DataError: a file is truncated or of another format.
     """
     base = data_folder(root)
     if download:
@@ -208,7 +208,7 @@ def _plain_or_zipped(path: Path) -> Path:
             return file
     raw = path.parent
     raise MissingDataError(
-        f"the file '{path.name}' is not there, plain or as .gz",
+        f"the file '{path.name}' does not exist, plain or as .gz",
         where=str(raw),
         fix=f"pass --download, or set {ENVIRONMENT} to the folder above "
         f"'{raw.parent.name}/{raw.name}'",
@@ -216,10 +216,10 @@ def _plain_or_zipped(path: Path) -> Path:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """One idx or idx.gz file of bytes: ``0 0 8 axes``, a big-endian u32 an axis, then the cells.
+    """Read an idx or idx.gz file of bytes: ``0 0 8 axes``, a big-endian u32 an axis, then cells.
 
     Raises:
-        DataError: another format, a file cut short, or one above 1 GiB.
+        DataError: another format, a truncated file, or one above 1 GiB.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -243,15 +243,15 @@ def read_idx(path: Path) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the rows of a set stand.
+    """Layout of the files of a set.
 
     Attributes:
-        archive: what its authors publish.
+        archive: archive that its authors publish.
         train, test: the binary files in its folder.
-        names: the file of class names there, one a line.
-        classes: how many there are.
-        label_bytes: bytes ahead of the pixels; the last one is the label.
-        jpeg_folder: a folder with ``train.npz`` and ``test.npz``, read where the other is missing.
+        names: file of class names in the folder, one on each line.
+        classes: number of classes.
+        label_bytes: bytes before the pixels; the last one is the label.
+        jpeg_folder: a folder with ``train.npz`` and ``test.npz``, read if the other is missing.
     """
 
     archive: Archive
@@ -293,20 +293,21 @@ LAYOUTS = {
 
 
 def read_cifar(source: str, root: Path | None = None, download: bool = False) -> PictureSet:
-    """CIFAR-10 or CIFAR-100 from their binary files, or CIFAR-10 from JPEGs.
+    """Read CIFAR-10 or CIFAR-100 from their binary files, or CIFAR-10 from JPEGs.
 
     A row of a binary file is its label (CIFAR-100: the coarse one, then the fine one) and 3,072
     bytes, one channel after the other.
 
     Args:
-        source: "cifar10" or "cifar100"; the fine labels of the latter.
-        root: folder that holds ``cifar-10-batches-bin`` or ``cifar-100-binary``; JPEGs of CIFAR-10
-            in ``CIFAR10-jpeg`` do as well, though they differ a little from the original pixels.
-        download: fetch the binary files where neither folder is there.
+        source: "cifar10" or "cifar100", with the fine labels for the latter.
+        root: folder that contains ``cifar-10-batches-bin`` or ``cifar-100-binary``; JPEGs of
+            CIFAR-10 in ``CIFAR10-jpeg`` are accepted too, though they differ a little from the
+            original pixels.
+        download: whether to fetch the binary files if both folders are missing.
 
     Raises:
-        MissingDataError: the files are not there.
-        DataError: a file is cut short or of another format.
+        MissingDataError: files are missing.
+        DataError: a file is truncated or of another format.
     """
     layout, base = LAYOUTS[source], data_folder(root)
     folder = base / layout.archive.folder
@@ -320,7 +321,7 @@ def read_cifar(source: str, root: Path | None = None, download: bool = False) ->
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if len(names) != layout.classes:
         raise DataError(
-            "the class names of a picture set are not all there",
+            "some class names of a picture set are missing",
             where=str(folder / layout.names),
             got=f"{len(names)} names",
             want=f"{layout.classes} names",
@@ -351,19 +352,19 @@ def _cifar_file(path: Path) -> Path:
 
 
 def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
-    """Tiny-ImageNet, 200 classes, from its own folder or from JPEGs in npz, as it is there.
+    """Read Tiny-ImageNet, 200 classes, from its own folder or from JPEGs in npz, whichever exists.
 
-    Nothing is fetched, for no checksum of it was published. Its validation pictures are the test
-    rows here, for the labels of its test pictures were never published.
+    There is no download, because no checksum was published. Its validation pictures are the test
+    rows here, because the labels of its test pictures were never published.
 
     Args:
-        root: folder that holds ``tiny-imagenet-200``, either with the published ``wnids.txt``,
+        root: folder that contains ``tiny-imagenet-200``, either with the published ``wnids.txt``,
             ``train/`` and ``val/``, or with ``train_000_099.npz`` and ``val.npz``, a fifth of the
             training pictures.
 
     Raises:
-        MissingDataError: the files are not there.
-        DataError: a file is of another format.
+        MissingDataError: files are missing.
+        DataError: a file has another format.
     """
     folder = data_folder(root) / TINY_FOLDER
     if not (folder / "train").is_dir():
@@ -376,7 +377,7 @@ def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
         for name, code in number.items()
         for path in sorted(
             (folder / "train" / name / "images").glob("*.JPEG"),
-            key=lambda path: (len(path.name), path.name),  # 2 ahead of 10
+            key=lambda path: (len(path.name), path.name),  # 2 before 10
         )
     ]
     lines = _tiny_file(folder / "val" / "val_annotations.txt").read_text().splitlines()
@@ -385,7 +386,7 @@ def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
         test = [(folder / "val" / "images" / file, number[name]) for file, name in named]
     except (KeyError, ValueError):
         raise DataError(
-            "the validation pictures name classes that are not there",
+            "the validation pictures name unknown classes",
             where=str(folder / "val" / "val_annotations.txt"),
             want="a file and a class of wnids.txt in every line",
         ) from None
@@ -406,17 +407,17 @@ def _read_archives(parts: Iterable[Path], names: str, side: int) -> PictureSet:
     (train, classes), (test, others) = (read_jpeg_archive(path, names, side) for path in paths)
     if classes != others:
         raise DataError(
-            "training and validation pictures have other classes", where=str(paths[0].parent)
+            "training and validation pictures have different classes", where=str(paths[0].parent)
         )
     return PictureSet(train, test, classes)
 
 
 def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where: Path) -> Part:
-    """Rows whose pictures are decoded when they are wanted, one of each class in turn.
+    """Make a part whose pictures are decoded on demand, with one of each class in turn.
 
     Args:
-        labels: axes (rows,), in the order of the files.
-        raw: the bytes of the JPEG at a position in that order.
+        labels: labels, axes (rows,), in the order of the files.
+        raw: returns the bytes of the JPEG at a position in that order.
         side: height and width every picture must have.
         where: the file or folder, for messages.
     """
@@ -432,7 +433,7 @@ def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where:
 
 
 def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:
-    """One picture, grey ones as three equal channels; uint8, axes (3, side, side).
+    """Decode one picture, grey ones as three equal channels; uint8, axes (3, side, side).
 
     Raises:
         DataError: no JPEG, a broken one, or one of another size.
@@ -441,7 +442,7 @@ def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:
 
     try:
         with Image.open(io.BytesIO(raw), formats=("JPEG",)) as picture:
-            if picture.size == (side, side):  # known before anything is decoded
+            if picture.size == (side, side):  # known before decoding
                 return np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
             got = "another size"
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -452,18 +453,18 @@ def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:
 
 
 def read_jpeg_archive(path: Path, names: str, side: int) -> tuple[Part, tuple[str, ...]]:
-    """The JPEGs of an npz with the arrays ``jpeg`` (bytes), ``offset`` (rows + 1) and ``label``.
+    """Read JPEGs from an npz with arrays ``jpeg`` (bytes), ``offset`` (rows + 1) and ``label``.
 
     Args:
-        path: the file.
-        names: its array of class names.
+        path: path of the file.
+        names: name of its array of class names.
         side: height and width of every picture.
 
     Returns:
-        its rows, one of each class in turn, and what their labels stand for.
+        Its rows, one of each class in turn, and the names of the labels.
 
     Raises:
-        DataError: another format, a file cut short, or one above 1 GiB.
+        DataError: another format, a truncated file, or one above 1 GiB.
     """
     try:
         with zipfile.ZipFile(path) as members:
@@ -482,7 +483,7 @@ def read_jpeg_archive(path: Path, names: str, side: int) -> tuple[Part, tuple[st
             and (np.diff(offset) > 0).all()
         )
         if not fits:
-            raise ValueError("offsets do not cut the bytes into one JPEG a label")
+            raise ValueError("offsets do not split the bytes into one JPEG for each label")
     except (
         OSError,
         EOFError,

@@ -10,7 +10,7 @@ import numpy as np
 from vfl.core import seeds
 from vfl.datasets.sources.base import Bundled, DataSource, Request, first_rows
 
-#: Of the digit pairs: rows of each part, digits it draws from, and the noise on a picture.
+#: Digit pairs: rows of each part, digits that it draws from, and the noise of a picture.
 PART_ROWS = (12_000, 3_000, 3_000)
 PART_DIGITS = (1_200, 300, 297)
 NOISE = 0.25
@@ -61,10 +61,10 @@ class DigitPairs(DataSource):
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """The handwritten digits that come with scikit-learn, whose import their file does without.
+    """Read the handwritten digits of scikit-learn from its file, without importing scikit-learn.
 
     Returns:
-        pictures, float64 from 0 to 16, axes (1797, 8, 8); digits, int64, axes (1797,).
+        Pictures, float64 from 0 to 16, axes (1797, 8, 8); digits, int64, axes (1797,).
     """
     package = find_spec("sklearn")
     assert package is not None, "vfl depends on scikit-learn"
@@ -74,15 +74,15 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_digit_pairs(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures of two digits, their training, validation and test rows one after another.
+    """Draw pictures of two digits; training, validation and test rows one after another.
 
-    Every part draws from digits of its own, so that no digit is in two parts.
+    Every part draws from its own digits, so that no digit is in two parts.
 
     Args:
         seed: the run's public seed.
 
     Returns:
-        pictures, float32, axes (rows, 1, 8, 16), black 0 and white 1 with normal noise of 0.25;
+        Pictures, float32, axes (rows, 1, 8, 16), black 0 and white 1 with normal noise of 0.25;
         labels, int64, axes (rows,): ten times the left digit plus the right one.
     """
     images, values = read_digits()

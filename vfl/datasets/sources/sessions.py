@@ -1,8 +1,8 @@
-"""Sessions of clicks as rows: everything up to a click, and the item that was clicked next.
+"""Sessions of clicks as rows: all items up to a click, and the next clicked item.
 
-YooChoose: what a visitor of a shop clicks next (RecSys Challenge 2015). ``yoochoose`` is the last
-64th of the sessions of the published clicks. ``yoochoose_filtered`` is a smaller edition that
-others made of it, of items with a category only; figures of the two do not compare.
+YooChoose: the next click of a visitor of a shop (RecSys Challenge 2015). ``yoochoose`` is the last
+64th of the sessions of the published clicks. ``yoochoose_filtered`` is a smaller edition by others,
+with items that have a category; metrics of the two are not comparable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Sessions = list[list[int]]
 
 
 class YooChoose(DataSource):
-    """What a visitor of a shop clicks next: the last 64th of the published sessions."""
+    """The next click of a visitor of a shop: the last 64th of the published sessions."""
 
     follows = ("length",)
     own_parts = ("validation", "test")
@@ -41,7 +41,7 @@ class YooChoose(DataSource):
 
 
 class FilteredYooChoose(DataSource):
-    """What a visitor of a shop clicks next: a smaller edition, of items with a category."""
+    """The next click of a visitor of a shop: a smaller edition, with items that have a category."""
 
     follows = ("length",)
     own_parts = ("validation", "test")
@@ -51,7 +51,7 @@ class FilteredYooChoose(DataSource):
 
 
 def _beginnings(parts: list[Sessions], items: int, asked: Request) -> Bundled:
-    """Every beginning of the sessions and what came next."""
+    """Every prefix of the sessions with its next item."""
     sizes = [sum(len(session) - 1 for session in part) for part in parts]
     counts = in_proportion(sizes, asked.limit)
     length = asked.form.length or LENGTH
@@ -68,16 +68,16 @@ def _beginnings(parts: list[Sessions], items: int, asked: Request) -> Bundled:
 def next_items(
     sessions: Sequence[Sequence[int]], length: int, limit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Every beginning of every session, and what came next.
+    """Every prefix of every session, with its next item.
 
     Args:
         sessions: items as whole numbers from 0, each session in the order of its clicks.
-        length: items a row; of a longer beginning the last ones.
-        limit: at most so many rows, the first ones.
+        length: items of a row; a longer prefix keeps its last items.
+        limit: largest number of rows, the first ones.
 
     Returns:
-        rows, float32, axes (rows, length): items counted from 1, then zeros as padding; next items
-        as they are, int64, axes (rows,). A float32 holds whole numbers below 2**24 exactly.
+        Rows, float32, axes (rows, length): items counted from 1, then zeros as padding; next items,
+        counted from 0, int64, axes (rows,). A float32 represents whole numbers below 2**24 exactly.
 
     >>> rows, following = next_items([[7, 4, 9]], length=2)
     >>> rows.tolist(), following.tolist()
@@ -98,15 +98,15 @@ def next_items(
 
 
 def read_filtered(root: Path | None) -> tuple[list[Sessions], int]:
-    """Sessions of the training, validation and test parts, and how many items are numbered.
+    """Read sessions of the training, validation and test parts, and the number of items.
 
     Args:
-        root: folder that holds ``yoochoose1_64`` with ``train.txt.gz``, ``valid.txt.gz`` and
+        root: folder that contains ``yoochoose1_64`` with ``train.txt.gz``, ``valid.txt.gz`` and
             ``test.txt.gz``: a header, then session, categories and items between tabs.
 
     Raises:
-        MissingDataError: the files are not there.
-        DataError: a file is of another format.
+        MissingDataError: files are missing.
+        DataError: a file has another format.
     """
     folder = data_folder(root) / FILTERED
     files = (folder / f"{part}.txt.gz" for part in ("train", "valid", "test"))
@@ -129,19 +129,19 @@ def _read_part(path: Path) -> Sessions:
 
 
 def read_clicks(root: Path | None) -> tuple[list[Sessions], int]:
-    """Sessions of the published clicks, split by time, and how many items are numbered.
+    """Read sessions of the published clicks, split by time, and the number of items.
 
-    Sessions of one click are dropped, then items with fewer than five clicks, then sessions that
-    are left with one click. The last 64th of the sessions by their last click stays, and goes to
-    training, validation and test 8:1:1 in that order of time. The items that occur are numbered.
+    Sessions with one click are dropped, then items with fewer than five clicks, then sessions with
+    one remaining click. The last 64th of the sessions, by their last click, goes to training,
+    validation and test in the proportion 8:1:1, in order of time. The remaining items are numbered.
 
     Args:
-        root: folder that holds ``yoochoose/yoochoose-clicks.dat``: session, time, item and
+        root: folder that contains ``yoochoose/yoochoose-clicks.dat``: session, time, item and
             category between commas, without a header.
 
     Raises:
-        MissingDataError: the file is not there.
-        DataError: the file is of another format, or too little is left of it.
+        MissingDataError: the file does not exist.
+        DataError: the file has another format, or too few sessions remain.
     """
     path = existing_file(data_folder(root) / CLICKS, PUBLISHED)
     try:
@@ -164,7 +164,7 @@ def read_clicks(root: Path | None) -> tuple[list[Sessions], int]:
     parts = [sessions[:first], sessions[first:second], sessions[second:]]
     if not all(parts):
         raise DataError(
-            "too few sessions are left for three parts",
+            "too few sessions remain for three parts",
             where=str(path),
             got=f"{len(sessions)} sessions",
             fix="take the whole file as it was published",
@@ -177,7 +177,7 @@ def last_sessions(clicks: pd.DataFrame, share: int) -> pd.DataFrame:
 
     Args:
         clicks: columns session, time and item.
-        share: how many parts there are.
+        share: number of parts.
     """
     ends = clicks.groupby("session")["time"].max().reset_index()
     ends = ends.sort_values(["time", "session"], ignore_index=True)

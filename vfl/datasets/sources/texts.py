@@ -1,4 +1,4 @@
-"""Texts as rows of numbers, by a vocabulary that saw the training rows only; and sets of texts.
+"""Texts as rows of numbers, by a vocabulary from the training rows only; and sets of texts.
 
 Film reviews, for or against: Pang and Lee 2004, polarity dataset 2.0. DBPedia Classes: 219 classes
 of articles by their first sentences.
@@ -35,20 +35,21 @@ _REVIEW = re.compile(r"(?:.*/)?(neg|pos)/(cv[^/]*\.txt)", re.ASCII)
 
 DBPEDIA = "dbpedia-classes"
 DBPEDIA_FILES = ("DBPEDIA_train.csv", "DBPEDIA_val.csv", "DBPEDIA_test.csv")
-DBPEDIA_TEXT, DBPEDIA_CLASS = "text", "l3"  # l3 is the finest of its three levels
+DBPEDIA_TEXT, DBPEDIA_CLASS = "text", "l3"  # the finest of its three levels
 DBPEDIA_LENGTH = 100
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts before they are numbered for a model.
+    """Texts before their words are numbered for a model.
 
     Attributes:
         words: the words of all texts, each once.
-        numbers: of the words of all texts, one text after another; axes (words in all texts,).
-        starts: where each text starts in `numbers`, and where the last one ends; axes (rows + 1,).
-        length: words a row.
-        vocabulary: at most so many different numbers a row may hold.
+        numbers: indices of the words of all texts, one text after another; axes (words in all
+            texts,).
+        starts: start of each text in `numbers`, and the end of the last one; axes (rows + 1,).
+        length: words of a row.
+        vocabulary: largest number of different word codes.
     """
 
     words: tuple[str, ...]
@@ -59,7 +60,7 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Iterable[str], length: int, vocabulary: int) -> Texts:
-        """Texts cut into words: letters and digits, in lower case; apostrophes may join them."""
+        """Split texts into words: letters and digits, in lower case; apostrophes may join them."""
         known: dict[str, int] = {}
         numbered = [
             np.array(
@@ -73,11 +74,11 @@ class Texts:
         return cls(tuple(known), numbers, starts, length, vocabulary)
 
     def rows(self, train: np.ndarray) -> np.ndarray:
-        """All texts as a model takes them: float32, axes (rows, length).
+        """Encode all texts for a model: float32, axes (rows, length).
 
-        The words of the training rows get the numbers from 2 on, the most frequent first, those of
-        one frequency in alphabetical order; 1 is any other word and 0 is padding at the end. Only
-        the first `length` words of a text count. A float32 holds the numbers exactly.
+        The words of the training rows get the numbers from 2 on, the most frequent first, and words
+        of equal frequency in alphabetical order; 1 is any other word and 0 is padding at the end.
+        Only the first `length` words of a text count. A float32 represents the numbers exactly.
 
         Args:
             train: the training rows.
@@ -97,7 +98,7 @@ class Texts:
         return result
 
     def _by_frequency(self, texts: list[np.ndarray]) -> np.ndarray:
-        """What each word's number becomes; axes (words,)."""
+        """The number of each word; axes (words,)."""
         together = np.concatenate([np.empty(0, np.int32), *texts])
         counts = np.bincount(together, minlength=len(self.words))
         seen = np.flatnonzero(counts).tolist()
@@ -113,8 +114,8 @@ class Tokens:
     """Texts as tokens of a pretrained model.
 
     Attributes:
-        tokens: of each text.
-        length: tokens a row.
+        tokens: tokens of each text.
+        length: tokens of a row.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -122,11 +123,11 @@ class Tokens:
 
     @classmethod
     def of(cls, texts: Iterable[str], length: int, tokenizer: str) -> Tokens:
-        """Texts by the tokenizer of a model on this machine.
+        """Tokenise texts by the tokenizer of a local model.
 
         Raises:
             MissingPackageError: the extra "llm" is not installed.
-            MissingDataError: the model is not there, or has no tokenizer.
+            MissingDataError: the model does not exist, or has no tokenizer.
         """
         reader = load_tokenizer(existing_model(tokenizer))
         reader.no_padding()
@@ -134,9 +135,9 @@ class Tokens:
         return cls([each.ids for each in reader.encode_batch(list(texts))], length)
 
     def rows(self, train: np.ndarray) -> np.ndarray:
-        """All texts as a model takes them: float32, axes (rows, length).
+        """Encode all texts for a model: float32, axes (rows, length).
 
-        Token n is n + 1, and 0 is padding at the end. Training rows change nothing.
+        Token n becomes n + 1, and 0 is padding at the end. Training rows have no effect.
         """
         result = np.full((len(self.tokens), self.length), PADDING, dtype=np.float32)
         for row, tokens in enumerate(self.tokens):
@@ -156,17 +157,17 @@ def tokenizer_digest(name: str) -> str:
 
 
 class ReviewPolarity(DataSource):
-    """Film reviews, 1,000 against and 1,000 for, as rows of words (Pang and Lee 2004)."""
+    """Film reviews, 1,000 negative and 1,000 positive, as rows of words (Pang and Lee 2004)."""
 
     follows = ("length", "vocabulary", "tokenizer")
 
     def read(self, asked: Request) -> Bundled:
-        """The reviews, one against (0) and one for (1) in turn, in the order of their names.
+        """Read the reviews, negative (0) and positive (1) in turn, in the order of their names.
 
-        `asked.root` holds ``review-polarity/review_polarity.tar.gz`` as its authors publish it.
+        `asked.root` contains ``review-polarity/review_polarity.tar.gz`` as its authors publish it.
 
         Raises:
-            MissingDataError: the file is not there.
+            MissingDataError: the file does not exist.
             DataError: the file is damaged or of another format.
         """
         path = existing_file(
@@ -182,7 +183,7 @@ class ReviewPolarity(DataSource):
         labels = np.array([REVIEW_CLASSES.index(side) for side, _ in names], dtype=np.int64)
         if set(labels.tolist()) != {0, 1}:
             raise DataError(
-                "these reviews are not of two sides", where=str(path), want="folders neg and pos"
+                "these reviews do not have two classes", where=str(path), want="folders neg and pos"
             )
         order = interleaved(labels)[: asked.limit]
         return Bundled(
@@ -199,13 +200,13 @@ class DBPediaClasses(DataSource):
     own_parts = ("validation", "test")
 
     def read(self, asked: Request) -> Bundled:
-        """The articles by the classes of the finest level, in alphabetical order.
+        """Read the articles by the classes of the finest level, in alphabetical order.
 
-        `asked.root` holds ``dbpedia-classes`` with the three csv files of the published set.
+        `asked.root` contains ``dbpedia-classes`` with the three csv files of the published set.
 
         Raises:
-            MissingDataError: a file is not there.
-            DataError: a file is of another format.
+            MissingDataError: a file does not exist.
+            DataError: a file has another format.
         """
         folder = data_folder(asked.root) / DBPEDIA
         parts = [_read_articles(folder / name) for name in DBPEDIA_FILES]
@@ -235,7 +236,7 @@ def _asked_for(texts: list[str], asked: Request, length: int) -> Texts | Tokens:
 
 
 def _reviews(path: Path) -> dict[tuple[str, str], str]:
-    """Texts by side and name; nothing is unpacked to disk."""
+    """Read texts by class and name, without unpacking to disk."""
     found = {}
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:

@@ -1,4 +1,4 @@
-"""The label party while it serves: it asks the feature parties for rows, and runs the top."""
+"""The label party while it serves: it queries the feature parties for rows, and runs the top."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from vfl.session.exchange import SUM, CutAggregator
 from vfl.session.label.party import Progress
 from vfl.session.serving import Peeked, Refused, refusals, request
 
-#: Most parties whose contributions are computed: every subset of them takes a pass of the top.
+#: Most parties whose contributions are computed: each subset of them takes a pass of the top.
 _MOST_EXPLAINED = 8
 _REFERENCE_ROWS = 32
-#: A party that went away, and why one that is here ended the session by its own will.
+#: Errors of a lost party, and codes with which a present party ends the session on purpose.
 LOSSES = (LostPeerError, PeerFailedError)
 REFUSALS = (ConsentError.code, DisagreementError.code)
 
 
 class RefusedRequest(Exception):
-    """A feature party sends no cut of some rows.
+    """A feature party refuses to send the cut of some rows.
 
     Args:
-        party: who refuses.
-        reason: why.
+        party: name of the party that refuses.
+        reason: its reason.
     """
 
     def __init__(self, party: str, reason: Refused) -> None:
@@ -51,14 +51,14 @@ class RefusedRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a batch of rows was answered.
+    """The answer to a batch of queried rows.
 
     Attributes:
-        outputs: as a prediction writes them, axes (rows, outputs).
-        cuts: by party, or the feature parties' sum; axes (rows, width) each.
-        missing: for each row, the parties for whose cut a learned vector stands; None where no
-            party may be missing.
-        remarks: what the model says of each row beside; see `WholeNetwork.remarks`.
+        outputs: outputs as a prediction writes them, axes (rows, outputs).
+        cuts: cuts by party, or the feature parties' sum; axes (rows, width) each.
+        missing: for each row, the parties whose cut a learned vector replaces; None where no party
+            may be missing.
+        remarks: the model's remarks on each row; see `WholeNetwork.remarks`.
     """
 
     outputs: Tensor
@@ -68,13 +68,13 @@ class Answer:
 
 
 class AskedEnd(Protocol):
-    """A label party's end of the round with another party."""
+    """The label party's end of the round with another party."""
 
     link: Link
 
 
 class Asking(Protocol):
-    """The label party of a network whose rows are asked for, with the weights of its training."""
+    """The label party of a network that answers queries, with its trained weights."""
 
     @property
     def data(self) -> PartyData: ...
@@ -100,43 +100,44 @@ class Asking(Protocol):
         """Logits of classes, or numbers in the labels' own units."""
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Answers as they leave; see `AnyLabelParty.calibrated`."""
+        """Calibrated answers, as they leave; see `AnyLabelParty.calibrated`."""
 
     def contributions(self, row: int) -> Mapping[str, Tensor] | None:
         """The Shapley value of each party for each output of a row of the last query.
 
-        None where they follow from the cuts.
+        None where the values follow from the cuts.
         """
 
 
 class Away(Protocol):
-    """Parties that went away while others go on answering; see `Federation`."""
+    """Parties that went away while the others continue to answer; see `Federation`."""
 
     def lost(self, party: str) -> None:
-        """It does not answer any more."""
+        """Note that a party does not answer any more."""
 
     def returned(self, parties: Collection[str]) -> Mapping[str, Link]:
-        """The links of those that are here again; the others are asked to come now and then."""
+        """Links of the parties that are back; from time to time the others are invited again."""
 
 
 class ServingParty:
-    """Asks for rows as they are wanted, one request after the other, without ever waiting.
+    """Queries rows on request, one request after the other, without ever blocking.
 
-    `begin` asks, `arrived` says whether everybody has answered, `answer` takes that. All three end
-    the session with what they raise: LostPeerError, PeerFailedError, ProtocolError, FrameError.
+    `begin` sends a query, `arrived` reports whether all parties have answered, and `answer` returns
+    the answer. Each of their errors ends the session: LostPeerError, PeerFailedError,
+    ProtocolError, FrameError.
 
     Args:
-        label: the label party, with the weights of its training.
+        label: the label party, with its trained weights.
         between: lets parties of the same process answer, after each request.
-        away: follows parties that went away, where a learned vector may stand for their cuts.
-        absent: those that are not here at the start.
-        behind: feature parties behind a party in the middle, which is asked in their place.
-        asker: which of several label parties that ask this one is, and how many there are; each
-            has steps of its own, see `Askers`.
+        away: tracks absent parties, where a learned vector may replace their cuts.
+        absent: parties that are absent at the start.
+        behind: feature parties behind a party in the middle, which is queried in their place.
+        asker: number of this label party among those that query this party, and how many there are;
+            each uses separate steps, see `Askers`.
 
     Attributes:
-        waits_for: the party that is waited for now, or that was lost.
-        absent: parties for all of whose cuts the learned vectors stand now.
+        waits_for: the party whose answer is awaited now, or that was lost.
+        absent: parties whose cuts the learned vectors replace now.
     """
 
     def __init__(
@@ -164,14 +165,15 @@ class ServingParty:
         self._patience_s = max(link.patience_s for link in self._links.values())
 
     def streams(self) -> list[int]:
-        """File numbers that say when something has come; -1 for a stream that is cut."""
+        """File descriptors that become readable when a message arrives; -1 for a broken stream."""
         return [number for link in self._links.values() for number in link.filenos()]
 
     def begin(self, rows: np.ndarray) -> None:
-        """Ask every party for some rows; nothing else may be asked for.
+        """Query every party for some rows; only one query may be open.
 
         Args:
-            rows: positions, ascending; at most `QUERY_ROWS`. None at all asks who is there.
+            rows: positions, ascending; at most `QUERY_ROWS`. An empty query asks which parties are
+                present.
         """
         self._bring_back()
         self._asked, held = rows, self._held
@@ -186,7 +188,7 @@ class ServingParty:
         self._between()
 
     def arrived(self) -> bool:
-        """Whether everybody has answered what was asked for; without a request nobody may."""
+        """Whether all parties have answered the query; without a query, no party may send."""
         away, late_at = list[str](), self._late_at
         for name, link in list(self._links.items()):
             self.waits_for = name
@@ -201,7 +203,7 @@ class ServingParty:
             if frame is None:
                 away.append(name)
             elif late_at is None:
-                raise ProtocolError(f"party '{name}' answers what was not asked")
+                raise ProtocolError(f"party '{name}' answers although it was not asked")
         if late_at is None or not away:
             self.waits_for = None
             return late_at is not None
@@ -213,13 +215,13 @@ class ServingParty:
         return False
 
     def answer(self, inputs: Tensor | None = None) -> Answer | None:
-        """What everybody answered, once it has arrived; None to the question who is there.
+        """The answer once it is complete; None for an empty query.
 
         Args:
-            inputs: the label party's own inputs of the rows; those of its table if not given.
+            inputs: the label party's own inputs of the rows; None takes those of its table.
 
         Raises:
-            RefusedRequest: a party sends no cut of them; the session goes on.
+            RefusedRequest: a party sends no cut of these rows; the session continues.
         """
         step, rows = self._step, self._asked
         self._step, self._late_at = step + self._every, None
@@ -251,7 +253,7 @@ class ServingParty:
         return Answer(self.label.calibrated(outputs), cuts, missing, self.label.remarks())
 
     def reference_rows(self) -> np.ndarray:
-        """Rows whose mean cut stands for a party that is left out; none once they were asked."""
+        """Rows whose mean cut replaces a party that is left out; empty once they were queried."""
         told = self.label.terms.secure == "none" and self._explains(self._links)
         if self._reference is not None or not told or self.absent:
             return self._asked[:0]
@@ -261,21 +263,22 @@ class ServingParty:
         return np.unique(rows[spread.astype(np.int64)])
 
     def refer_to(self, answer: Answer) -> None:
-        """Take the answer of the reference rows."""
+        """Store the mean cuts of the reference rows."""
         self._reference = {name: cut.mean(0) for name, cut in answer.cuts.items()}
 
     def contributions(self, cuts: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
-        """The Shapley value of every cut for each output of one row, by party.
+        """Compute the Shapley value of every cut for each output of one row, by party.
 
-        In place of a party that is left out stands the mean cut of `reference_rows` (Shapley 1953;
-        Lundberg and Lee 2017, equation 8, with parties as features).
+        The mean cut of `reference_rows` replaces a party that is left out (Shapley 1953; Lundberg
+        and Lee 2017, equation 8, with parties as features).
 
         Args:
-            cuts: of an answer.
-            row: which of its rows.
+            cuts: cuts of an answer.
+            row: index of the row in it.
 
         Returns:
-            Axes (outputs,) each; empty where only a sum of cuts is known, or parties are many.
+            Values of axes (outputs,) each; empty where only a sum of cuts is known, or parties are
+            many.
         """
         if (told := self.label.contributions(row)) is not None:
             return dict(told)
@@ -293,32 +296,33 @@ class ServingParty:
         return shapley(names, outputs)
 
     def close(self) -> None:
-        """Tell the feature parties that there are no more requests."""
+        """Inform the feature parties that there are no more requests."""
         for link in self._links.values():
             link.send(Frame(Kind.DONE))
 
     def _has(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Which rows a party answers, bool, axes (rows,); none of them while it is away."""
+        """Mask of the rows that a party answers, axes (rows,); all False while it is absent."""
         held = self._held[name][rows] if self._held else np.ones(len(rows), dtype=bool)
         return held & (name in self._links.keys() - self.absent)
 
     def _take_in(self, name: str, link: Link) -> None:
-        """Ask a party from here on."""
+        """Include a party in queries from now on."""
         self._links[name] = Peeked(name, link)
         self.label.ends[name].link = self._links[name]
 
     def _bring_back(self) -> None:
-        """Take in again who has come back."""
+        """Include parties again that have come back."""
         if self._away is not None and self.absent:
             for name, link in self._away.returned(self.absent).items():
                 self.absent -= {name}
                 self._take_in(name, link)
 
     def _lose(self, name: str, loss: PeerError) -> None:
-        """Go on without a party.
+        """Continue without a party.
 
         Raises:
-            PeerError: the loss; no vector stands for its cuts, it refuses, or it was the last one.
+            PeerError: the party's loss, if no vector replaces its cuts, it refuses, or no other is
+                left.
         """
         refused = getattr(loss, "peer_code", None) in REFUSALS
         if self._away is None or refused or not self._links.keys() - {name}:
@@ -335,9 +339,9 @@ def shapley(names: Iterable[str], values: Tensor) -> dict[str, Tensor]:
     """Shapley values of a game.
 
     Args:
-        names: of the players.
-        values: of all coalitions, axes (2^players, outputs); in the order in which the first
-            player's absence varies slowest, and nobody's presence comes first.
+        names: names of the players.
+        values: values of all coalitions, axes (2^players, outputs). The empty coalition comes
+            first; the presence of the first player varies slowest.
 
     >>> shapley(["a", "b"], torch.tensor([[0.0], [1.0], [2.0], [5.0]]))
     {'a': tensor([3.]), 'b': tensor([2.])}

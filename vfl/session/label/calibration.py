@@ -1,9 +1,9 @@
-"""Calibration: probabilities as validation rows say they should have been.
+"""Calibration: correct the probabilities by the validation rows.
 
-A curve maps the probability of one class against the rest, and is fitted once, at the end of a
-training, to the validation rows of the weights that stay. Of two classes there is one curve, of
-the second class; of more there is one a class, and their values are divided by their sum (Zadrozny
-and Elkan 2002, section 4.3). Until it is fitted, a curve changes nothing.
+A curve maps the probability of one class against the rest. It is fitted once, at the end of a
+training, to the validation rows with the final weights. For two classes there is one curve, for the
+second class; for more there is one curve for each class, and their values are divided by their sum
+(Zadrozny and Elkan 2002, section 4.3). Until it is fitted, a curve is the identity.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: No probability is taken for less, as in `vfl.session.label.quality`.
+#: Smaller probabilities are clipped to this value, as in `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
 #: Isotonic regression overfits below about so many rows (Niculescu-Mizil and Caruana 2005).
 _ISOTONIC_ROWS = 1000
@@ -22,12 +22,12 @@ _MOST_STEPS, _MOST_HALVINGS = 100, 30
 
 
 def smoothed(truth: np.ndarray) -> np.ndarray:
-    """Platt's targets (1999): (N+ + 1) / (N+ + 2) and 1 / (N- + 2) in place of 1 and 0.
+    """Compute Platt's targets (1999): (N+ + 1) / (N+ + 2) and 1 / (N- + 2) in place of 1 and 0.
 
-    No curve then reaches 0 or 1, which would make one wrong row cost a log loss without bound.
+    With them no curve reaches 0 or 1, where a single wrong row would have an infinite log loss.
 
     Args:
-        truth: 1 for each of N+ rows of the class, 0 for each of N- others, axes (rows,).
+        truth: 1 for each of the N+ rows of the class, 0 for each of the N- others, axes (rows,).
 
     >>> smoothed(np.array([0, 0, 1])).round(3).tolist()
     [0.25, 0.25, 0.667]
@@ -37,17 +37,17 @@ def smoothed(truth: np.ndarray) -> np.ndarray:
 
 
 def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The rising steps with the least squared error, by pooling adjacent violators.
+    """Fit rising steps with the least squared error, by pooling adjacent violators.
 
     Ayer et al. 1955; Zadrozny and Elkan 2002, section 3.
 
     Args:
-        chances: axes (rows,).
-        target: what they should be, axes (rows,).
+        chances: probabilities, axes (rows,).
+        target: target values, axes (rows,).
 
     Returns:
-        Axes (knots, 2): the first and the last probability of each step, and its mean target;
-        between two steps lies a straight line.
+        Knots, axes (knots, 2): the first and the last probability of each step, and its mean
+        target. The curve is linear between two steps.
 
     >>> isotonic(np.array([0.1, 0.3, 0.6, 0.9]), np.array([0, 1, 0, 1])).tolist()
     [[0.1, 0.0], [0.3, 0.5], [0.6, 0.5], [0.9, 1.0]]
@@ -65,13 +65,13 @@ def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def platt(logits: np.ndarray, target: np.ndarray) -> tuple[float, float]:
-    """Slope and intercept of the logistic curve over logits, by Newton's method.
+    """Fit slope and intercept of the logistic curve over logits, by Newton's method.
 
-    Platt 1999; steps are halved as by Lin, Lin and Weng 2007.
+    Platt 1999; steps are halved as in Lin, Lin and Weng 2007.
 
     Args:
-        logits: axes (rows,).
-        target: what the probabilities should be, above 0 and below 1, axes (rows,).
+        logits: logits, axes (rows,).
+        target: target probabilities, above 0 and below 1, axes (rows,).
 
     >>> slope, intercept = platt(np.array([1.0, 3.0]), np.array([0.25, 0.75]))
     >>> round(slope, 4), round(intercept, 4)
@@ -102,21 +102,21 @@ def platt(logits: np.ndarray, target: np.ndarray) -> tuple[float, float]:
 
 
 class Curve(nn.Module):
-    """A curve from the probability of one class to a better one; it never falls."""
+    """A curve that corrects the probability of one class; it never falls."""
 
     name: ClassVar[str]
 
     def fit(self, chances: np.ndarray, truth: np.ndarray) -> None:
-        """Fit it to rows; axes (rows,) both."""
+        """Fit it to rows; both of axes (rows,)."""
         raise NotImplementedError
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Record for JSON."""
         raise NotImplementedError
 
 
 class Isotonic(Curve):
-    """Isotonic regression on smoothed targets; outside of all knots it is constant."""
+    """Isotonic regression on smoothed targets; it is constant outside the knots."""
 
     name = "isotonic"
     knots: Tensor
@@ -129,7 +129,7 @@ class Isotonic(Curve):
         self.knots = torch.from_numpy(isotonic(chances, smoothed(truth))).to(self.knots.device)
 
     def forward(self, chances: Tensor) -> Tensor:
-        """Sums of clamps rather than a search, which ONNX has not; axes (rows,)."""
+        """Evaluate by sums of clamps; ONNX has no search. Axes (rows,)."""
         at, value = self.knots.to(chances.device).unbind(1)
         width = at.diff()
         within = (chances[:, None] - at[:-1]).clamp(min=0.0).minimum(width)
@@ -139,7 +139,7 @@ class Isotonic(Curve):
         return {"knots": self.knots.tolist()}
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        """Take as many knots as were kept."""
+        """Load any number of knots."""
         if (kept := state.get(f"{prefix}knots")) is not None:
             self.knots = self.knots.new_empty(kept.shape)
         super()._load_from_state_dict(state, prefix, *rest)
@@ -160,7 +160,7 @@ class Platt(Curve):
         self.line.copy_(torch.tensor(platt(np.log(clipped / (1 - clipped)), smoothed(truth))))
 
     def forward(self, chances: Tensor) -> Tensor:
-        """The same in torch; axes (rows,)."""
+        """Evaluate the curve; axes (rows,)."""
         clipped = chances.clamp(_LEAST, 1 - _LEAST)
         slope, intercept = self.line.to(chances.device)
         return torch.sigmoid(slope * (clipped / (1 - clipped)).log() + intercept)
@@ -173,14 +173,14 @@ CURVES: dict[str, type[Curve]] = {one.name: one for one in (Isotonic, Platt)}
 
 
 class Calibration(nn.Module):
-    """The curves of a classification.
+    """Calibration curves of a classification.
 
     Args:
         how: "isotonic" or "platt".
-        classes: at least two.
+        classes: number of classes, at least two.
 
     Attributes:
-        doubts: what to look at in the fit.
+        doubts: warnings about the fit.
 
     >>> made = Calibration("isotonic", 2)
     >>> made.fit(torch.tensor([[0.0, -1.0], [0.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
@@ -194,16 +194,16 @@ class Calibration(nn.Module):
         self.curves = nn.ModuleList(CURVES[how]() for _ in range(1 if classes == 2 else classes))
 
     def fit(self, logits: Tensor, codes: Tensor) -> None:
-        """Fit every curve; rows that lack a class, or have outputs that are not finite, fit none.
+        """Fit every curve; rows that lack a class or have non-finite outputs leave all unfitted.
 
         Args:
-            logits: of rows that the model did not learn from, axes (rows, classes).
-            codes: their classes as 0..C-1, axes (rows,).
+            logits: logits of rows that the model was not trained on, axes (rows, classes).
+            codes: classes of the rows as 0..C-1, axes (rows,).
         """
         rows, classes = logits.shape
         missing = classes - len(torch.unique(codes))
         self.doubts = []
-        for curve in self.curves:  # what a warm start brought is of other weights
+        for curve in self.curves:  # curves of a warm start belong to other weights
             curve.load_state_dict(CURVES[self.how]().state_dict())
         if missing or not torch.isfinite(logits).all():
             why = f"lack {missing} of {classes} classes" if missing else "have no finite outputs"
@@ -236,7 +236,10 @@ class Calibration(nn.Module):
         return shares.clamp(min=_LEAST).log().to(logits.dtype)
 
     def record(self) -> dict[str, Any]:
-        """For JSON: how, and a curve a class; of two classes that of the second alone."""
+        """Record for JSON: the method, and each class's curve.
+
+        For two classes only the second's.
+        """
         curves = [curve.record() for curve in self.curves if isinstance(curve, Curve)]
         return {"calibration": self.how, "curves": curves}
 

@@ -1,4 +1,7 @@
-"""What has rows answered while a label party serves; `vfl.serving` listens for clients by HTTP."""
+"""The service in front of a serving label party: its interface.
+
+`vfl.serving` has an HTTP service.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,19 @@ from vfl.datasets.table import Classes
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 
-#: How often it is looked for another run, and for the end of one.
+#: Interval between checks for another run, and for the end of one.
 _LOOK_S = 0.1
-#: How long a run that was retired is waited for, before another one is looked for.
+#: How long the end of a retired run is awaited before another run is looked for.
 _END_S = 10.0
 
 
 class ServingFront:
-    """Takes questions about rows, and has a session answer them.
+    """Receives queries about rows, and passes them to a session.
 
     Attributes:
-        welcome: where it listens, for people.
-        tasks: further label parties that are to serve meanwhile.
-        partial: whether rows are answered without a feature party that is away, where the model
-            can.
+        welcome: its address, as text for users.
+        tasks: further label parties that serve at the same time.
+        partial: whether it answers rows without an absent feature party, if the model can.
     """
 
     partial: bool = False
@@ -36,31 +38,31 @@ class ServingFront:
 
     @classmethod
     def open_lead(cls, party: PartyFile, run: str) -> ServingFront:
-        """The front of the label party that leads, for its own run.
+        """Open the front of the leading label party, for its own run.
 
         Raises:
             RunFolderError: its settings in the run's folder cannot be read.
-            UserError: the address cannot be listened on, or is open to others without TLS.
+            UserError: the address is in use or invalid, or is open to others without TLS.
         """
         raise NotImplementedError
 
     @classmethod
     def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> ServingFront:
-        """The front of a further label party, for its own part of the run.
+        """Open the front of a further label party, for its own part of the run.
 
         Args:
-            party: its file.
-            folder: its own part of the run.
-            ended: asked now and then whether the session has ended.
+            party: file of the party.
+            folder: folder of its own part of the run.
+            ended: callback that returns whether the session has ended.
 
         Raises:
-            UserError: as `open_lead`.
+            UserError: see `open_lead`.
         """
         raise NotImplementedError
 
     @property
     def was_ready(self) -> bool:
-        """Whether rows of what is shown could be answered once."""
+        """Whether rows could be answered at least once."""
         raise NotImplementedError
 
     def show(
@@ -71,55 +73,58 @@ class ServingFront:
         classes: Classes | None,
         drift: Drift,
     ) -> None:
-        """What the next session serves."""
+        """Set the model and the tables that the next session serves."""
         raise NotImplementedError
 
     def following(self) -> Path | None:
-        """The folder of the run to go on with, told once; None where none is asked for."""
+        """The folder of the requested next run, returned once; None without a request."""
         raise NotImplementedError
 
     def successor(self) -> ServingFront:
-        """The same service for another run, whose `play` takes over from the run before it.
+        """Front of the same service for another run; its `play` takes over from the present run.
 
-        What waits for the run before is answered by that run; then its `play` returns.
+        The present run answers the waiting requests; then its `play` returns.
         """
         raise NotImplementedError
 
     def retire(self) -> None:
-        """Have `play` return once what waits is answered."""
+        """Make `play` return once the waiting requests are answered."""
         raise NotImplementedError
 
     def refused(self, run: str, error: VFLError) -> None:
-        """Say to whoever asked for a run why it is not served."""
+        """Report to the requester of a run why it is not served."""
         raise NotImplementedError
 
     def play(self, serving: ServingParty) -> None:
-        """Take over, and ask for rows until told to end; what ends the session early is raised."""
+        """Take over, and query rows until it is retired.
+
+        Raises an error that ends the session early.
+        """
         raise NotImplementedError
 
     def waits_for(self, parties: Sequence[str]) -> None:
-        """Say that the session begins once these parties have come."""
+        """Announce that the session begins once these parties have attached."""
         raise NotImplementedError
 
     def waits_for_alignment(self) -> None:
-        """Say that the session begins once the rows of new tables have been aligned."""
+        """Announce that the session begins once the rows of new tables are aligned."""
         raise NotImplementedError
 
     def lost(self, error: VFLError) -> bool:
-        """Answer with an error until everybody is back; whether to wait for that."""
+        """Answer with an error until all parties are back; returns whether to wait for them."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         raise NotImplementedError
 
 
-#: Plays the session of one run behind a front, until that is told to end.
+#: Function that runs the session of one run behind a front, until the front ends.
 Play = Callable[[ServingFront], object]
 
 
 class _Turn:
-    """One run behind a front, in a thread of its own."""
+    """One run behind a front, in its own thread."""
 
     def __init__(self, run: str, front: ServingFront, play: Play) -> None:
         self.run, self.front, self._play = run, front, play
@@ -128,16 +133,16 @@ class _Turn:
         self._thread.start()
 
     def is_over(self, wait_s: float | None = None) -> bool:
-        """Whether it has ended, or does so within some seconds."""
+        """Whether it has ended, or ends within some seconds."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
     def again(self) -> _Turn:
-        """The same run once more."""
+        """Make a turn for the same run once more."""
         return _Turn(self.run, self.front.successor(), self._play)
 
     def took_over(self) -> bool:
-        """Wait until rows can be asked of it, or it has failed."""
+        """Wait until it can answer rows (True), or has failed."""
         while not self.front.was_ready:
             if self.is_over(_LOOK_S):
                 return self.front.was_ready
@@ -157,24 +162,25 @@ def serve_in_turn(
     opened: Callable[[Path], Play],
     say: Callable[[str], object],
 ) -> list[str]:
-    """Serve a run, and then whichever other one is asked for, without a gap between the two.
+    """Serve a run, then each requested other run, without a gap between two runs.
 
-    The session of the next run begins beside the one that answers. It takes over once its rows can
-    be asked for; a run that cannot be served leaves what was. Where further label parties serve at
-    addresses of their own, which one session at a time can have, the session before ends first.
+    The session of the next run begins while the present one still answers. It takes over once it
+    can answer rows; if it cannot be served, the present run stays. Further label parties serve at
+    addresses of their own, which only one session at a time can use; then the present session ends
+    first.
 
     Args:
-        front: what has rows answered.
-        run: name of the first one.
-        play: plays it.
-        opened: gives what plays the run of a folder.
-        say: told why another run is not served.
+        front: the service in front of the sessions.
+        run: name of the first run.
+        play: runs its session.
+        opened: returns the play function for the run of a folder.
+        say: receives the reason why another run is not served.
 
     Returns:
-        The names of the runs that were served, in turn.
+        The names of the served runs, in order.
 
     Raises:
-        VFLError: what ended the session of the run that was served last.
+        VFLError: the error that ended the session of the last served run.
     """
     now, served = _Turn(run, front, play), [run]
     while not now.is_over(_LOOK_S):
@@ -201,7 +207,7 @@ def serve_in_turn(
     return served
 
 
-#: By name, because only who serves needs what an HTTP server needs; nobody else adds one.
+#: Registered by name: only a serving party needs the packages of an HTTP server.
 FRONTS: Registry[ServingFront] = Registry(
     kind="front",
     contract=ServingFront,

@@ -1,7 +1,8 @@
-"""Rows that a feature party lacks: a learned vector stands for their cut, at the label party.
+"""Rows that a feature party lacks: the label party replaces their cut by a learned vector.
 
-The party sends cuts of the rows it has and gets their gradients; of an exchange without any it
-sends none. What is missing is known to both from the aligned ids, so nothing about it travels.
+The party sends cuts of its rows and receives their gradients; in an exchange without its rows it
+sends nothing. Both ends know the missing rows from the aligned ids, so no message about them
+travels.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from vfl.session.schedule import own_rows
 
 
 class MissingCuts(nn.Module):
-    """A vector a feature party, in the place of each cut that the party has no row for.
+    """One learned vector for each feature party, used where the party has no row.
 
-    It begins at 0 and is learned with the top. Where nothing is missing it takes no part.
+    The vectors start at 0 and are trained with the top. Where no row is missing, they are unused.
 
     Args:
-        widths: of the cuts, by feature party.
+        widths: widths of the cuts, by feature party.
 
     >>> missing = MissingCuts({"shop": 2})
     >>> with torch.no_grad():
@@ -39,13 +40,13 @@ class MissingCuts(nn.Module):
         self.vectors = nn.ParameterDict(made)
 
     def filled(self, party: str, cut: Tensor | None, at: Tensor, rows: int) -> Tensor:
-        """A party's cut of all rows, axes (rows, width).
+        """Complete a party's cut to all rows, axes (rows, width).
 
         Args:
-            party: whose.
-            cut: of the rows it has, axes (rows it has, width); None without any.
-            at: where they stand, int64, ascending.
-            rows: how many there are.
+            party: name of the party.
+            cut: cut of its rows, axes (its rows, width); None without rows.
+            at: positions of these rows, int64, ascending.
+            rows: number of all rows.
         """
         if cut is not None and len(cut) == rows:
             return cut
@@ -54,12 +55,12 @@ class MissingCuts(nn.Module):
 
 
 class PartialCuts(CutAggregator):
-    """Takes each party's cuts of the rows it has, and puts the learned vectors beside them.
+    """Receives each party's cuts of its rows, and inserts the learned vectors for the others.
 
     Args:
         ends, ledger, stopping: see `CutAggregator`.
         held: which aligned rows each feature party has, bool, axes (aligned rows,).
-        missing: the vectors.
+        missing: the learned vectors.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class PartialCuts(CutAggregator):
                 at = at[:0]
             elif len(at):
                 cut = self._one(name, end, exchange, exchange.rows[at])
-            elif not exchange.trains:  # what a query is answered may be a verdict
+            elif not exchange.trains:  # the answer to a query may be a verdict
                 self._confirm(end, exchange)
             found[name] = self._missing.filled(name, cut, torch.from_numpy(at), rows)
         return found

@@ -1,10 +1,10 @@
-"""The label party: it takes the cuts, runs the top, and sends each party its gradient.
+"""The label party: it receives the cuts, runs the top, and sends each party its gradient.
 
 cuts -> merge -> top -> loss -> each party's gradient
 
-First what is learned and measured: a task says what is minimised and what the outputs mean, a
-`Meter` adds up a phase, `Progress` the session. Then what every label party does
-(`AnyLabelParty`), and the one that holds a top.
+The file first defines learning and measuring: a task defines the loss and the meaning of the
+outputs, a `Meter` accumulates a phase, `Progress` the session. Then come the common steps of every
+label party (`AnyLabelParty`), and the label party that holds a top.
 """
 
 from __future__ import annotations
@@ -72,47 +72,47 @@ from vfl.session.label.scored import Guessed, Residuals, Scored
 from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
 
-#: Most classes of which a phase's outputs are kept whole, and an AUC is computed.
+#: Up to this many classes, all outputs of a phase are stored, and an AUC is computed.
 FEW_CLASSES = 50
 
 
 class Task(nn.Module):
-    """One task; calling it gives the loss of a batch.
+    """A learning task; calling it returns the loss of a batch.
 
-    A module, so that what it learned from the labels is kept with the label party's weights.
+    It is a module, so its state from the labels is saved with the label party's weights.
 
     Attributes:
-        calibration: of the probabilities of classes; None leaves them.
+        calibration: calibration of the class probabilities; None leaves them unchanged.
     """
 
     name: ClassVar[str]
-    fits: ClassVar[bool] = False  #: whether `fit` looks at anything
+    fits: ClassVar[bool] = False  #: whether `fit` uses its inputs
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         super().__init__()
         self.calibration = calibration
 
     def fit(self, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Look at the training labels once, before the first step; all of axes (rows,)."""
+        """Fit the task's state to all training labels once, before step 1; axes (rows,) both."""
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """What outputs of axes (rows, outputs) say, in the labels' own units."""
+        """Convert outputs of axes (rows, outputs) to the labels' own units."""
         return outputs
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Answers as they leave the label party."""
+        """Calibrate the answers, as they leave the label party."""
         return answers if self.calibration is None else self.calibration(answers)
 
     def own_units(self, loss: float) -> float:
-        """A loss in the labels' own units."""
+        """Convert a loss to the labels' own units."""
         return loss
 
     def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """What `quality` needs of a batch, axes (rows, ...)."""
+        """Values of a batch that `quality` needs, axes (rows, ...)."""
         return self.answers(outputs)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
-        """The figures of a whole phase by name; see `vfl.session.label.quality`."""
+        """The metrics of a whole phase by name; see `vfl.session.label.quality`."""
         raise NotImplementedError
 
 
@@ -120,9 +120,9 @@ class Classification(Task):
     """A loss over classes.
 
     Args:
-        hits: rows whose class is among so many largest outputs are counted; 0 counts none.
-        calibration: of the probabilities; None leaves them.
-        loss: what is minimised; None is cross-entropy.
+        hits: k of the hit rate at k; 0 measures none.
+        calibration: calibration of the probabilities; None leaves them unchanged.
+        loss: loss to minimise; None is cross-entropy.
     """
 
     name = "classification"
@@ -134,7 +134,7 @@ class Classification(Task):
         self.hits, self.loss = hits, loss or CrossEntropy()
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The loss of logits of axes (rows, classes) for codes of axes (rows,)."""
+        """Loss of logits of axes (rows, classes) for codes of axes (rows,)."""
         return self.loss(outputs, labels, weights)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
@@ -142,7 +142,7 @@ class Classification(Task):
 
 
 class ManyClasses(Classification):
-    """The same over so many classes that a phase's outputs are not kept."""
+    """Classification with so many classes that a phase's outputs are not stored."""
 
     def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return reduced(outputs, labels)
@@ -152,13 +152,13 @@ class ManyClasses(Classification):
 
 
 class Regression(Task):
-    """A loss of labels made standard: minus their mean, over their deviation.
+    """A loss of standardised labels: minus their mean, over their deviation.
 
-    The top learns numbers around 0 and 1 whatever the labels' units; whatever is told outside,
-    losses too, is in the labels' own.
+    The top learns numbers around 0 and 1, whatever the units of the labels. All reported values,
+    losses too, are in the labels' own units.
 
     Args:
-        loss: what is minimised; None is the mean squared error.
+        loss: loss to minimise; None is the mean squared error.
     """
 
     name = "regression"
@@ -183,7 +183,7 @@ class Regression(Task):
         self.scale.copy_(scale)
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The loss of outputs of axes (rows, 1) for labels of axes (rows,)."""
+        """Loss of outputs of axes (rows, 1) for labels of axes (rows,)."""
         return self.loss(outputs[:, 0], (labels - self.center) / self.scale, weights)
 
     def answers(self, outputs: Tensor) -> Tensor:
@@ -199,17 +199,17 @@ class Regression(Task):
 def make_task(
     name: str, outputs: int, hits: int = 0, calibration: str = "none", loss: str | None = None
 ) -> Task:
-    """The task of a name.
+    """Build a task by its name.
 
     Args:
         name: "classification" or "regression".
         outputs: number of classes, or 1.
         hits: see `Classification`.
         calibration: "none", "isotonic" or "platt".
-        loss: a spec; None is the usual one of the task.
+        loss: a spec; None is the usual loss of the task.
 
     Raises:
-        SpecError: probabilities of so many classes are not calibrated, or the loss is of another
+        SpecError: probabilities of so many classes cannot be calibrated, or the loss is for another
             task.
     """
     asked = None if loss is None else make_loss(loss, name)
@@ -220,7 +220,7 @@ def make_task(
         return kind(hits, loss=asked)
     if outputs > FEW_CLASSES:
         raise SpecError(
-            "probabilities of so many classes are not calibrated",
+            "probabilities of so many classes cannot be calibrated",
             where=f"label.calibration = '{calibration}'",
             got=f"{outputs} classes",
             want=f"at most {FEW_CLASSES}",
@@ -231,27 +231,27 @@ def make_task(
 def training_weights(
     labels: Tensor, train: Tensor, row_weights: Tensor | None, class_weight: str
 ) -> Tensor | None:
-    """The weight of every row in the training loss, sum(w * loss) / sum(w) over a batch.
+    """Compute the weight of every row in the training loss, sum(w * loss) / sum(w) over a batch.
 
-    "balanced" gives each row (training rows) / (classes * training rows of its class), as
-    scikit-learn does, times its own weight.
+    "balanced" gives each row the weight (training rows) / (classes * training rows of its class),
+    as in scikit-learn, times its own weight.
 
     Args:
-        labels: of all rows, axes (rows,).
+        labels: labels of all rows, axes (rows,).
         train: positions of the training rows.
-        row_weights: of all rows, axes (rows,), not negative; None weighs all alike.
+        row_weights: own weights of all rows, axes (rows,), not negative; None weighs all alike.
         class_weight: "none" or "balanced".
 
     Returns:
-        float32 of axes (rows,); None where all training rows weigh the same, which is a training
-        without weights.
+        Weights, float32 of axes (rows,); None where all training rows weigh the same, which is a
+        training without weights.
 
     >>> labels = torch.tensor([0, 0, 0, 1])
     >>> training_weights(labels, torch.arange(4), None, "balanced")
     tensor([0.6667, 0.6667, 0.6667, 2.0000])
 
     Raises:
-        DataError: weights of another number of rows, negative, not finite, or 0 for all.
+        DataError: the number of weights differs, or weights are negative, not finite, or all 0.
     """
     if row_weights is None and class_weight == "none":
         return None
@@ -270,13 +270,13 @@ def training_weights(
 def batch_weights(
     weights: Tensor | None, rows: np.ndarray, counts: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """What a batch's rows weigh, axes (rows,); None where all weigh the same.
+    """The weights of a batch's rows, axes (rows,); None where all weigh the same.
 
     Args:
-        weights: of all rows, as `training_weights` gives them.
+        weights: weights of all rows, from `training_weights`.
         rows: positions of the batch's rows.
-        counts: which of them are learned from, axes (rows,); None for all.
-        device: where the weights go.
+        counts: which rows count in the loss, axes (rows,); None for all.
+        device: device of the result.
     """
     if weights is None:
         return None if counts is None else counts.float().to(device)
@@ -296,14 +296,15 @@ def _check_weights(row_weights: Tensor, rows: int, train: Tensor) -> None:
 
 @dataclass
 class Meter:
-    """Adds up batches; what it reports is about all their rows at once.
+    """Accumulates batches; its report covers all their rows at once.
 
-    Training stays cheap: the loss, with accuracy or the loss's root. Any other phase keeps what the
-    task needs of outputs and labels until its end and reports the task's whole quality.
+    Training stays cheap: only the loss, with accuracy or the root of the loss. Any other phase
+    stores the outputs and labels that the task needs until its end, and reports all metrics of the
+    task.
 
     Args:
         task: what the outputs mean.
-        phase: prefix of the figures' names.
+        phase: prefix of the metrics' names.
     """
 
     task: Task
@@ -321,10 +322,10 @@ class Meter:
         """Count one batch.
 
         Args:
-            outputs: of the top, axes (rows, outputs).
-            labels: axes (rows,).
-            loss: the mean over the batch, as the task gives it.
-            weights: of the rows in that mean, axes (rows,); None weighs all alike.
+            outputs: outputs of the top, axes (rows, outputs).
+            labels: labels, axes (rows,).
+            loss: mean loss of the batch, as the task computes it.
+            weights: weights of the rows in that mean, axes (rows,); None weighs all alike.
         """
         weight = len(labels) if weights is None else float(weights.sum())
         self.rows += len(labels)
@@ -337,16 +338,16 @@ class Meter:
             self.correct += int((outputs.argmax(dim=1) == labels).sum())
 
     def state(self) -> dict[str, Any]:
-        """What was added up so far, for a checkpoint."""
+        """Sums so far, for a checkpoint."""
         return {one.name: copy(getattr(self, one.name)) for one in fields(self)[2:]}
 
     @classmethod
     def restored(cls, task: Task, phase: str, state: Mapping[str, Any]) -> Meter:
-        """A meter that goes on from `state`."""
+        """A meter that continues from `state`."""
         return cls(task, phase, **{name: copy(value) for name, value in state.items()})
 
     def figures(self) -> dict[str, float]:
-        """What was measured, by name, in the labels' own units; empty when no row was seen."""
+        """Metrics by name, in the labels' own units; empty if no row was counted."""
         if not self.rows:
             return {}
         loss = self.task.own_units(self.loss / self.weight) if self.weight else 0.0
@@ -360,7 +361,10 @@ class Meter:
         return {f"{self.phase}_{name}": value for name, value in found.items()}
 
     def _quality(self) -> dict[str, float]:
-        """Of answers as they leave; of validation rows, which curves are fitted to, before them."""
+        """Metrics of the calibrated answers.
+
+        Validation rows, which curves are fitted to, stay uncalibrated.
+        """
         before, labels = torch.cat(self.evidence), torch.cat(self.labels)
         if self.task.calibration is None or self.phase == "validation":
             return self.task.quality(before, labels)
@@ -373,11 +377,11 @@ class Meter:
         return found
 
     def calibrated(self) -> Tensor:
-        """Its evidence, calibrated batch by batch."""
+        """Its stored values, calibrated batch by batch."""
         return torch.cat([self.task.calibrated(one) for one in self.evidence])
 
     def scored(self, *, calibrated: bool = True) -> Scored | Guessed | Residuals | None:
-        """Its rows in counts; None of classes beyond `FEW_CLASSES`, and while training."""
+        """Its rows as counts; None for more than `FEW_CLASSES` classes, and during training."""
         if not self.evidence or isinstance(self.task, ManyClasses):
             return None
         evidence = self.calibrated() if calibrated else torch.cat(self.evidence)
@@ -391,19 +395,19 @@ EpochRecord = dict[str, Any]
 
 
 class Progress:
-    """Counts of the label party; they go into checkpoints, so a resumed run reports the whole.
+    """Counters of the label party; checkpoints contain them, so a resumed run reports the whole.
 
     Args:
         task: what the outputs mean.
-        ledger: where traffic is counted.
-        on_epoch: told one record an epoch.
+        ledger: ledger of the traffic.
+        on_epoch: receives one record for each epoch.
 
     Attributes:
         train_steps, train_rows, train_seconds: exchanges, rows and time of training.
-        asked_steps, asked_rows: exchanges and rows of evaluations, those of a training included.
-        history: one record an epoch.
-        ended: meters of the test rows, and of the validation rows of the weights that stay; the
-            latter are missing where a resume has forgotten them, which a calibration prevents.
+        asked_steps, asked_rows: exchanges and rows of evaluations, also those during training.
+        history: one record for each epoch.
+        ended: meters of the test rows, and of the validation rows with the best weights; a resume
+            may lose the latter, which a calibration prevents.
     """
 
     def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
@@ -430,14 +434,14 @@ class Progress:
         self.asked_rows += rows
 
     def meter(self, phase: str) -> Meter:
-        """What is measured of a phase in this epoch."""
+        """The meter of a phase in this epoch."""
         return self._meters.setdefault(phase, Meter(self._task, phase))
 
     def judged(self, *, stays: bool) -> Meter | None:
-        """The validation rows of the weights that stay; None where there are none.
+        """The meter of the validation rows with the final weights; None if there are none.
 
         Args:
-            stays: whether those are the weights of this epoch.
+            stays: whether the weights of this epoch are the final weights.
         """
         return (
             self._meters.get("validation", self.ended.get("validation"))
@@ -448,13 +452,13 @@ class Progress:
     def end_epoch(
         self, epoch: int, seconds: float, more: Mapping[str, Any], *, stays: bool = True
     ) -> None:
-        """Make the record of an epoch from its measurements and `more`, and start anew.
+        """Make the record of an epoch from its metrics and `more`, then reset the meters.
 
         Args:
             epoch: its number, from 1.
-            seconds: how long it took.
-            more: what else the record has.
-            stays: whether the weights of this epoch are those that stay, so far.
+            seconds: its duration.
+            more: further entries of the record.
+            stays: whether the weights of this epoch are the best so far.
         """
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
         for phase, meter in self._meters.items():
@@ -470,14 +474,14 @@ class Progress:
         self._on_epoch(record)
 
     def kept_scores(self) -> dict[str, Any]:
-        """Records of validation and test rows in counts, of the weights that were kept."""
+        """Records of validation and test rows as counts, with the final weights."""
         found = {phase: meter.scored() for phase, meter in self.ended.items()}
         if self._task.calibration is not None and "test" in self.ended:
             found["uncalibrated"] = self.ended["test"].scored(calibrated=False)
         return {phase: scored.record() for phase, scored in found.items() if scored is not None}
 
     def state(self) -> dict[str, Any]:
-        """Everything counted so far, for a checkpoint."""
+        """All counters, for a checkpoint."""
         return {
             "trained": [self.train_steps, self.train_rows, self.train_seconds],
             "asked": [self.asked_steps, self.asked_rows],
@@ -487,12 +491,12 @@ class Progress:
         } | self._kept_validation()
 
     def _kept_validation(self) -> dict[str, Any]:
-        """For a checkpoint, the validation rows that a calibration will be fitted to."""
+        """State of the validation rows that a calibration will be fitted to, for a checkpoint."""
         kept = self.ended.get("validation") if self._task.calibration is not None else None
         return {} if kept is None else {"validation": kept.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from a state of `state`."""
         if (kept := state.get("validation")) is not None:
             self.ended["validation"] = Meter.restored(self._task, "validation", kept)
         self.train_steps, self.train_rows, self.train_seconds = state["trained"]
@@ -507,17 +511,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a session is to learn, as the experiment's [label] says it.
+    """Learning objective of a session, from the [label] table of the experiment.
 
     Attributes:
         top: a spec, or a module from the merged width to `outputs`.
         task: "classification" or "regression".
         outputs: number of classes, or 1.
         class_weight: "none" or "balanced".
-        hits: a hit rate at so many classes is measured; 0 measures none.
-        bottom: a module for the own columns instead of the one the terms name.
+        hits: k of the hit rate at k; 0 measures none.
+        bottom: module for the own columns, in place of the one in the terms.
         calibration: "none", "isotonic" or "platt".
-        loss: a spec; None is the usual one of the task.
+        loss: a spec; None is the usual loss of the task.
     """
 
     top: str | nn.Module
@@ -537,13 +541,13 @@ class Objective:
         top: nn.Module | None = None,
         bottom: nn.Module | None = None,
     ) -> Objective:
-        """What the settings name, with other models if some are given."""
+        """Make it from the settings, with other models if given."""
         weighing = label.class_weight, label.hits
         how = label.calibration, label.loss
         return cls(top or label.top, label.task, outputs, *weighing, bottom, *how)
 
     def make_task(self) -> Task:
-        """The task that says it; see `make_task`."""
+        """Build its task; see `make_task`."""
         return make_task(self.task, self.outputs, self.hits, self.calibration, self.loss)
 
 
@@ -553,11 +557,11 @@ def _nothing(_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Where it is kept what a session has cost and learned.
+    """Records of a session's costs and results.
 
     Attributes:
-        ledger: where the links count.
-        on_epoch: told one record an epoch.
+        ledger: ledger of the links.
+        on_epoch: receives one record for each epoch.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -565,23 +569,23 @@ class Records:
 
 
 class AnyLabelParty:
-    """What every label party does: it counts, measures and judges, whoever holds the network.
+    """Common steps of every label party: counting, measuring, model selection.
 
     Args:
         data: labels, and the party's own columns if it has any.
-        terms: what was agreed.
-        own: its secret, its adversary, its device, and where it saves.
-        task: what is learned.
+        terms: the agreed terms.
+        own: its secret, its adversary, its device, and its checkpoints.
+        task: the learning task.
         records: where it counts.
-        stopping: which weights stay, and for how long it trains.
+        stopping: selects the weights, and decides how long it trains.
 
     Attributes:
-        outputs: what a prediction gave, a batch each.
+        outputs: outputs of a prediction, one tensor for each batch.
         uncalibrated: the same before the calibration; empty without one.
-        remarked: what the model said of these rows beside; see `WholeNetwork.remarks`.
-        tested: answers of the test rows, a batch each.
-        progress: what was counted.
-        doubts: what to look at in its calibration.
+        remarked: the model's remarks on these rows; see `WholeNetwork.remarks`.
+        tested: answers of the test rows, one tensor for each batch.
+        progress: its counters.
+        doubts: warnings about its calibration.
     """
 
     def __init__(
@@ -629,21 +633,21 @@ class AnyLabelParty:
         return self._task.answers(outputs).cpu()
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Answers as they leave: logarithms of calibrated probabilities, where they are."""
+        """Calibrate answers, as they leave: logarithms of calibrated probabilities, if any."""
         return self._task.calibrated(answers)
 
     @property
     def split(self) -> Split:
-        """The rows that the session is about."""
+        """Split of the session's rows."""
         return self.data.split
 
     @property
     def history(self) -> list[EpochRecord]:
-        """One record an epoch."""
+        """One record for each epoch."""
         return self.progress.history
 
     def weights(self) -> dict[str, Tensor]:
-        """The label party's own weights and states; they never leave it."""
+        """Weights and states of the label party; they never leave it."""
         raise NotImplementedError
 
     def weights_digest(self) -> str:
@@ -651,27 +655,27 @@ class AnyLabelParty:
         return weights_digest(self.weights())
 
     def revealed(self) -> list[Revealed]:
-        """What it learned beside what terms and counts say: kinds and sizes."""
+        """Facts it learned besides the terms and counts: kinds and sizes."""
         return []
 
     def traffic(self) -> list[dict[str, Any]]:
-        """What it sent by receiver and phase, where that is more than its ledger has."""
+        """Bytes it sent by receiver and phase, where these are not in its ledger."""
         return []
 
     def column_values(self) -> np.ndarray | None:
-        """What the label party's own columns add; see `WholeNetwork.column_values`."""
+        """Contributions of the label party's own columns; see `WholeNetwork.column_values`."""
         return None
 
     def importance(self) -> Mapping[str, Any] | None:
-        """What an evaluation says of parties and columns; None where a model says nothing."""
+        """Importance of parties and columns in an evaluation; None if the model has none."""
         return None
 
     def figures(self) -> dict[str, Any]:
-        """What a training says of its model, where that is more than its quality."""
+        """Further metrics of the trained model, besides its quality."""
         return {}
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """What is promised to whoever has a row or a label in this session."""
+        """Privacy statements for the owners of rows and labels in this session."""
         return ()
 
     def _go_through(self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]) -> None:
@@ -681,7 +685,7 @@ class AnyLabelParty:
     def _one_by_one(
         self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]
     ) -> Iterator[Exchange]:
-        """Take one step after the other, and make the record of each epoch."""
+        """Run one step after the other, and make the record of each epoch."""
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
@@ -698,11 +702,11 @@ class AnyLabelParty:
             self._calibrate(self.history[-1]["epoch"])
 
     def _stays(self, epoch: int) -> bool:
-        """Whether the weights of an epoch that ends are those that stay, so far."""
+        """Whether the weights at the end of an epoch are the final weights so far."""
         return self.terms.train.keep != "best" or self.stopping.best_epoch == epoch
 
     def _calibrate(self, epoch: int) -> None:
-        """Fit the curves to the validation rows of the weights that stay, once."""
+        """Fit the curves once, to the validation rows with the final weights."""
         calibration = self._task.calibration
         if calibration is None or self._is_calibrated:
             return
@@ -715,11 +719,14 @@ class AnyLabelParty:
         self.doubts += calibration.doubts
 
     def _spent(self) -> dict[str, float]:
-        """What the training has cost so far, where that is counted."""
+        """Cost of the training so far, where it is counted."""
         return {}
 
     def _note(self, outputs: Tensor, labels: Tensor | None, exchange: Exchange) -> bytes | None:
-        """Keep or measure the outputs of a query; what the others are told where one ends it."""
+        """Store or measure the outputs of a query.
+
+        The method returns the verdict for the others at its end.
+        """
         self.progress.asked(len(exchange.rows))
         if self.terms.mode == "train" and exchange.phase == "test":
             self._calibrate(exchange.epoch)
@@ -748,7 +755,7 @@ class AnyLabelParty:
     def _note_apart(
         self, outputs: Tensor, labels: Tensor, groups: Mapping[str, np.ndarray]
     ) -> None:
-        """Measure some rows of a query by themselves, by phase."""
+        """Measure some rows of a query separately, by phase."""
         for phase, rows in groups.items():
             if rows.any():
                 at = torch.from_numpy(np.flatnonzero(rows)).to(labels.device)
@@ -757,36 +764,36 @@ class AnyLabelParty:
 
 
 class Beside(Protocol):
-    """Another party of a session in one process; whoever sends last takes first what comes back."""
+    """Another party of a session in one process; the party that sends last receives first."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Send what the exchange asks for."""
+        """Send the messages that the exchange needs."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Send what follows from what other parties said."""
+        """Send the answers to messages of other parties."""
 
     def finish(self, exchange: Exchange) -> None:
-        """Take what comes back."""
+        """Receive the returning messages."""
 
 
 class LabelParty(AnyLabelParty):
-    """Plays the label party through the exchanges of a session.
+    """Runs the label party through the exchanges of a session.
 
     Args:
-        data: labels (none needed to predict) and own columns, aligned with everybody's rows.
+        data: labels (not needed to predict) and own columns, aligned with the rows of all parties.
         terms: the session's terms.
-        links: the stream to each feature party, and to a third party that deals.
-        own: what is its own; the first weights of the top follow from the secret.
-        objective: what is learned.
+        links: streams to each feature party, and to a third party that is the dealer.
+        own: the party's private state; the initial weights of the top follow from its secret.
+        objective: the learning objective.
         weights: trained weights, for evaluation and prediction.
         records: where it counts.
 
     Raises:
-        SpecError: a plug-in does not fit, or the defense means nothing for such labels.
+        SpecError: a plug-in does not fit, or the defense is undefined for such labels.
         ExposedCutError: a secure sum would hide nothing.
 
     Attributes:
-        next_step: number of the exchange that would follow.
+        next_step: number of the next exchange.
     """
 
     next_step = 0
@@ -843,7 +850,7 @@ class LabelParty(AnyLabelParty):
     def _take_models(
         self, top: nn.Module, bottom: nn.Module | None, merger: nn.Module, own: Own
     ) -> MissingCuts | None:
-        """Make one model of what is trained here, on the device; the vectors of missing rows."""
+        """Combine all models trained here on the device; returns the vectors of missing rows."""
         terms, defense = self.terms, self._defense
         self.model = nn.ModuleDict({"top": top})
         if bottom is not None:
@@ -868,7 +875,7 @@ class LabelParty(AnyLabelParty):
         return missing
 
     def _private_half(self, objective: Objective) -> PrivateHalf | None:
-        """DP-SGD of what is trained here, where it is agreed on; rows apart, where they must be."""
+        """DP-SGD of the weights trained here, if agreed; its rows must be independent."""
         data, terms = self.data, self.terms
         shapes = [
             (one.width,) if data.inputs is None or name != data.name else data.inputs.shape[1:]
@@ -883,10 +890,9 @@ class LabelParty(AnyLabelParty):
         return self._plan.half(*law, self._secret, self._at_branches.branches)
 
     def _take_labels(self, labels: Tensor, objective: Objective) -> None:
-        """Make of the labels what is trained on, and let the task look at them.
+        """Prepare the labels for training, and let the task see them.
 
-        Copies of all of them are made only where something reads those: a table may be larger than
-        memory.
+        All labels are copied only if the task or the defense reads all: a table may exceed memory.
         """
         train = torch.from_numpy(self.data.split.train)
         if defenses.uses(self._defense, "counts"):
@@ -895,24 +901,25 @@ class LabelParty(AnyLabelParty):
         if defenses.uses(self._defense, "labels"):
             self._labels = labels = labels.clone()
             labels[train] = self._defense.labels(labels[train], self._secret)
-        # Of the labels as trained: true ones would tell what a defense hides.
+        # Weights follow from the labels as trained: true labels would leak what a defense hides.
         weights = training_weights(labels, train, self.data.row_weights, objective.class_weight)
         if self._task.fits:
             self._task.fit(labels[train], None if weights is None else weights[train])
         if self._plan is not None and weights is not None:
             raise PrivacyError(
-                "[dp] bounds what a row adds, and rows or classes of different weight add more",
+                "[dp] bounds the contribution of a row, and rows or classes with other "
+                "weights exceed it",
                 where="label.class_weight",
                 want="'none', and no weights of rows",
             )
         self._row_weights = weights
 
     def run(self, schedule: Iterable[Exchange], others: Sequence[Beside] = ()) -> None:
-        """Go through a session; `stopping.follow` makes its schedule one that may stop early.
+        """Run a whole session; `stopping.follow` makes a schedule that may stop early.
 
         Args:
             schedule: the exchanges.
-            others: the other parties of a session in one process, in the order in which they send.
+            others: other parties of a session in one process, in the order in which they send.
         """
         for _ in self.steps(schedule, others):
             pass
@@ -920,7 +927,7 @@ class LabelParty(AnyLabelParty):
     def steps(
         self, schedule: Iterable[Exchange], others: Sequence[Beside] = ()
     ) -> Iterator[Exchange]:
-        """The same, an exchange at a time: each is given when it is done here."""
+        """Run a session one exchange at a time; yields each exchange once it is done here."""
 
         def step(exchange: Exchange) -> None:
             if exchange.saves:
@@ -940,11 +947,11 @@ class LabelParty(AnyLabelParty):
         return self._one_by_one(schedule, step)
 
     def weights(self) -> dict[str, Tensor]:
-        """The label party's own weights and states; they never leave it."""
+        """Weights and states of the label party; they never leave it."""
         return lasting(self._state(), self._stateful())
 
     def _state(self) -> dict[str, Tensor]:
-        """All of it, of the training as well."""
+        """The whole state, including that of training only."""
         state = gather(self.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 
@@ -961,11 +968,11 @@ class LabelParty(AnyLabelParty):
         return {"epsilon": self._plan.epsilon(self.progress.train_steps)}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore what `weights` gave."""
+        """Restore the weights of `weights`."""
         restore(self.model, self._stateful(), weights)
 
     def training_state(self) -> dict[str, Any]:
-        """What training needs to go on exactly: weights, optimiser, and what was counted."""
+        """State for an exact resume of training: weights, optimiser, and counters."""
         return {
             "state": self._state(),
             "optimizer": self._optimizer.state_dict() if self._optimizer else {},
@@ -977,7 +984,7 @@ class LabelParty(AnyLabelParty):
         }
 
     def resume(self, step: int) -> None:
-        """Go back to the state before exchange `step`; 0 is where a new party starts.
+        """Return to the state before exchange `step`; 0 is the state of a new party.
 
         Raises:
             RunFolderError: the checkpoint is missing, damaged or of another experiment.
@@ -987,10 +994,10 @@ class LabelParty(AnyLabelParty):
         if not self._ranks.alone:
             self.load_training_state(self._ranks.spread(self.training_state()))
             if self._ranks.rank > 0:
-                self.ledger.restore([])  # rank 0 has counted what was before
+                self.ledger.restore([])  # rank 0 has counted everything before
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `training_state` gave."""
+        """Restore the state of `training_state`."""
         self.load_weights(saved["state"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
@@ -1000,7 +1007,7 @@ class LabelParty(AnyLabelParty):
         self._adversary.load_training_state(saved.get("adversary", {}))
         for name, end in self.ends.items():
             end.send_again(saved["gradients"][name])
-        self.progress.restore(saved["progress"])  # which has counted what was just sent again
+        self.progress.restore(saved["progress"])  # includes the messages just sent again
 
     def _stateful(self) -> dict[str, Stateful]:
         codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
@@ -1032,7 +1039,8 @@ class LabelParty(AnyLabelParty):
                 outputs = self._top(cuts)
                 logits = self._defense.logits(outputs, context)
                 targets = self._defense.targets(truth, logits.shape[1], context)
-                # The mean over no rows is none, and their gradient is empty.
+                # The mean over no rows is undefined; the loss of an empty batch is 0 with empty
+                # gradients.
                 loss = self._task(logits, targets, weights) if rows else logits.sum()
                 sent = {name: cut for name, cut in cuts.items() if name in self.ends}
                 extra = self._defense.loss(sent, truth, logits, context)
@@ -1044,18 +1052,18 @@ class LabelParty(AnyLabelParty):
         if self.private is None:
             total.backward()
         else:
-            # Of the others, or their sum.
+            # Cuts of the other parties, or their sum.
             leaves = [cut for cut in cuts.values() if cut.is_leaf and cut.requires_grad]
             self._at_branches.expect(exchange.step, exchange.rows)
             self._give_private_gradients(total, outputs, leaves, calls, exchange.step)
-        # Gradients leave before our own step, so that the parties work while we do.
+        # Gradients leave before our own step, so that the parties work at the same time.
         self.aggregator.send_gradients(exchange, labels)
         if self._optimizer is not None:
             self._optimizer.step()
             if rows:
                 self._go_on(exchange, whole, inputs, truth, weights, cuts)
         self.progress.trained(len(whole.rows))
-        # Figures are of outputs as a prediction gives them, whatever the loss is taken of.
+        # Metrics use the outputs as a prediction returns them, whatever the loss uses.
         shown = self._defense.logits(outputs.detach(), StepContext(exchange.step))
         if counts is not None and weights is not None:
             kept = counts.to(truth.device)
@@ -1078,15 +1086,15 @@ class LabelParty(AnyLabelParty):
         weights: Tensor | None,
         sent: Mapping[str, Tensor],
     ) -> None:
-        """Take the further steps of an exchange with the cuts that it brought.
+        """Run the further steps of an exchange with its received cuts.
 
         Args:
-            exchange: the rows of this rank.
-            whole: those of all ranks.
-            inputs: of the own columns; None without any.
-            truth: labels as they are trained on.
-            weights: of the rows in the loss; None for all alike.
-            sent: the cuts of the exchange, with the gradients that were left at leaves.
+            exchange: the exchange with the rows of this rank.
+            whole: the exchange with the rows of all ranks.
+            inputs: inputs of the own columns; None without columns.
+            truth: labels as used in the training.
+            weights: weights of the rows in the loss; None if all are equal.
+            sent: cuts of the exchange, with their gradients at the leaves.
         """
         assert self._optimizer is not None, "only where something is trained"
         context = StepContext(exchange.step, training=True, secret=self._secret)
@@ -1099,7 +1107,7 @@ class LabelParty(AnyLabelParty):
                 turned = self._turned(loss, cuts, sent)
                 if turned is not None:
                     usual = torch.ones_like(turned) if weights is None else weights
-                    share = weighted_mean(turned, usual)  # or few rows would count as many
+                    share = weighted_mean(turned, usual)  # else few rows would count like many
                     loss = share * self._task(logits, targets, turned * usual)
                 named = {name: cut for name, cut in cuts.items() if name in self.ends}
                 extra = self._defense.loss(named, truth, logits, context)
@@ -1114,7 +1122,7 @@ class LabelParty(AnyLabelParty):
     def _last_cuts(
         self, exchange: Exchange, inputs: Tensor | None, sent: Mapping[str, Tensor], turn: int
     ) -> dict[str, Tensor]:
-        """The cuts that an exchange brought, and the own one of the weights as they are now."""
+        """Received cuts of an exchange, and the own cut with the present weights."""
         cuts = {}
         for name, cut in sent.items():
             if name in self.ends:
@@ -1130,7 +1138,10 @@ class LabelParty(AnyLabelParty):
     def _turned(
         self, loss: Tensor, cuts: Mapping[str, Tensor], sent: Mapping[str, Tensor]
     ) -> Tensor | None:
-        """What each row weighs by the angle between both gradients of its cuts; None for alike."""
+        """Weight of each row by the angle between both gradients of its cuts.
+
+        It is None if all are equal.
+        """
         if not self._local.angle:
             return None
         leaves = {name: cut for name, cut in cuts.items() if cut.is_leaf and cut.requires_grad}
@@ -1141,7 +1152,7 @@ class LabelParty(AnyLabelParty):
         return self._local.weights(torch.cat([*now], 1), joined)
 
     def _part(self, share: Exchange, whole: Exchange) -> float:
-        """What the rows of this rank weigh in the batch's mean loss, from 0 to 1."""
+        """Weight of this rank's rows in the batch's mean loss, from 0 to 1."""
         if self._row_weights is None:
             return len(share.rows) / len(whole.rows)
         own, all_of_them = (float(self._row_weights[one.rows].sum()) for one in (share, whole))
@@ -1150,7 +1161,7 @@ class LabelParty(AnyLabelParty):
     def _give_private_gradients(
         self, total: Tensor, outputs: Tensor, cuts: list[Tensor], calls: list[Call], step: int
     ) -> None:
-        """Gradients of the cuts as ever, and clipped and noisy ones of this party's own weights."""
+        """Compute exact gradients of the cuts, and clipped, noisy ones of this party's weights."""
         assert self.private is not None, "only where there is a plan"
         (of_outputs,) = torch.autograd.grad(total, [outputs], retain_graph=True)
         torch.autograd.backward([outputs], [of_outputs], inputs=cuts, retain_graph=True)
@@ -1160,7 +1171,7 @@ class LabelParty(AnyLabelParty):
         refuse_beside_dp(self.terms)
         if self.terms.dp is not None and not self.terms.dp.label_trains:
             raise PrivacyError(
-                "the terms count no weights of the label party, and it has some",
+                "the terms count no weights of the label party, but it has some",
                 where="label.top",
                 got=f"{sum(weight.numel() for weight in self._trainable)} weights",
                 want="top 'identity' and no columns, or terms that count them",
@@ -1188,21 +1199,21 @@ class LabelParty(AnyLabelParty):
         """The cuts of a query by party, or the feature parties' sum; axes (rows, width) each.
 
         Args:
-            exchange: which rows.
-            inputs: the label party's own columns of them; None without any.
+            exchange: the queried rows.
+            inputs: the label party's own columns of these rows; None without columns.
         """
         set_training(self.model, False)
         return self._cuts(exchange, inputs)
 
     @torch.no_grad()
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
-        """What the top makes of a query's cuts; axes (rows, outputs)."""
+        """Run the top on a query's cuts; axes (rows, outputs)."""
         rows = len(next(iter(cuts.values())))
         outputs = self._through_top(filled(self.merged(cuts)))[:rows]
         return self._defense.logits(outputs, StepContext(step))
 
     def contributions(self, row: int) -> None:
-        """None: they follow from the cuts, see `ServingParty.contributions`."""
+        """None: the values follow from the cuts, see `ServingParty.contributions`."""
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -1211,7 +1222,7 @@ class LabelParty(AnyLabelParty):
         return inputs, None if source is None else source.index_select(0, rows)
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
-        """Every party's cut in merge order; ours is computed while the others travel."""
+        """Every party's cut in merge order; the own cut is computed while the others travel."""
         own: dict[str, Tensor] = {}
         if "bottom" in self.model and inputs is not None:
             with self._own_draws.at(exchange.step), self._compute.forward():
@@ -1232,7 +1243,7 @@ class LabelParty(AnyLabelParty):
         return cuts
 
     def _through_model(self, *parts: Tensor) -> Tensor:
-        """Outputs of the cuts of all parties, and of the own columns where it has some."""
+        """Compute outputs from the cuts of all parties, and from the own columns if any."""
         cuts = dict(zip(self.terms.parties, parts, strict=True))
         if "bottom" in self.model:
             cuts[self.data.name] = self.model["bottom"](cuts[self.data.name])
@@ -1242,7 +1253,7 @@ class LabelParty(AnyLabelParty):
         return self._through_top(self.merged(cuts))
 
     def merged(self, cuts: Mapping[str, Tensor]) -> Tensor:
-        """What the top reads of the cuts, which stand in merge order; axes (rows, width)."""
+        """Merge the cuts, in merge order, to the top's input; axes (rows, width)."""
         merged: Tensor = self.model["merger"](*cuts.values())
         return merged
 
@@ -1253,7 +1264,7 @@ class LabelParty(AnyLabelParty):
 
 
 def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
-    """The label party's instance, told what its labels are."""
+    """The label party's instance of the defense, configured for its labels."""
     classes = objective.outputs if objective.task == "classification" else None
     weighted = objective.class_weight != "none" or data.row_weights is not None
     calibrated = objective.calibration != "none" and terms.mode == "train"
@@ -1268,18 +1279,18 @@ def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defens
 
 
 def _refuse_whole_cuts(defense: Defense) -> None:
-    """Refuse a defense that is about every party's cut of every row, where some are missing.
+    """Refuse a defense that needs every party's cut of every row, if some cuts are missing.
 
     Raises:
-        SpecError: with what it looks at.
+        SpecError: names the defense.
     """
     members = defense.members if isinstance(defense, Chain) else (defense,)
     for member in members:
         mixes = uses(member, "batch") and not member.rows_apart
         if mixes or (uses(member, "loss") and member.reads_cuts):
             raise SpecError(
-                f"{type(member).__name__} is about every party's cut of every row, and a learned "
-                "vector stands for some",
+                f"{type(member).__name__} needs every party's cut of every row, and a "
+                "learned vector replaces some",
                 where="defense",
                 fix="data.missing_rows = 'intersection', or another defense",
             )
@@ -1299,7 +1310,7 @@ def _ends(
     own: Own,
     links: Mapping[str, Link],
 ) -> dict[str, LabelEnd]:
-    """This end of the round with each feature party, in merge order."""
+    """The label party's ends of the round, one for each feature party, in merge order."""
     ends = {}
     for name in terms.feature_parties:
         width, codec = terms.parties[name].width, mode.label_codec(name, terms, own.secret)

@@ -1,13 +1,14 @@
-"""How good answers are: figures as scikit-learn defines them, over the rows of a whole phase.
+"""Quality of answers: metrics as scikit-learn defines them, over the rows of a whole phase.
 
-A figure that is not defined for these rows is left out: an AUC where a class is missing, an R2 of
-labels that never vary, anything of outputs that are not finite.
+A metric that is undefined for these rows is left out: AUC where a class is missing, R2 where labels
+never vary, any metric where outputs are not finite.
 
-Where classes are many, all outputs of a phase are too much to keep, and an AUC a class too much to
-compute: `reduced` keeps three numbers a row, and `reduced_quality` makes the other figures of them.
+With many classes, all outputs of a phase are too much to store, and one AUC for each class takes
+too long. `reduced` stores three numbers for each row, and `reduced_quality` computes the other
+metrics from them.
 
-They are computed here: importing scikit-learn takes as long as a small training. Tests hold them
-against it.
+The metrics are computed here, because importing scikit-learn takes as long as a small training.
+Tests compare the two.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-#: No chance is taken for less than a float64 tells from 0, as scikit-learn does it.
+#: Smaller probabilities are clipped to the epsilon of float64, as in scikit-learn.
 _LEAST_CHANCE = np.finfo(np.float64).eps
 _MOST_SURPRISE = -np.log(_LEAST_CHANCE)
 
 
 def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict[str, float]:
-    """Accuracy, AUC, log loss, F1 and hit rate.
+    """Compute accuracy, AUC, log loss, F1 and hit rate.
 
-    Of two classes, the second in sorted order is the positive one. Of more, F1 is the mean over
-    the classes that occur, and AUC the mean over each class against the rest.
+    Of two classes, the second in sorted order is the positive one. With more classes, F1 is the
+    mean over the classes that occur, and AUC the mean over each class against the rest.
 
     Args:
-        logits: axes (rows, classes).
+        logits: logits, axes (rows, classes).
         codes: classes as 0..C-1, axes (rows,).
-        hits: a row is a hit if its class is among so many largest outputs; 0 leaves it out.
+        hits: k of the hit rate at k: the share of rows whose class is among the k largest outputs;
+            0 leaves it out.
 
     >>> logits, codes = torch.tensor([[2.0, 0], [0, 1], [1, 0], [1, 0]]), torch.tensor([0, 1, 0, 1])
     >>> figures = classification_quality(logits, codes)
@@ -59,10 +61,10 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
 
 
 def brier_score(logits: Tensor, codes: Tensor) -> float:
-    """Mean squared error of probabilities (Brier 1950); of two classes, of the second one's.
+    """Mean squared error of probabilities (Brier 1950); of the second one for two classes.
 
     Args:
-        logits: axes (rows, classes).
+        logits: logits, axes (rows, classes).
         codes: classes as 0..C-1, axes (rows,).
 
     >>> logits = torch.tensor([[0.8, 0.2], [0.4, 0.6]]).log()
@@ -76,12 +78,12 @@ def brier_score(logits: Tensor, codes: Tensor) -> float:
 
 
 def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """How many classes stand before each row's own, int64, axes (rows,); 0 is the largest output.
+    """Rank of each row's own class, int64, axes (rows,); rank 0 is the largest output.
 
-    Of equal outputs the lower class stands first.
+    Of two equal outputs, the lower class comes first.
 
     Args:
-        logits: axes (rows, classes).
+        logits: logits, axes (rows, classes).
         codes: classes as 0..C-1, axes (rows,).
 
     >>> label_ranks(np.array([[0.5, 2.0, 0.5], [0.5, 2.0, 0.5]]), np.array([0, 2])).tolist()
@@ -96,21 +98,21 @@ def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def reduced(logits: Tensor, codes: Tensor) -> Tensor:
-    """What `reduced_quality` needs of a batch.
+    """Reduce a batch to the three numbers that `reduced_quality` needs.
 
     Args:
-        logits: axes (rows, classes).
+        logits: logits, axes (rows, classes).
         codes: classes as 0..C-1, axes (rows,).
 
     Returns:
-        float64, axes (rows, 3): the guess, the place of the row's own class, and its log loss; not
-        a number where an output is not finite.
+        Float64, axes (rows, 3): the predicted class, the rank of the row's own class, and its log
+        loss; NaN where an output is not finite.
     """
     logits, codes = logits.cpu(), codes.cpu()
     surprise = cross_entropy(logits, codes, reduction="none").double()
     finite = torch.isfinite(logits.amax(dim=1)) & torch.isfinite(logits.amin(dim=1))
     outputs, truth = logits.numpy(), codes.numpy()
-    # numpy counts and compares a row many times faster than torch does on a CPU.
+    # On a CPU, numpy counts and compares many times faster than torch.
     guess, place = (
         torch.from_numpy(n) for n in (outputs.argmax(axis=1), label_ranks(outputs, truth))
     )
@@ -118,12 +120,12 @@ def reduced(logits: Tensor, codes: Tensor) -> Tensor:
 
 
 def reduced_quality(rows: Tensor, codes: Tensor, hits: int = 0) -> dict[str, float]:
-    """Accuracy, log loss, F1 and hit rate of more than two classes; see `classification_quality`.
+    """Compute accuracy, log loss, F1 and hit rate of more than two classes.
 
     Args:
-        rows: what `reduced` gave, axes (rows, 3).
+        rows: rows from `reduced`, axes (rows, 3).
         codes: classes as 0..C-1, axes (rows,).
-        hits: as there.
+        hits: see `classification_quality`.
     """
     guess, place, surprise = rows.numpy().T
     truth, guess = codes.numpy(), guess.astype(np.int64)
@@ -138,11 +140,11 @@ def reduced_quality(rows: Tensor, codes: Tensor, hits: int = 0) -> dict[str, flo
 
 
 def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
-    """Root of the mean squared error, mean absolute error and R2.
+    """Compute root mean squared error, mean absolute error and R2.
 
     Args:
-        answers: in the labels' own units, axes (rows, 1).
-        labels: axes (rows,).
+        answers: answers in the labels' own units, axes (rows, 1).
+        labels: labels, axes (rows,).
 
     >>> answers = torch.tensor([[1.0], [2.0], [6.0]])
     >>> regression_quality(answers, torch.tensor([1.0, 2.0, 3.0]))["mae"]
@@ -159,9 +161,9 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The share of pairs of a positive and a negative row in the right order, ties half.
+    """Share of pairs of a positive and a negative row in the right order; ties count half.
 
-    By the mean ranks of equal scores (Mann and Whitney 1947); axes (rows,) both.
+    Computed from the mean ranks of equal scores (Mann and Whitney 1947); axes (rows,) both.
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
@@ -171,7 +173,7 @@ def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def _f1(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """F1 of each class that occurs in one of both, in order; axes (rows,) both."""
+    """F1 of each class that occurs in either array, in order; axes (rows,) both."""
     classes, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
     true, guessed = np.split(codes, 2)
     right, held, said = (

@@ -1,7 +1,8 @@
-"""Rows of a phase in counts, of which every table of scores, classes and residuals is made.
+"""Rows of a phase as counts; all tables of scores, classes and residuals are made from them.
 
-Of two classes: rows by score, which is the probability of the second class or the points of a
-scorecard. Of more: guesses by class. Of a number: residuals by the size of the answer.
+For two classes: rows by score, which is the probability of the second class or the points of a
+scorecard. For more classes: rows by class and predicted class. For a regression: residuals by the
+size of the answer.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch import Tensor
 from vfl.core.errors import DataError
 from vfl.session.drift import population_stability_index
 
-#: Most groups of rows with neighbouring probabilities; fewer rows are a group each.
+#: Most groups of rows with neighbouring probabilities; fewer rows form a group each.
 GROUPS = 1000
 _BANDS = 10
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows in groups of one score, or of neighbouring ones.
+    """Rows in groups with one score, or with neighbouring scores.
 
     Attributes:
         values: the score of each group, or its mean, ascending, axes (groups,).
@@ -36,11 +37,11 @@ class Scored:
 
     @classmethod
     def counted(cls, values: np.ndarray, second: np.ndarray) -> Scored:
-        """Count rows; equal scores are a group.
+        """Count rows; rows with equal scores form one group.
 
         Args:
             values: the score of each row, axes (rows,).
-            second: whether it is of the second class, axes (rows,).
+            second: whether the row is of the second class, axes (rows,).
         """
         found, places = np.unique(values, return_inverse=True)
         counts = np.zeros((len(found), 2), np.int64)
@@ -51,10 +52,10 @@ class Scored:
     def of(cls, logits: Tensor, codes: Tensor) -> Scored | None:
         """Count rows by the probability of the second class, in groups of about equal size.
 
-        Equal probabilities share a group. None where an output is not finite.
+        Equal probabilities share a group. Returns None where an output is not finite.
 
         Args:
-            logits: axes (rows, 2).
+            logits: logits, axes (rows, 2).
             codes: classes 0 and 1, axes (rows,).
 
         >>> logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 9.0]])
@@ -74,10 +75,10 @@ class Scored:
 
     @classmethod
     def read(cls, record: Any) -> Scored:
-        """What `record` gave.
+        """Read a record of `record`.
 
         Raises:
-            DataError: it is something else.
+            DataError: the record has another form.
         """
         try:
             found = cls(np.array(record["probability"], float), np.array(record["counts"], int))
@@ -88,17 +89,17 @@ class Scored:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """For JSON."""
+        """Record for JSON."""
         return {"probability": self.values.tolist(), "counts": self.counts.tolist()}
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return int(self.counts.sum())
 
     @property
     def positives(self) -> int:
-        """How many are of the second class."""
+        """Number of rows of the second class."""
         return int(self.counts[:, 1].sum())
 
     def __add__(self, other: Scored) -> Scored:
@@ -108,7 +109,7 @@ class Scored:
         return Scored(values, counts)
 
     def auc(self, of: int = 1) -> float:
-        """How often a row of one class scores above one of the other; NaN where one is missing.
+        """Probability that a row of one class scores above one of the other; NaN without rows.
 
         Equal scores count half.
 
@@ -122,7 +123,7 @@ class Scored:
         return float((passed * above).sum() / (above.sum() * below.sum()))
 
     def gini(self, of: int = 1) -> float:
-        """2 AUC - 1."""
+        """Gini coefficient, 2 AUC - 1."""
         return 2 * self.auc(of) - 1
 
     def kolmogorov_smirnov(self) -> float:
@@ -138,12 +139,13 @@ class Scored:
         return float(np.abs(apart[:, 0] - apart[:, 1]).max())
 
     def bands(self, most: int = _BANDS, *, highest_first: bool = False) -> list[Scored]:
-        """Bands of neighbouring scores with about as many rows each.
+        """Split the rows into bands of neighbouring scores with about as many rows each.
 
         Args:
-            most: how many at most.
-            highest_first: in that order, a group then being in the band of its first row; else the
-                lowest come first, a group being in the band of its middle row.
+            most: most bands.
+            highest_first: whether the highest band comes first; a group then belongs to the band of
+                its first row. Otherwise the lowest comes first, and a group belongs to the band of
+                its middle row.
         """
         rows = self.counts.sum(axis=1)
         if highest_first:
@@ -155,7 +157,7 @@ class Scored:
         return [Scored(self.values[band == one], self.counts[band == one]) for one in order]
 
     def stability(self, other: Scored, most: int = _BANDS) -> float:
-        """The population stability index of other rows over this one's bands of scores."""
+        """Population stability index of other rows, over this object's bands of scores."""
         starts = [band.values[0] for band in self.bands(most)][1:]
 
         def counted(scored: Scored) -> Tensor:
@@ -169,11 +171,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Guessed:
-    """Rows of several classes by class and guess, and how sure the guesses were.
+    """Rows of several classes by class and predicted class, and the probability of the prediction.
 
     Attributes:
-        counts: rows of each class by the class that was guessed, int64, axes (classes, classes).
-        sure: rows by the probability of the guess; the second class are the right ones.
+        counts: rows of each class by predicted class, int64, axes (classes, classes).
+        sure: rows by the probability of the prediction; correct predictions are the second class.
     """
 
     counts: np.ndarray
@@ -181,10 +183,10 @@ class Guessed:
 
     @classmethod
     def of(cls, logits: Tensor, codes: Tensor) -> Guessed | None:
-        """Count rows; None where an output is not finite.
+        """Count rows; returns None where an output is not finite.
 
         Args:
-            logits: axes (rows, classes).
+            logits: logits, axes (rows, classes).
             codes: classes as 0..C-1, axes (rows,).
 
         >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
@@ -203,10 +205,10 @@ class Guessed:
 
     @classmethod
     def read(cls, record: Any) -> Guessed:
-        """What `record` gave.
+        """Read a record of `record`.
 
         Raises:
-            DataError: it is something else.
+            DataError: the record has another form.
         """
         try:
             found = cls(np.array(record["guesses"], int), Scored.read(record["sure"]))
@@ -217,19 +219,19 @@ class Guessed:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """For JSON."""
+        """Record for JSON."""
         return {"guesses": self.counts.tolist(), "sure": self.sure.record()}
 
     def precision(self) -> np.ndarray:
-        """Share of right ones among the rows guessed to be of a class; NaN without, axes (C,)."""
+        """Precision of each class; NaN if no row is predicted to be of it, axes (C,)."""
         return _shares(np.diag(self.counts), self.counts.sum(axis=0))
 
     def recall(self) -> np.ndarray:
-        """Share of right ones among the rows of a class; NaN without, axes (C,)."""
+        """Recall of each class; NaN if no row is of it, axes (C,)."""
         return _shares(np.diag(self.counts), self.counts.sum(axis=1))
 
     def f1(self) -> np.ndarray:
-        """Of each class against the rest; NaN of one that no row has or is guessed, axes (C,)."""
+        """F1 of each class against the rest; NaN if no row has or gets it, axes (C,)."""
         either = self.counts.sum(axis=0) + self.counts.sum(axis=1)
         return _shares(2 * np.diag(self.counts), either)
 
@@ -244,20 +246,20 @@ class Residuals:
     """Residuals of a regression, label minus answer, in bands of neighbouring answers.
 
     Attributes:
-        bands: of each band the rows, the means of answer, label and absolute residual, and the root
-            of the mean squared one, lowest answers first, axes (bands, 5).
+        bands: for each band the number of rows, the means of answer, label and absolute residual,
+            and the root of the mean squared residual; lowest answers first, axes (bands, 5).
     """
 
     bands: np.ndarray
 
     @classmethod
     def of(cls, answers: Tensor, labels: Tensor, most: int = _BANDS) -> Residuals | None:
-        """Count rows; None where an answer is not finite.
+        """Count rows; returns None where an answer is not finite.
 
         Args:
-            answers: axes (rows, 1).
-            labels: axes (rows,).
-            most: bands at most; equal answers share one.
+            answers: answers, axes (rows, 1).
+            labels: labels, axes (rows,).
+            most: most bands; equal answers share one.
 
         >>> found = Residuals.of(torch.tensor([[1.0], [3.0]]), torch.tensor([2.0, 2.0]), 2)
         >>> found.bands.tolist()
@@ -279,10 +281,10 @@ class Residuals:
 
     @classmethod
     def read(cls, record: Any) -> Residuals:
-        """What `record` gave.
+        """Read a record of `record`.
 
         Raises:
-            DataError: it is something else.
+            DataError: the record has another form.
         """
         try:
             found = cls(np.array(record["residuals"], float))
@@ -293,5 +295,5 @@ class Residuals:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """For JSON."""
+        """Record for JSON."""
         return {"residuals": self.bands.tolist()}

@@ -1,4 +1,4 @@
-"""What a session leaves at the label party: figures, who learned what, predictions."""
+"""Results of a session at the label party: metrics, the leakage ledger, predictions."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from vfl.session import Terms, secure_mode
 from vfl.session.label.party import AnyLabelParty, Progress
 from vfl.session.secure_mode import EVALUATE, TRAIN, Revealed
 
-#: Between several texts in one cell of `predictions.csv`.
+#: Separator of several texts in one cell of `predictions.csv`.
 SEPARATOR = "; "
 
 
 def summarise(
     party: AnyLabelParty, weights_sha256: str, run: str, terms: Terms | None = None
 ) -> dict[str, Any]:
-    """Quality, bytes, speed and leakage of a finished training or evaluation.
+    """Summarise quality, bytes, speed and leakage of a finished training or evaluation.
 
-    The formula ratio is the codec's as the literature prints it; the wire ratio divides all bytes
-    of training frames, both ways and headers included, by dense float32 both ways; those with `up`
-    and `down` are of one way alone.
+    The formula ratio is the codec's ratio as the literature gives it. The wire ratio divides all
+    bytes of training frames, in both directions and with headers, by dense float32 in both
+    directions; ratios with `up` and `down` concern one direction only.
 
     Args:
         party: the label party.
-        weights_sha256: of everybody's weights.
+        weights_sha256: digest of all parties' weights.
         run: the run's folder.
-        terms: of the whole session, where it has links that are not the label party's.
+        terms: terms of the whole session, if some links do not lead to the label party.
     """
     terms, ledger, progress = terms or party.terms, party.ledger, party.progress
     last = party.history[-1] if party.history else {}
@@ -47,7 +47,7 @@ def summarise(
         links.append((terms.middle.codec, terms.middle.width))
     dense_bytes = 4 * progress.train_rows * sum(width for _, width in links)
     mode = secure_mode.make(terms.secure)
-    if mode.reads_cells:  # nobody sends a cut, dense or not
+    if mode.reads_cells:  # no party sends a cut, dense or not
         dense_bytes, links = 0, []
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
@@ -94,12 +94,13 @@ def summarise(
 def traffic_figures(
     ledger: Ledger, links: Sequence[tuple[str, int]], dense_bytes: int
 ) -> dict[str, Any]:
-    """Bytes of each party, and sizes beside dense float32; see `summarise`.
+    """Bytes of each party, and sizes compared to dense float32; see `summarise`.
 
     Args:
-        ledger: what crossed.
-        links: codec and width of each; none where no cut crosses.
-        dense_bytes: of the training's cuts one way, as plain float32; 0 where no cut crosses.
+        ledger: ledger of the traffic.
+        links: codec and width of each link; empty where no cut crosses.
+        dense_bytes: bytes of the training's cuts in one direction, as plain float32; 0 where no cut
+            crosses.
     """
     sent = {"up": 0, "down": 0}
     for row in ledger.rows():
@@ -117,12 +118,12 @@ def traffic_figures(
 
 
 def guess_of(data: PartyData) -> dict[str, float]:
-    """What the best constant answer for the test rows is worth.
+    """Metrics of the best constant answer for the test rows.
 
     Returns:
-        Of classes, their number, `accuracy`, the share of the largest, and `auc`; of a number,
-        `rmse` of the mean of the training rows. Empty without labels or test rows, and of a
-        number without training rows.
+        For classes: their number, `accuracy` (the share of the largest class) and `auc`. For a
+        regression: `rmse` of the mean of the training rows. Empty without labels or test rows, and
+        for a regression also without training rows.
     """
     if data.labels is None or not len(data.split.test):
         return {}
@@ -139,13 +140,13 @@ def guess_of(data: PartyData) -> dict[str, float]:
     return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
 
 
-#: A test AUC below it is a guess; a training loss that grew by more than the factor diverges, and
-#: one of classes above so many nats, for a guess among a thousand classes costs 7.
+#: A smaller test AUC counts as a guess. A training loss that grew by more than the factor counts as
+#: divergent, as does one of classes above this many nats; a guess among a thousand classes has 7.
 _GUESS, _GREW, _SURPRISE = 0.55, 1.5, 10.0
 
 
 def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to look at in a training that ended: a loss that grew, or an answer that is a guess.
+    """Warnings about a finished training: a loss that grew, or an answer no better than a guess.
 
     >>> training_doubts([{"train_loss": 0.7}, {"train_loss": 9.1}])
     ['the training loss grew from 0.7 to 9.1: lower train.learning_rate, by 10 at first']
@@ -162,20 +163,21 @@ def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
     if auc is None or auc >= _GUESS:
         return []
     return [
-        f"test AUC {auc:.2f} is a guess: train longer, with another train.learning_rate, or see "
-        "with vfl value whether the columns tell the label at all"
+        f"test AUC {auc:.2f} is no better than a guess: train longer, try another "
+        "train.learning_rate, or check with vfl value whether the columns predict the "
+        "label at all"
     ]
 
 
 def test_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the test rows alone, for the label party's card."""
+    """Test metrics, for the label party's run card."""
     return {name: value for name, value in summary.items() if name.startswith("test_")}
 
 
 def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
-    """Everything that was disclosed in a session beside what all agreed on: the leakage ledger.
+    """List all values disclosed in a session beyond the agreed terms: the leakage ledger.
 
-    Kinds and sizes only, which the terms and the counts of the session give.
+    It has kinds and sizes only, which follow from the terms and the counts of the session.
     """
     mode = secure_mode.make(terms.secure)
     phases = (
@@ -199,17 +201,17 @@ def prediction_table(
     classes: Sequence[str | int] | None,
     uncalibrated: Tensor | None = None,
 ) -> pd.DataFrame:
-    """One row a predicted row, named by the party's own ids, or by its position without ids.
+    """Make a table with one row for each predicted row, named by the party's own id or by position.
 
     Args:
         data: the label party's rows, whose ids name the rows.
-        outputs: axes (rows, classes), or (rows, 1) for a regression.
-        classes: what the outputs stand for; None for a regression.
-        uncalibrated: outputs before a calibration, whose probabilities get columns of their own.
+        outputs: outputs, axes (rows, classes), or (rows, 1) for a regression.
+        classes: names of the classes; None for a regression.
+        uncalibrated: outputs before a calibration; their probabilities get separate columns.
 
     Returns:
-        Where rows may be those of the training, a column `trained` says what they were to the run;
-        see `PartyData.trained`.
+        Where some rows may have been in the training, a column `trained` has each row's part in the
+        run; see `PartyData.trained`.
     """
     rows = data.split.test
     table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})
@@ -236,10 +238,10 @@ def write_predictions(
     remarks: Sequence[Mapping[str, Any]] = (),
     uncalibrated: Sequence[Tensor] = (),
 ) -> None:
-    """Write the table as CSV, atomically, for its owner alone.
+    """Write the table as CSV, atomically, readable by its owner only.
 
-    What a model says of a row beside its outputs has a column a name; several texts are one cell.
-    Ids and names of classes that a spreadsheet would take for a formula get an apostrophe.
+    Each kind of remark has a column; several texts share one cell. Ids and names of classes that a
+    spreadsheet would take for a formula get an apostrophe.
     """
     before = torch.cat(list(uncalibrated)) if uncalibrated else None
     table = prediction_table(data, torch.cat(list(outputs)), classes, before)

@@ -1,17 +1,18 @@
-"""The ranks of one party: processes that share every batch's rows and hold one model.
+"""The ranks of one party: processes that share the rows of every batch and hold the same model.
 
     batch -> rank r's rows -> bottom -> cut -> rank r of the label party -> gradient of that cut
     gradients of the weights, summed over the ranks -> the same optimiser step at each
 
-The loss is the whole batch's at every rank of the label party: the rows of rank r weigh what they
-weigh in it. So the gradients of all ranks sum up to those of one rank, whose shares may differ in
-size. `DistributedDataParallel` averages instead, which is right for equal shares alone, and wants
-one backward pass of one loss where a split model has two (Li et al. 2020, PyTorch Distributed,
-section 3.1). Its engine is used below it: one all-reduce a step, by gloo, or by NCCL between cards.
+At every rank of the label party the loss is that of the whole batch: the rows of rank r have the
+weight that they have in the batch. The gradients of all ranks therefore add up to those of one
+rank, even if their shares differ in size. `DistributedDataParallel` averages instead, which is
+right only for equal shares, and it needs one backward pass of one loss where a split model has two
+(Li et al. 2020, PyTorch Distributed, section 3.1). The layer below it is used: one all-reduce a
+step, by gloo, or by NCCL between cards.
 
 Batch norm takes its statistics over all ranks, forwards and backwards, as torch's `SyncBatchNorm`
-does on cards alone. What else a batch's rows have in common would be of a rank's share: `fit` and
-`vfl.session.rules.refuse_ranks` name what cannot be the same as with one rank.
+does on cards only. Other layers that look at several rows would see only a rank's share: `fit` and
+`vfl.session.rules.refuse_ranks` refuse every setting that would differ from one rank.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from vfl.core.torch_internals import OptimizerFactory, gloo_at
 from vfl.core.traffic import Ledger, Traffic
 from vfl.session.schedule import Exchange
 
-#: Where ranks on one machine meet. What gloo and NCCL carry is not encrypted, and gloo lets
-#: everybody in who reaches its port; ranks on several machines use streams of their own.
+#: Address where ranks on one machine connect. The traffic of gloo and NCCL is not encrypted, and
+#: gloo accepts any process that reaches its port; ranks on several machines use streams instead.
 LOOPBACK = "127.0.0.1"
-#: Layers that treat every row by itself and draw nothing. A subclass may do anything.
+#: Layers that treat every row separately and draw nothing. A subclass may do anything.
 _ROWS_APART = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.ReLU,
@@ -47,29 +48,29 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 class Group(Protocol):
-    """What the ranks of a party do together; every method is collective.
+    """Collective operations of a party's ranks; every rank has to call them.
 
     Raises:
-        LostRankError: by every method: another rank ended, or was silent for too long.
+        LostRankError: from every method: another rank ended, or was silent for too long.
     """
 
     def add_up(self, values: Tensor) -> None:
-        """Make these the sum over all ranks, in place and to the same bits at each."""
+        """Replace values by their sum over all ranks, in place, with the same bits at each."""
 
     def spread(self, values: Tensor) -> None:
-        """Make these what rank 0 has, in place."""
+        """Replace values by those of rank 0, in place."""
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """What every rank has, of the same axes, in order."""
+        """The values of every rank, with the same axes, in order."""
 
 
 class TorchGroup:
     """Torch's process groups, between ranks on one machine.
 
     Args:
-        party: whose ranks they are, for messages.
-        group: of gloo.
-        of_weights: the one that carries gradients; on cards another than `group`.
+        party: party of the ranks, for messages.
+        group: a gloo group.
+        of_weights: group for the gradients; on cards it differs from `group`.
     """
 
     def __init__(self, party: str, group: Any, of_weights: Any = None) -> None:
@@ -95,21 +96,21 @@ class TorchGroup:
 
 
 class Ranks:
-    """One of a party's ranks, and its way to the others; without arguments there are no others.
+    """One of a party's ranks, and its group; without arguments it is the only rank.
 
-    Every method but `share` is collective: all ranks of the party call it at the same place.
+    Every method except `share` is collective: all ranks of the party call it at the same place.
 
     Args:
-        party: whose ranks they are, for messages.
-        rank: this process, from 0, which alone keeps what the party keeps.
-        size: how many ranks there are.
-        group: of all of them.
+        party: party of the ranks, for messages.
+        rank: number of this process, from 0; only rank 0 stores files of the party.
+        size: number of ranks.
+        group: group of all ranks.
 
     Attributes:
         alone: whether there are no other ranks.
 
     Raises:
-        LostRankError: by every collective method: another rank ended, or was silent for too long.
+        LostRankError: from every collective method: another rank ended, or was silent for too long.
     """
 
     def __init__(
@@ -123,19 +124,19 @@ class Ranks:
     def join_group(
         cls, party: str, rank: int, size: int, store: Any, timeout_s: float, device: str = "cpu"
     ) -> Ranks:
-        """Form the group of ranks on one machine, once every rank is about to.
+        """Form the group of ranks on one machine, when every rank is ready to.
 
         Args:
-            party: whose ranks they are.
-            rank: this process.
-            size: how many there are.
-            store: torch's key-value store that all of them are connected to.
-            timeout_s: the longest any rank may keep the others waiting.
-            device: where the models run; gradients on cards go by NCCL.
+            party: party of the ranks.
+            rank: number of this process.
+            size: number of ranks.
+            store: torch's key-value store, to which all ranks are connected.
+            timeout_s: the longest time that a rank may keep the others waiting.
+            device: where the models run; gradients on cards travel by NCCL.
         """
         from torch import distributed
 
-        # Groups of our own, beside torch's global one.
+        # Separate groups, besides torch's global one.
         with _named(party):
             group = gloo_at(LOOPBACK, store, rank, size, timeout_s)
             of_weights = None
@@ -145,7 +146,7 @@ class Ranks:
         return cls(party, rank, size, TorchGroup(party, group, of_weights))
 
     def share(self, exchange: Exchange) -> Exchange:
-        """The exchange with this rank's rows: consecutive ones, as many as the others' or one more.
+        """Restrict the exchange to this rank's rows: consecutive rows, in nearly equal shares.
 
         >>> whole = Exchange(0, "train", 1, np.arange(5), last=True)
         >>> [Ranks("a", rank, 2).share(whole).rows.tolist() for rank in (0, 1)]
@@ -156,7 +157,7 @@ class Ranks:
         return replace(exchange, rows=np.array_split(exchange.rows, self.size)[self.rank])
 
     def together(self, build: OptimizerFactory) -> OptimizerFactory:
-        """Optimisers that sum the gradients of all ranks before every step."""
+        """Build optimisers that sum the gradients of all ranks before every step."""
         if self.alone:
             return build
 
@@ -169,20 +170,20 @@ class Ranks:
         return built
 
     def whole(self, outputs: Tensor, loss: float, rows: int) -> tuple[Tensor, float]:
-        """What all ranks made of a batch.
+        """Collect all ranks' outputs and losses of a batch.
 
         Args:
-            outputs: of this rank's rows; axes (rows of the share, outputs).
+            outputs: outputs of this rank's rows; axes (rows of the share, outputs).
             loss: this rank's part of the batch's loss.
-            rows: of the whole batch.
+            rows: number of rows of the whole batch.
 
         Returns:
-            Outputs of axes (rows, outputs) in the batch's order, and the sum of the losses.
+            Outputs, axes (rows, outputs), in the batch's order, and the sum of the losses.
         """
         if self.alone:
             return outputs, loss
         counts = [len(part) for part in np.array_split(np.arange(rows), self.size)]
-        # One message: the first row carries the loss, and the last may be padding.
+        # One message: its first row holds the loss, and its last may be padding.
         mine = outputs.new_zeros(1 + counts[0], outputs.shape[1], device="cpu")
         mine[0], mine[1 : 1 + len(outputs)] = loss, outputs
         found = self._group.gather(mine)
@@ -191,16 +192,16 @@ class Ranks:
         return torch.cat(parts).to(outputs.device), total
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, of the same axes; a tensor of its own."""
+        """The sum over all ranks, with the same axes; a new tensor."""
         summed = values.detach().clone(memory_format=torch.contiguous_format)
         self._group.add_up(summed)
         return summed
 
     def spread(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What rank 0 has, at every rank.
+        """Send the state of rank 0 to every rank.
 
         Args:
-            state: tensors, numbers and texts in mappings and lists; only rank 0's counts.
+            state: tensors, numbers and texts in mappings and lists; only that of rank 0 is used.
         """
         if self.alone:
             return state
@@ -221,7 +222,7 @@ class Ranks:
         return found
 
     def count_at_first(self, counts: Sequence[int]) -> list[int]:
-        """The sums over all ranks at rank 0, and zeros at the others: nothing is counted twice."""
+        """The sums over all ranks at rank 0, and zeros at the others: no byte is counted twice."""
         if self.alone:
             return list(counts)
         sums = torch.tensor(counts, dtype=torch.int64)
@@ -229,7 +230,7 @@ class Ranks:
         return [int(one) for one in (sums if self.rank == 0 else torch.zeros_like(sums))]
 
     def merge(self, ledger: Ledger, parties: Sequence[str]) -> None:
-        """Move what every rank's ledger holds into rank 0's; what it waited for stays its own."""
+        """Move every rank's ledger into rank 0's; waiting times stay with their rank."""
         if self.alone:
             return
         keys = list(product(parties, ("up", "down"), ("train", "evaluate", "control")))
@@ -249,7 +250,7 @@ class Ranks:
     def metered(
         self, schedule: Iterable[Exchange], counted: MutableMapping[str, int]
     ) -> Iterator[Exchange]:
-        """The same exchanges; after each epoch rank 0 has counted the bytes of all ranks."""
+        """Yield the same exchanges; after each epoch rank 0 has counted the bytes of all ranks."""
         for _, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             yield from exchanges
             counted.update(zip(counted, self.count_at_first(list(counted.values())), strict=True))
@@ -260,7 +261,7 @@ class Ranks:
         return self._together
 
     def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
-        """One message: all gradients, and which weights have one at any rank."""
+        """Send one message: all gradients, and which weights have a gradient at any rank."""
         flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
         known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
         message = torch.cat([*flat, known])
@@ -274,7 +275,7 @@ ALONE = Ranks()
 
 
 class _named:
-    """What goes wrong inside is that a rank is lost; torch names its address at best."""
+    """Convert any error inside to a lost rank; torch would name its address at best."""
 
     def __init__(self, party: str) -> None:
         self._party = party
@@ -288,12 +289,12 @@ class _named:
 
 
 def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRankError:
-    """The error of a rank that is gone.
+    """Make the error for a lost rank.
 
     Args:
-        party: whose.
-        rank: which; None where that is not known.
-        how: it ended.
+        party: party of the rank.
+        rank: number of the rank; None where it is unknown.
+        how: how it ended.
     """
     return LostRankError(
         f"{'a rank' if rank is None else f'rank {rank}'} of party '{party}' was lost",
@@ -302,10 +303,10 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
 
 
 def fit(model: nn.Module, ranks: Ranks) -> None:
-    """Let batch norms of a model see all ranks; refuse what else looks at other rows, or draws.
+    """Make batch norms of a model use all ranks; refuse other layers that mix rows or draw.
 
     Raises:
-        SpecError: with the layer.
+        SpecError: names the layer.
     """
     if ranks.alone:
         return
@@ -318,16 +319,17 @@ def fit(model: nn.Module, ranks: Ranks) -> None:
         own = type(part).__module__.startswith(("vfl.models.", "vfl.compression."))
         if not (harmless or off or own):
             raise SpecError(
-                f"{ranks.size} ranks would not train this model as one does: what a layer draws "
-                "or sees of a batch would be of a rank's share",
+                f"{ranks.size} ranks would train this model differently from one rank: a "
+                "layer that draws, or looks at several rows of a batch, would see only a "
+                "rank's share",
                 where=f"layer '{name}'",
                 got=type(part).__name__,
-                fix="a model without it, or one rank at every party",
+                fix="a model without this layer, or one rank at every party",
             )
 
 
 class _Total(torch.autograd.Function):
-    """The sum over all ranks; its gradient is the sum of theirs."""
+    """Sum over all ranks; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ranks: Ranks) -> Tensor:
@@ -340,12 +342,12 @@ class _Total(torch.autograd.Function):
 
 
 def _normalised(norm: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
-    """Batch norm over the rows of all ranks (Ioffe and Szegedy 2015, algorithm 1).
+    """Compute batch norm over the rows of all ranks (Ioffe and Szegedy 2015, algorithm 1).
 
     Args:
         norm: torch's layer, with its weights and running statistics.
-        ranks: whose rows the statistics are of.
-        inputs: axes (rows, channels, ...).
+        ranks: the ranks whose rows enter the statistics.
+        inputs: inputs, axes (rows, channels, ...).
     """
     if not norm.training:
         means, variances = norm.running_mean, norm.running_var
@@ -362,7 +364,7 @@ def _normalised(norm: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
     count = sums[-1]
     mean = sums[:-1] / count
     centred = inputs - mean.view(shape)
-    variance = total((centred**2).sum(axes)) / count  # centred first, so that nothing cancels
+    variance = total((centred**2).sum(axes)) / count  # centred first, against cancellation
     outputs: Tensor = centred * torch.rsqrt(variance + norm.eps).view(shape)
     with torch.no_grad():
         norm.running_mean.lerp_(mean, norm.momentum)

@@ -1,17 +1,18 @@
-"""Ranks of a party on several machines: who gets in, and what they say to each other.
+"""Ranks of a party on several machines: how they authenticate, and their messages.
 
-Rank 0 listens at an address of the party's own network while a session in several ranks goes; the
-command of a further rank stands by and comes. One stream of TLS 1.3 a rank carries its order, its
-answers and all sums. Torch's groups carry nothing here: gloo as PyTorch ships it neither encrypts
-nor asks who comes, and its store listens for anybody.
+While a session in several ranks runs, rank 0 listens at an address of the party's own network, and
+the commands of further ranks connect. Each rank has one TLS 1.3 stream for its order, its answers
+and all sums. Torch's groups are not used here: gloo, as PyTorch ships it, neither encrypts nor
+authenticates peers, and its store accepts anyone.
 
-Every machine has the same 32 secret bytes, the ranks' key. By HKDF (RFC 5869) follow from it the
-private key of a CA, which signs a new certificate of rank 0 for each session, and a token a rank.
-A rank shows its token only to who has such a certificate. Rank 0 believes nothing before the token;
-until then strangers are held to what `vfl.transport.hub` allows any of them.
+Every machine has the same 32 secret bytes, the ranks' key. HKDF (RFC 5869) derives from it a token
+for each rank, and the private key of a CA, which signs a new certificate of rank 0 for each
+session. A rank sends its token only to a server with such a certificate. Rank 0 trusts nothing
+before the token; until then, the limits of `vfl.transport.hub` for strangers apply.
 
-The ranks form a star: rank 0 adds up what comes, in order of ranks, and sends the sum back. Between
-two machines a ring would take as much; with more, rank 0's network carries everything.
+The ranks form a star: rank 0 adds up the received values in order of ranks, and sends the sum back.
+Between two machines a ring would transfer as much; with more machines, all traffic passes rank 0's
+network.
 """
 
 from __future__ import annotations
@@ -54,20 +55,21 @@ from vfl.transport.pairs import derived
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CERTIFICATE_DAYS = 30
-#: A stream that is cut for longer ends the rank; shorter than what other parties wait for it.
+#: A longer interruption of a stream ends the rank; it is shorter than other parties' patience.
 _REJOIN_S = 1.0
 _RETRY_S = 1.0
-#: Who lacks a rank says so before another party's rank misses its stream, by `join_timeout_s`.
+#: A missing rank must be reported before another party's rank misses its stream, after
+#: `join_timeout_s`.
 _ARRIVAL_S = 40.0
 _DIGESTED_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RanksKey:
-    """What all machines of a party have in common, and nobody else has.
+    """Secret key that all machines of a party share.
 
     Attributes:
-        party: whose.
+        party: name of the party.
         secret: 32 bytes.
     """
 
@@ -79,7 +81,7 @@ class RanksKey:
         """The key in a party's `node.ranks_key`.
 
         Raises:
-            MissingDataError, DataError: there is none, or others may read it.
+            MissingDataError, DataError: the file is missing, or other users may read it.
         """
         path = party.beside(party.node.ranks_key)
         fix = f"openssl rand -hex 32 > {path}; chmod 600 {path}; the same file at every machine"
@@ -90,13 +92,13 @@ class RanksKey:
             raise MissingDataError("the ranks' key is missing", where=str(path), fix=fix) from None
         if open_to_others:
             raise DataError(
-                "others on this machine may read the ranks' key",
+                "other users of this machine may read the ranks' key",
                 where=str(path),
                 fix=f"chmod 600 {path}",
             )
         if not _KEY.fullmatch(text):
             raise DataError(
-                "this is no key of ranks",
+                "this file contains no key of ranks",
                 where=str(path),
                 want="32 random bytes as 64 hexadecimal digits",
                 fix=fix,
@@ -105,7 +107,7 @@ class RanksKey:
 
     @property
     def authority(self) -> Authority:
-        """The CA; its certificate is made anew each time, and each vouches for the same."""
+        """CA of the ranks; each call makes a new certificate, and all are equivalent."""
         name = f"vfl ranks of {self.party}"
         return Authority.of_secret(self._derived("authority", 48), name, _CERTIFICATE_DAYS)
 
@@ -114,7 +116,7 @@ class RanksKey:
         return self.authority.issue_for([host], _CERTIFICATE_DAYS)
 
     def token(self, rank: int) -> str:
-        """What a rank shows."""
+        """Token of a rank."""
         return self._derived(f"token of rank {rank}", 32).hex()
 
     def _derived(self, purpose: str, size: int) -> bytes:
@@ -122,13 +124,13 @@ class RanksKey:
 
 
 class StreamGroup:
-    """What ranks do together over their streams; see `vfl.session.ranks.group.Group`.
+    """Collective operations of ranks over their streams; see `vfl.session.ranks.group.Group`.
 
     Args:
-        rank: this one.
-        size: how many there are.
-        take: gives the next frame of a rank.
-        give: sends a rank a frame.
+        rank: number of this rank.
+        size: number of ranks.
+        take: returns the next frame of a rank.
+        give: sends a frame to a rank.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class StreamGroup:
         self._others = range(1, size) if self._leads else range(1)
 
     def add_up(self, values: Tensor) -> None:
-        """See `Group`; the order of the sum is that of the ranks."""
+        """See `Group`; the values are added in the order of the ranks."""
         if self._leads:
             for rank in self._others:
                 values += self._take(rank, values)
@@ -172,7 +174,7 @@ class StreamGroup:
         return list(every)
 
     def _give(self, values: Tensor) -> None:
-        # Bytes of their own: a resend repeats them, and sums are made in place.
+        # A copy: a resend repeats the bytes, and sums are computed in place.
         payload = values.detach().cpu().contiguous().numpy().tobytes()
         for rank in self._others:
             self._give_frame(rank, Frame(Kind.GRAD, self._count, payload))
@@ -181,7 +183,7 @@ class StreamGroup:
         frame = self._take_frame(rank)
         if (frame.kind, frame.step, len(frame.payload)) != (Kind.GRAD, self._count, like.nbytes):
             raise ProtocolError(
-                "two ranks do different things",
+                "two ranks run different operations",
                 where=f"rank {rank}",
                 got=f"{frame.kind.name} {frame.step} of {len(frame.payload)} bytes",
                 want=f"{Kind.GRAD.name} {self._count} of {like.nbytes} bytes",
@@ -191,7 +193,7 @@ class StreamGroup:
 
 
 class _RankLink(WatchedLink):
-    """Rank 0's link to a further rank: what ends it says that this rank was lost."""
+    """Rank 0's link to a further rank; its errors report that this rank was lost."""
 
     def __init__(self, party: str, rank: int, link: PolledLink, check: Callable[[], None]) -> None:
         super().__init__(link, _name(rank), check)
@@ -220,17 +222,17 @@ class _RankLink(WatchedLink):
 
 
 class RankMachines(FurtherRanks):
-    """The further ranks of a party as rank 0 has them where they come from other machines.
+    """The further ranks of a party on other machines, as rank 0 uses them.
 
-    It listens from its beginning to its end, and otherwise is as `RankProcesses`.
+    It listens from its beginning to its end, and otherwise behaves like `RankProcesses`.
 
     Args:
         party: the party's own file.
-        size: how many ranks there are, this process included.
-        patience_s: how long a rank may take to come and to answer.
+        size: number of ranks, this process included.
+        patience_s: how long a rank may take to connect and to answer.
 
     Raises:
-        UserError: nobody can listen at the address.
+        UserError: the address cannot be listened on.
         MissingDataError, DataError: the key cannot be used.
     """
 
@@ -261,14 +263,14 @@ class RankMachines(FurtherRanks):
         """See `FurtherRanks`.
 
         Raises:
-            LostRankError: it did not come.
+            LostRankError: it did not connect.
             DisagreementError: it runs another version.
         """
         wait_s = min(self._patience_s, _ARRIVAL_S)
         try:
             self._hub.wait_all([_name(rank)], wait_s)
         except MissingPartyError:
-            error = lost(self.party, rank, f"nobody came within {wait_s:g} s")
+            error = lost(self.party, rank, f"it did not connect within {wait_s:g} s")
             error.where, error.fix = self._at, f"vfl up party.toml --rank {rank} at its machine"
             raise error from None
         link = self._hub.link(_name(rank))
@@ -288,7 +290,7 @@ class RankMachines(FurtherRanks):
         """
         own = digest_of_rows(data)
         for rank in self.further:
-            if self.receive(rank).get("rows") != own:  # which the rank is free to know
+            if self.receive(rank).get("rows") != own:  # the rank may know it
                 raise DisagreementError(
                     f"rank {rank} of party '{self.party}' has other rows or values than rank 0",
                     want="the same table at every machine of the party",
@@ -302,12 +304,12 @@ class RankMachines(FurtherRanks):
             link.look()
 
     def _find_lost(self) -> None:
-        """The link of the lost rank has named it."""
+        """The link of the lost rank has already named it."""
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
             for link in self._links.values():
-                with suppress(VFLError):  # its part is done
+                with suppress(VFLError):  # its work is done
                     link.send(Frame(Kind.DONE))
         elif isinstance(error, Exception):
             known = error if isinstance(error, VFLError) else unexpected(error, self.party)
@@ -326,12 +328,12 @@ class RankMachines(FurtherRanks):
 
 
 def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -> FurtherRanks:
-    """The further ranks of a party, at rank 0.
+    """Further ranks of a party, as rank 0 uses them.
 
     Args:
-        party: the party's own file, which says whether they are on other machines.
-        size: how many ranks there are, this process included.
-        patience_s: how long a rank may take to come and to answer.
+        party: the party's own file, which states whether they are on other machines.
+        size: number of ranks, this process included.
+        patience_s: how long a rank may take to connect and to answer.
         device: where rank 0's models run.
 
     Raises:
@@ -344,16 +346,16 @@ def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -
 
 @contextmanager
 def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[Order]:
-    """The next order of a rank on a machine of its own; errors are reported to rank 0.
+    """Receive the next order of a rank on another machine; errors are reported to rank 0.
 
     Args:
         party_file: the party's own file at this machine.
-        rank: which one this is, from 1.
-        say: told when it is ready.
+        rank: number of this rank, from 1.
+        say: receives a message when it is ready.
 
     Raises:
-        AuthenticationError: who listens there has another key, or the rank is there already.
-        LostRankError: rank 0 is gone.
+        AuthenticationError: the listener has another key, or this rank is connected already.
+        LostRankError: rank 0 has ended.
     """
     party = read_party_file(party_file)
     link = _reached(party, rank)
@@ -382,12 +384,12 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         size, link.patience_s = int(content["group"]["size"]), content["group"]["patience_s"]
         say(f"rank {rank} of party {party.party} begins")
         yield Order(content, rank, 0, party_file, reply, join_group)
-        if (last := take(0)).kind is not Kind.DONE:  # until then nobody else may come in its place
+        if (last := take(0)).kind is not Kind.DONE:  # until then no other may take its place
             raise ProtocolError("a message out of turn", got=last.kind.name, want=Kind.DONE.name)
 
 
 def digest_of_rows(data: PartyData) -> str:
-    """SHA-256 of what a party's rows hold; only ranks of one party ever compare it."""
+    """SHA-256 of a party's rows; only ranks of one party ever compare it."""
     digest = hashlib.sha256(data.ids_digest)
     for values in (data.inputs, data.labels, data.row_weights):
         if values is not None:
@@ -399,7 +401,7 @@ def digest_of_rows(data: PartyData) -> str:
 
 
 def _reached(party: PartyFile, rank: int) -> TcpLink:
-    """A stream to rank 0, as soon as it listens."""
+    """Open a stream to rank 0, as soon as it listens."""
     if party.ranks_address is None:
         raise ConfigError(
             "this party has no ranks on other machines",
@@ -414,10 +416,10 @@ def _reached(party: PartyFile, rank: int) -> TcpLink:
         try:
             return TcpLink.connect(host, port, hello, key.authority.ca_pem, waits, peer="rank 0")
         except LostPeerError:
-            time.sleep(_RETRY_S)  # no session in several ranks goes
+            time.sleep(_RETRY_S)  # no session in several ranks is running
         except AuthenticationError as refusal:
             raise AuthenticationError(
-                f"rank 0 of party '{party.party}' does not know this rank",
+                f"rank 0 of party '{party.party}' does not accept this rank",
                 where=party.node.ranks_at,
                 got=refusal.got or refusal.what,
                 want="one ranks.key at every machine, a rank below the session's number of ranks, "

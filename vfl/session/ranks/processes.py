@@ -1,10 +1,10 @@
-"""The further ranks of a party: processes that rank 0 starts beside itself, and their orders.
+"""Further ranks of a party on the same machine: processes that rank 0 starts, and their orders.
 
-Rank 0 is the process that has the session. It starts each further rank with `vfl party-rank`, whose
-standard input brings one line of JSON, its order: which rank it is, where the ranks meet, the
-party's own file, and what gets it onto a stream of its own, token included. What a rank says back
-are lines of JSON on its standard output. A rank ends when its standard input closes, which the end
-of rank 0 does.
+Rank 0 is the process that has the session. It starts each further rank with `vfl party-rank`, and
+sends its order, one line of JSON, to the rank's standard input: the number of the rank, where the
+ranks connect, the party's own file, and the address and token of a stream for the rank. The rank
+answers with lines of JSON on its standard output. A rank ends when its standard input closes, which
+happens when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from vfl.session.ranks.group import ALONE, Ranks, lost
 from vfl.transport import PolledLink, wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
-#: How long rank 0 looks for the rank that ended, and lets the others end by themselves.
+#: How long rank 0 searches for the rank that ended, and waits for the others to end by themselves.
 _GRACE_S = 10.0
-#: How long a rank has to end once asked to; one that waits for another does not notice.
+#: How long a rank has to end after the request; a rank that waits for another does not notice it.
 _TOLD_S = 2.0
-#: How long whoever lost a rank has to say so once somebody misses the party. The next attempt waits
-#: longer for this one to end.
+#: How long a party that lost a rank has to report it once another party misses it. The next attempt
+#: waits longer for this one to end.
 _MISSED_S = 5.0
 _TICK_S = 0.05
 
 
 class WatchedLink:
-    """A link on which rank 0 waits for a frame, and meanwhile looks at what else may have ended.
+    """A link on which rank 0 waits for a frame, and meanwhile checks whether others have ended.
 
     Args:
-        link: to another party, or to a rank.
-        peer: who is at its other end, for messages.
-        check: called every 0.05 s while nothing comes; what it raises ends the wait.
+        link: link to another party, or to a rank.
+        peer: name of the other end, for messages.
+        check: called every 0.05 s while no frame arrives; its error ends the wait.
     """
 
     def __init__(self, link: PolledLink, peer: str, check: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class WatchedLink:
         self._next: Frame | None = None
 
     def look(self) -> None:
-        """Take in the next frame if it is there; `receive` returns it.
+        """Read the next frame if it has arrived; `receive` returns it.
 
         Raises:
             LostPeerError, PeerFailedError, FrameError: see `HubLink.poll`.
@@ -75,7 +75,7 @@ class WatchedLink:
             self._next = self._link.poll()
 
     def drain(self) -> None:
-        """Drop every frame that is there; what the other end stopped with is raised."""
+        """Drop every arrived frame; an error of the other end is raised."""
         while self._link.poll() is not None:
             pass
 
@@ -83,8 +83,8 @@ class WatchedLink:
         """Wait for the next frame.
 
         Raises:
-            LostPeerError: nothing came in time, or the other end is gone for good.
-            VFLError: what `look` or `check` raised.
+            LostPeerError: no frame came in time, or the connection is lost for good.
+            VFLError: any error of `look` or `check`.
         """
         deadline = time.monotonic() + self._link.patience_s
         while True:
@@ -101,11 +101,11 @@ class WatchedLink:
         return LostPeerError(how)
 
     def send(self, frame: Frame) -> None:
-        """Send one."""
+        """Send a frame."""
         self._link.send(frame)
 
     def fail(self, error: VFLError) -> None:
-        """Tell the other end what went wrong here, then close."""
+        """Report an error of this end to the other end, then close."""
         self._link.fail(error)
 
     def close(self) -> None:
@@ -116,16 +116,16 @@ class WatchedLink:
 class FurtherRanks:
     """The further ranks of one party in one session; a context manager.
 
-    A rank that ends is missed by two others: its own rank 0, and the same rank of another party, to
-    which the whole party seems gone. Rank 0 therefore looks at its ranks while it waits for a
-    party, and at the parties while it waits for a rank. Leaving the context with an error of a loss
-    finds out which rank was lost, and why: what another party says explains it first, and a party
-    that is only missed has 5 s to say that it lost a rank.
+    Two others notice when a rank ends: its own rank 0, and the same rank of another party, to which
+    the whole party seems lost. Rank 0 therefore checks its ranks while it waits for a party, and
+    the parties while it waits for a rank. If the context ends with the error of a loss, it
+    determines the lost rank and the cause: another party's report comes first, and a party that is
+    only missed has 5 s to report a lost rank.
 
     Args:
-        party: whose ranks they are.
-        size: how many there are, this process included.
-        patience_s: how long a rank may take to be ready, and to answer once the training goes.
+        party: party of the ranks.
+        size: number of ranks, this process included.
+        patience_s: how long a rank may take to get ready, and to answer during the training.
     """
 
     def __init__(self, party: str, size: int, patience_s: float) -> None:
@@ -134,63 +134,63 @@ class FurtherRanks:
         self._patience_s = patience_s
 
     def watch(self, link: PolledLink, peer: str) -> WatchedLink:
-        """Watch rank 0's link to another party, and let it watch these ranks; it replaces the link.
+        """Wrap rank 0's link to another party, so that each wait checks ranks and parties.
 
         Args:
-            link: to that party.
-            peer: who that is, for messages.
+            link: link to that party.
+            peer: name of that party, for messages.
         """
         self._streams.append(WatchedLink(link, peer, self.check))
         return self._streams[-1]
 
     def check(self) -> None:
-        """Look at every rank.
+        """Check every rank.
 
         Raises:
-            LostRankError: one has ended.
-            LostPeerError: one has ended, for it misses another party.
+            LostRankError: a rank has ended.
+            LostPeerError: a rank has ended because it misses another party.
         """
         raise NotImplementedError
 
     def check_parties(self) -> None:
-        """Look at every watched link.
+        """Check every watched link.
 
         Raises:
-            LostPeerError, PeerFailedError, FrameError: what a party stopped with.
+            LostPeerError, PeerFailedError, FrameError: the error that a party ended with.
         """
         for stream in self._streams:
             stream.look()
 
     @property
     def one_machine(self) -> bool:
-        """Whether all ranks are here."""
+        """Whether all ranks run on this machine."""
         raise NotImplementedError
 
     @property
     def further(self) -> range:
-        """The ranks that are processes of their own."""
+        """Numbers of the ranks in other processes."""
         return range(1, self.size)
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
-        """Give a rank its order.
+        """Send a rank its order.
 
         Args:
-            rank: from 1.
-            order: what `play_rank` is to do; JSON values only.
+            rank: number of the rank, from 1.
+            order: instructions for `play_rank`; JSON values only.
         """
         raise NotImplementedError
 
     def receive(self, rank: int) -> Mapping[str, Any]:
-        """The next thing a rank says.
+        """Receive the next message of a rank.
 
         Raises:
             LostRankError: it ended, or was silent for too long.
-            LostPeerError, PeerFailedError: a party that is watched ended meanwhile.
+            LostPeerError, PeerFailedError: a watched party ended meanwhile.
         """
         raise NotImplementedError
 
     def join_group(self, data: PartyData) -> Ranks:
-        """The group of all ranks, once each further one is ready for it.
+        """Form the group of all ranks, once each further rank is ready for it.
 
         Args:
             data: the party's rows, which every rank must have.
@@ -198,7 +198,7 @@ class FurtherRanks:
         raise NotImplementedError
 
     def agree(self, weights_sha256: str) -> None:
-        """Compare what all ranks have trained.
+        """Check that all ranks have trained the same weights.
 
         Raises:
             DisagreementError: a rank has other weights.
@@ -225,10 +225,10 @@ class FurtherRanks:
             self._end(error)
 
     def _explain(self, loss: VFLError) -> None:
-        """Raise why something was lost, if this is not known yet.
+        """Raise the cause of a loss, if it is not known yet.
 
         Args:
-            loss: as it was noticed here.
+            loss: the error that was noticed here.
         """
         if isinstance(loss, PeerFailedError) and loss.peer_code != LostPeerError.code:
             return
@@ -251,7 +251,7 @@ class FurtherRanks:
         raise loss
 
     def _ask_parties(self) -> None:
-        """Raise what a party stopped with; that it misses a party itself explains nothing."""
+        """Raise the error that a party ended with, unless it only misses a party itself."""
         for stream in self._streams:
             try:
                 stream.drain()
@@ -260,16 +260,16 @@ class FurtherRanks:
                     raise
 
     def _find_lost(self) -> None:
-        """Raise the error of the rank that ended, if it is not yet known."""
+        """Raise the error of the rank that ended, if it is not known yet."""
         raise NotImplementedError
 
     def _end(self, error: BaseException | None) -> None:
-        """Let go of all ranks; after an error at once."""
+        """End all ranks; after an error, immediately."""
         raise NotImplementedError
 
 
 class RankProcesses(FurtherRanks):
-    """Those that are processes beside rank 0; of one rank nothing.
+    """Ranks that run as processes beside rank 0; it does nothing for a single rank.
 
     Args:
         party, size, patience_s: see `FurtherRanks`.
@@ -282,7 +282,7 @@ class RankProcesses(FurtherRanks):
         self._processes: dict[int, Worker] = {}
         self._replies: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
         self._failed: dict[int, VFLError] = {}
-        # Only this user can read it; torch's other store would listen at a port.
+        # Only this user can read the file; torch's other store would listen at a port.
         self._meeting = TemporaryDirectory(prefix="vfl-ranks-") if size > 1 else None
 
     @property
@@ -316,7 +316,7 @@ class RankProcesses(FurtherRanks):
         return reply
 
     def join_group(self, data: PartyData) -> Ranks:
-        """See `FurtherRanks`; they read the same files."""
+        """See `FurtherRanks`; all ranks read the same files."""
         if self.size == 1:
             return ALONE
         for rank in self.further:
@@ -326,12 +326,12 @@ class RankProcesses(FurtherRanks):
 
     @property
     def _place(self) -> str:
-        """The file by which the ranks find each other."""
+        """Path of the file through which the ranks find each other."""
         assert self._meeting is not None, "there are several"
         return str(Path(self._meeting.name) / "store")
 
     def check(self) -> None:
-        """See `FurtherRanks`; one that has done its part ends without an error."""
+        """See `FurtherRanks`; a rank that has done its part ends without an error."""
         for rank, process in self._processes.items():
             if process.exit_code:
                 raise self._cause(rank) from None
@@ -343,9 +343,9 @@ class RankProcesses(FurtherRanks):
             time.sleep(_TICK_S)
 
     def _cause(self, rank: int) -> VFLError:
-        """The error of a rank that has ended; that of a party it has lost is that of any stream."""
+        """Make the error of a rank that has ended; for a lost party, the error of any stream."""
         code = self._processes[rank].wait()
-        while self._replies[rank].get() is not None:  # its last messages have all been read by then
+        while self._replies[rank].get() is not None:  # now all its messages have been read
             pass
         self._replies[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
@@ -354,7 +354,7 @@ class RankProcesses(FurtherRanks):
         return lost(self.party, rank, f"signal {-code}" if code < 0 else f"exit {code}")
 
     def _listen(self, rank: int) -> None:
-        """Take in what a rank says, until it ends."""
+        """Read the messages of a rank until it ends."""
         with suppress(LostPeerError):
             while True:
                 reply = json.loads(self._processes[rank].receive())
@@ -370,7 +370,7 @@ class RankProcesses(FurtherRanks):
         self._replies[rank].put(None)
 
     def _end(self, error: BaseException | None) -> None:
-        # By themselves where everything went well. They keep nothing.
+        # After success, ranks end by themselves. They store nothing.
         deadline = time.monotonic() + (_GRACE_S if error is None else _TOLD_S)
         if error is not None:
             for process in self._processes.values():
@@ -383,19 +383,19 @@ class RankProcesses(FurtherRanks):
 
 
 class Order:
-    """What a further rank is to do, and how it answers.
+    """Instructions for a further rank, and its way to answer.
 
     Args:
-        content: as rank 0 wrote it.
-        rank: which one it is.
-        local_rank: which of those on its machine.
+        content: the order as rank 0 wrote it.
+        rank: number of the rank.
+        local_rank: number of the rank among those on its machine.
         party_file: the party's own file at this machine.
-        reply: carries an answer back.
-        join_group: says that this rank is ready, and forms the group with the others; given the
-            device of its models and its rows.
+        reply: sends an answer.
+        join_group: reports that this rank is ready, and forms the group with the others; arguments
+            are the device of its models and its rows.
 
     Attributes:
-        rank, local_rank, party_file, reply, join_group: the same.
+        rank, local_rank, party_file, reply, join_group: the arguments.
     """
 
     def __init__(
@@ -417,7 +417,7 @@ class Order:
 def ended(
     party: str, rank: int, code: str, what: str, where: str | None, fix: str | None
 ) -> VFLError:
-    """The error of a rank that has said why; that of a party it has lost is that of any stream."""
+    """Make the error of a rank that has reported one; for a lost party, the error of any stream."""
     if code == LostPeerError.code:
         return LostPeerError(f"{what}; rank {rank} of '{party}' noticed")
     found = lost(party, rank, f"{code}: {what}")
@@ -427,20 +427,22 @@ def ended(
 
 @contextmanager
 def ordered() -> Iterator[Order]:
-    """The order of this process, which is a further rank; errors are reported to rank 0.
+    """Read the order of this process, a further rank; errors are reported to rank 0.
 
     Raises:
-        ConfigError: nobody gave one.
+        ConfigError: standard input has no order.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed goes where rank 0's errors go
+    os.dup2(2, 1)  # other output joins the error output of rank 0
 
     def reply(answer: Mapping[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
     line = sys.stdin.buffer.readline()
     if not line:
-        raise ConfigError("a further rank is started by the party's first one")
+        raise ConfigError(
+            "the party's first rank starts a further rank; it cannot be started by hand"
+        )
     threading.Thread(target=_end_with_rank_0, daemon=True).start()
     content = json.loads(line)
     group = content["group"]
@@ -465,14 +467,14 @@ def ordered() -> Iterator[Order]:
 
 
 def _end_with_rank_0() -> None:
-    """Rank 0 keeps our standard input open for as long as it lives."""
-    while os.read(0, 1):  # past Python's buffer, whose lock an exit would wait for
+    """Rank 0 keeps our standard input open as long as it lives."""
+    while os.read(0, 1):  # not Python's buffer: an exit would wait for its lock
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def store_at(place: str, size: int, patience_s: float) -> Any:
-    """Torch's key-value store in a file, by which the ranks of a party find each other."""
+    """Open torch's key-value store in a file, by which the ranks of a party find each other."""
     from torch import distributed
 
     stores: Any = distributed
@@ -482,7 +484,7 @@ def store_at(place: str, size: int, patience_s: float) -> Any:
 
 
 def device_of(device: str, rank: int) -> str:
-    """The card of a rank: "cuda" is one card a rank, in order.
+    """Card of a rank: "cuda" assigns one card to each rank, in order.
 
     >>> device_of("cpu", 1), device_of("cuda:3", 1)
     ('cpu', 'cuda:3')

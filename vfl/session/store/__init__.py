@@ -1,7 +1,7 @@
-"""What one party keeps on its disk: its identity, what it was bound to and spent, what it sent.
+"""One party's files on disk: its identity, its bound names and spending, its sent messages.
 
-`party_folder` is the part of a run folder that a party owns, with `checkpoint`s and `run_rows`. The
-store outlives runs: `session_ledger` binds names of sessions, `spending` counts epsilon, `journal`
-remembers what was sent, `witness` lets peers notice a store put back from a copy. `identity` is a
+`party_folder` is a party's own part of a run folder, with `checkpoint`s and `run_rows`. The store
+outlives runs: `session_ledger` binds names of sessions, `spending` counts epsilon, `journal`
+records sent messages, `witness` lets peers notice a store restored from a copy. `identity` is a
 party's lasting key pair.
 """

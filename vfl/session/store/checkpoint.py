@@ -1,9 +1,9 @@
-"""Checkpoints: what one party needs to go on from a step, and which step everybody can go on from.
+"""Checkpoints: one party's state at a step, and the step from which all parties can continue.
 
-The schedule says before which exchanges a party saves (`Exchange.saves`), the same on both sides,
-so no frame asks for it. The label party commits checkpoint s when the cut of exchange
-s has come from every party: each of them saved before it sent that. Random draws are keyed by
-step, so there is no generator state to keep.
+The schedule defines the exchanges before which a party saves (`Exchange.saves`), the same at all
+parties, so no frame asks for it. The label party commits checkpoint s when the cut of exchange s
+has arrived from every party: each of them saved before it sent that cut. Random draws are keyed by
+step, so there is no generator state to save.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vfl.core.errors import CheckpointError, RunFolderError
 from vfl.core.storage import Seal, read_sealed, read_sealed_json, write_sealed, write_sealed_json
 from vfl.core.version import VERSION
 
-#: Where they lie in a party's part of a run.
+#: Folder of the checkpoints in a party's part of a run.
 CHECKPOINTS = "checkpoints"
 KEPT = 3
 _ENDING = ".checkpoint"
@@ -28,12 +28,12 @@ _COMMITTED = "committed.json"
 
 
 class Checkpoints:
-    """One party's checkpoints of one run; each file is sealed, and whole or not there.
+    """One party's checkpoints of one run; each file is sealed, and written atomically.
 
     Args:
-        folder: where they lie.
-        party: whose they are.
-        run: the run's name.
+        folder: folder of the files.
+        party: name of their party.
+        run: name of the run.
         terms: digest of the session's terms; a checkpoint of other terms is refused.
     """
 
@@ -43,11 +43,11 @@ class Checkpoints:
         self.run = run
         self.terms = terms
 
-        #: Told the step before its checkpoint is written; a trace saves what it holds by then.
+        #: Called with the step before its checkpoint is written; a trace saves its content then.
         self.before_save: Callable[[int], None] = lambda step: None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Keep the state before exchange `step`; older ones than the last few are removed.
+        """Save the state before exchange `step`; only the last few checkpoints stay.
 
         Args:
             step: number of the next exchange.
@@ -61,12 +61,12 @@ class Checkpoints:
             self._path(old).unlink(missing_ok=True)
 
     def load(self, step: int) -> dict[str, Any]:
-        """The state before exchange `step`.
+        """Load the state before exchange `step`.
 
         Raises:
-            CheckpointError: it is missing, damaged, another party's or another run's; an older
-                one may be intact.
-            RunFolderError: it is of another format or version, or of other terms.
+            CheckpointError: it is missing, damaged, or of another party or run; an older one may be
+                intact.
+            RunFolderError: it has another format or version, or belongs to other terms.
         """
         path = self._path(step)
         try:
@@ -78,12 +78,12 @@ class Checkpoints:
                 where=str(path),
                 got=f"{problem.what}; intact are: {kept}",
                 want=f"an intact {self._seal(step)}",
-                fix="resume the run: it goes on from the newest checkpoint that everybody has",
+                fix="resume the run: it continues from the newest checkpoint that every party has",
             ) from None
         content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         if (wrote := content["vfl"]) != VERSION:
             raise RunFolderError(
-                "another version of vfl wrote this checkpoint, and might go on otherwise",
+                "another version of vfl wrote this checkpoint, and might continue differently",
                 where=str(path),
                 got=f"vfl {wrote}",
                 want=f"vfl {VERSION}",
@@ -101,7 +101,7 @@ class Checkpoints:
         return state
 
     def intact(self, most: int | None = None) -> list[int]:
-        """The steps whose checkpoints are as they were written, up to `most`, in order."""
+        """Steps with undamaged checkpoints, up to `most`, in order."""
         found = []
         for step in self.steps():
             if most is None or step <= most:
@@ -111,19 +111,19 @@ class Checkpoints:
         return found
 
     def steps(self) -> list[int]:
-        """The steps that are kept, in order."""
+        """Steps with a checkpoint, in order."""
         found = self.folder.glob(f"*{_ENDING}")
         return sorted(int(path.stem) for path in found if path.stem.isdigit())
 
     def commit(self, step: int) -> None:
-        """Every party has saved before this exchange, as the label party knows, or was told."""
+        """Note that every party has saved before this exchange."""
         write_sealed_json(self.folder / _COMMITTED, {"committed": step}, self._pointer)
 
     def committed(self) -> int:
-        """The exchange everybody can go on from; 0 when nothing was committed.
+        """The exchange from which all parties can continue; 0 before the first commit.
 
         Raises:
-            RunFolderError: the pointer is damaged, or another run's.
+            RunFolderError: the pointer is damaged, or belongs to another run.
         """
         path = self.folder / _COMMITTED
         return int(read_sealed_json(path, self._pointer)["committed"]) if path.exists() else 0
@@ -140,6 +140,6 @@ class Checkpoints:
 
 
 def newest_common(kept: Sequence[Checkpoints], most: int) -> int:
-    """The newest step up to `most` that all of these parties have intact; 0 is the beginning."""
+    """The newest step, up to `most`, with an intact checkpoint at all of these parties, or 0."""
     common = set.intersection(*(set(one.intact(most)) for one in kept))
     return max(common, default=0)

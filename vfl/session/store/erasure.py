@@ -1,10 +1,10 @@
-"""Erase rows at their owner: where vfl keeps something of a row, what leaves, and what stays.
+"""Erase rows at their owner: the files that contain data of a row, the removed parts, the rest.
 
-`KEPT` lists every file below a party's folder by what it holds of a row. `forget` takes the rows
-out of what is of single rows: the table if asked, positions, digests of ids, predictions and
-traces. What was learned from many rows stays, and the runs are marked. The places that leave an
-alignment are told to the other parties when the next session begins
-(`vfl.session.handshake.Withdrawn`), so that all other rows go on without a new alignment.
+`KEPT` lists every file below a party's folder with the row data that it contains. `forget` removes
+the rows from data of single rows: the table if requested, positions, digests of ids, predictions
+and traces. Results learned from many rows stay, and the runs are marked. When the next session
+begins, the other parties receive the positions that leave an alignment
+(`vfl.session.handshake.Withdrawn`), so all other rows continue without a new alignment.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from vfl.session.store.party_folder import (
 from vfl.session.terms import Terms
 
 PREDICTIONS = "predictions.csv"
-_MOST_BYTES = 1 << 26  # of a list of ids
+_MOST_BYTES = 1 << 26  # largest size of a list of ids
 _UNIT = "\x1f"
 
 
@@ -67,9 +67,9 @@ class Kept:
     """Files of a party.
 
     Attributes:
-        files: a glob below the folder of party.toml; `**` goes through folders.
-        holds: what of a row is in them; empty where nothing is.
-        forget: what `vfl forget` does with them; empty where it leaves them as they are.
+        files: a glob below the folder of party.toml; `**` matches folders.
+        holds: row data that they contain; empty where they contain none.
+        forget: what `vfl forget` does with them; empty if it leaves them unchanged.
     """
 
     files: str
@@ -79,7 +79,7 @@ class Kept:
 
 _LEARNED = "what was learned from many rows"
 _RUN, _PART = "store/runs/*/", "store/runs/*/parties/*/"
-#: Every file below the folder of a party.toml; the first glob that fits a file says what it holds.
+#: Every file below the folder of a party.toml; the first matching glob describes a file.
 KEPT = (
     Kept("store/alignments/*/*/*.positions", "positions", "its places leave; older ones go"),
     Kept("store/alignments/_asked.json"),
@@ -121,18 +121,18 @@ KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What `forget` did, in counts.
+    """Counts of the changes that `forget` made.
 
     Attributes:
         asked: different ids in the list.
-        found: rows of the party's tables that have one.
-        in_table: rows that its own table still has; their owner deletes them there.
+        found: rows of the party's tables with such an id.
+        in_table: rows that are still in the party's own table; their owner deletes them there.
         alignments: rows that left each alignment, by its name and table.
-        runs: what the rows were to each run: rows it trained, validated and tested.
-        unknown: runs that cannot tell whether they had the rows.
-        predictions: lines that were cut out of predictions.
+        runs: for each run, how many of the rows it trained, validated and tested on.
+        unknown: runs that cannot determine whether they had the rows.
+        predictions: lines removed from predictions.
         traces: runs whose traces were removed.
-        at_work: runs that a process is at work in; nothing there was changed.
+        at_work: runs in use by a process; their files were not changed.
     """
 
     asked: int
@@ -146,7 +146,7 @@ class Forgotten:
     at_work: Sequence[str]
 
     def remains(self) -> list[str]:
-        """What stays, where, and what becomes of it."""
+        """The data that stays, where it is, and what happens to it."""
         said = []
         if self.in_table:
             said.append(
@@ -157,28 +157,32 @@ class Forgotten:
         if trained:
             said.append(
                 f"weights of {len(trained)} runs learned from these rows and are marked: "
-                f"{', '.join(trained)}; train anew to be without them"
+                f"{', '.join(trained)}; train again to be without them"
             )
         if any(self.alignments.values()):
             said.append(
-                "positions of these rows at the other parties leave when the next session begins; "
-                "their own tables, predictions and copies stay, and are theirs to erase"
+                "positions of these rows at the other parties are removed when the next "
+                "session begins; their own tables, predictions and copies stay, and those "
+                "parties have to erase them"
             )
         if self.unknown:
-            said.append(f"runs that kept no ids may have had them: {', '.join(self.unknown)}")
+            said.append(f"runs without stored ids may have had them: {', '.join(self.unknown)}")
         if self.at_work:
-            said.append(f"end what is at work, and forget again: {', '.join(self.at_work)}")
-        said.append("what a service holds in memory stays until it is started again")
-        said.append("copies and backups of this folder are not reached")
+            said.append(
+                "end the processes that use these runs, and forget again: "
+                f"{', '.join(self.at_work)}"
+            )
+        said.append("data that a service holds in memory stays until it is started again")
+        said.append("copies and backups of this folder are not changed")
         return said
 
 
 def read_list(path: Path) -> list[str]:
-    """Ids to forget, one a line; those of several columns have tabs between them.
+    """Read the ids to forget, one on each line; ids of several columns have tabs between them.
 
     Raises:
-        MissingDataError: there is no such file.
-        DataError: it is too large, no text, or empty.
+        MissingDataError: the file does not exist.
+        DataError: the file is too large, is no text, or is empty.
     """
     if not path.exists():
         raise MissingDataError("the list of ids is missing", where=str(path))
@@ -195,16 +199,16 @@ def read_list(path: Path) -> list[str]:
 
 
 def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Forgotten:
-    """Erase rows from everything that this party keeps of single rows.
+    """Erase rows from all files of this party with data of single rows.
 
     Args:
-        party: its own file.
-        ids: as in its table, or as an alignment reads them alike.
-        rewrite: whether the rows leave the party's own CSV or Parquet file too.
+        party: the party's own file.
+        ids: ids as in its table, or equal to those after the alignment's normalisation.
+        rewrite: whether to remove the rows from the party's own CSV or Parquet file too.
 
     Raises:
         UserError: the table is a database or an object store, which vfl does not write.
-        DataError: the table cannot be read, or it could not be written without other changes.
+        DataError: the table cannot be read, or cannot be written without other changes.
     """
     wanted = _Wanted.of(party, ids)
     tables = {"source": _Table.of(party, predicted=False, wanted=wanted)}
@@ -250,7 +254,7 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
 
 @dataclass(slots=True)
 class _Wanted:
-    """Ids to forget, in every spelling in which they are compared."""
+    """Ids to forget, in every spelling that is compared."""
 
     plain: set[str]
     rules: tuple[str, ...]
@@ -268,31 +272,31 @@ class _Wanted:
         return cls({one.replace(_UNIT, " ") for one in ids}, tuple(sorted(rules)), alike)
 
     def among(self, ids: np.ndarray) -> np.ndarray:
-        """Which ids of a table are wanted, bool."""
+        """Mask of a table's ids that are among them."""
         found = np.zeros(len(ids), dtype=bool)
         for spec, keys in self.by_rules.items():
             found |= np.fromiter((key in keys for key in normalise(ids, spec)), bool, len(ids))
         return found
 
     def spell(self, tables: Iterator[Sequence[str]]) -> None:
-        """Take in how tables write the wanted ids, and how numbers among them are kept."""
+        """Add the spellings of these ids in tables, and stored forms of those that are numbers."""
         for spelled in tables:
             self.plain |= {one.replace(_UNIT, " ") for one in spelled}
         self.plain |= {str(int(one)) for one in self.plain if one.isascii() and one.isdigit()}
 
     def has(self, text: str) -> bool:
-        """Whether a text of a file of ours is a wanted id."""
+        """Whether a text in one of our files is such an id."""
         return as_written(text) in self.plain or text in self.plain
 
 
 @dataclass(slots=True)
 class _Table:
-    """A party's table: its ids, and the rows that go.
+    """A party's table: its ids, and the rows to remove.
 
     Attributes:
         gone: positions of those rows, ascending.
-        spelled: their ids as the table writes them.
-        before, after: digests of all ids in their order, with and without them.
+        spelled: their ids as the table spells them.
+        before, after: digests of all ids in their order, with these rows and without them.
     """
 
     party: PartyFile
@@ -311,18 +315,18 @@ class _Table:
         return cls(party, source, np.flatnonzero(has), ids[has].tolist(), *digests)
 
     def require_file(self) -> None:
-        """Refuse a table that vfl does not write."""
+        """Refuse a table that vfl cannot write."""
         path = Path(self.source)
         if is_database(self.source) or path.suffix not in (".csv", ".parquet"):
             raise UserError(
-                "vfl writes no such table",
+                "vfl cannot write this kind of table",
                 where=f"party '{self.party.party}'",
                 want="a .csv or .parquet file",
                 fix="delete the rows there yourself, and leave out --table",
             )
 
     def rewrite(self) -> None:
-        """Write the file without the rows; it is compared before it takes the other's place."""
+        """Write the file without the rows; it is checked before it replaces the old file."""
         if not len(self.gone):
             return
         path, gone = Path(self.source), set(self.gone.tolist())
@@ -341,7 +345,7 @@ class _Table:
             ids = read_own_ids(aside, own.id, form, f"party '{self.party.party}'")
             if ids_digest(ids) != self.after:
                 raise DataError(
-                    "the table cannot be written without these rows alone",
+                    "the table cannot be written without other changes than these rows",
                     where=f"party '{self.party.party}'",
                     fix="delete the rows there yourself, and leave out --table",
                 )
@@ -351,7 +355,7 @@ class _Table:
 
 
 def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
-    """The ids of a party's table, or of the one with the rows to predict, as they stand there."""
+    """The ids of a party's table, or of its table of rows to predict, as spelled there."""
     own, form = party.table, table_format(party.table)
     if predicted:
         form = replace(form, query=own.predict_query or own.query)
@@ -360,16 +364,16 @@ def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
 
 
 def _alignments(party: PartyFile) -> list[tuple[tuple[str, str], Path]]:
-    """Folders with versions of alignments, by name and by which table they are of."""
+    """Folders with versions of alignments, by the alignment's name and the kind of table."""
     folders = sorted((party.store_path / "alignments").glob("*/*"))
     return [((one.parent.name, one.name), one) for one in folders if last_version(one)]
 
 
 def _forget_places(folder: Path, party: str, table: _Table) -> int:
-    """Let rows leave the versions of an alignment that sessions use; the others go.
+    """Remove rows from the versions of an alignment that sessions use; older versions are deleted.
 
     Returns:
-        How many left the newest one.
+        Number of rows removed from the newest version.
     """
     used = last_versions(folder, party)
     for version in {*versions(folder)} - {one.version for one in used}:
@@ -387,7 +391,7 @@ def _forget_places(folder: Path, party: str, table: _Table) -> int:
 def _forget_run(
     part: PartyFolder, wanted: _Wanted, alignments: Sequence[Alignment], gone: np.ndarray
 ) -> Mapping[str, int] | None:
-    """Overwrite what a run recognises the rows by; what they were to it, None if unknown."""
+    """Overwrite the digests by which a run recognises rows; return their parts, None if unknown."""
     try:
         known = part.rows()
     except RunFolderError:  # it has trained nothing here, or is damaged
@@ -412,24 +416,24 @@ def _forget_run(
 
 
 def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
-    """Let rows that another party has erased leave this party's alignment, and mark its runs.
+    """Remove rows that another party has erased from this party's alignment, and mark its runs.
 
     Args:
-        party: its own file.
-        terms: of the session in which it heard of them.
-        places: of the rows, counted as they were aligned.
+        party: the party's own file.
+        terms: terms of the session that reported them.
+        places: positions of the rows in the original alignment.
 
     Raises:
-        ConsentError: fewer rows would be left than the party consents to.
+        ConsentError: fewer rows would be left than the party accepts.
         MisalignedError: the alignment has no such rows.
     """
     alignment = own_alignment(party, terms)
-    assert alignment is not None, "what was erased is told by places in an alignment"
+    assert alignment is not None, "only sessions with an alignment report erased rows"
     shorter, least = alignment.without(places), party.consent.min_common
     if shorter.common < least:
         raise ConsentError(
             f"party '{party.party}' does not consent to so few common rows",
-            got="fewer, once rows that were erased have left them",
+            got="fewer, after the removal of erased rows",
             want=f"at least {least}",
             fix="vfl align, or a smaller min_common in its own file",
         )
@@ -461,7 +465,7 @@ def _now() -> str:
 
 
 def _remove_traces(part: Path) -> bool:
-    """Remove the recordings of a run, and what it could be resumed from once it has ended."""
+    """Remove the traces of a run, and its checkpoints once it has ended."""
     found = (part / "trace").exists()
     shutil.rmtree(part / "trace", ignore_errors=True)
     if (part / "party.json").exists():
@@ -470,7 +474,7 @@ def _remove_traces(part: Path) -> bool:
 
 
 def _cut_lines(path: Path, wanted: _Wanted) -> int:
-    """Cut lines out of a table of predictions; how many."""
+    """Remove lines from a table of predictions; returns their number."""
     text = read_bytes(path).decode()
     rows = csv.reader(io.StringIO(text, newline=""))
     head = next(rows, [])
@@ -484,7 +488,7 @@ def _cut_lines(path: Path, wanted: _Wanted) -> int:
 
 
 def _without_lines(text: str, separator: str, gone: Collection[int]) -> str:
-    """A CSV without some rows, counted behind its head; all other bytes stay."""
+    """A CSV without some rows, counted after its header; all other bytes stay unchanged."""
     lines = io.StringIO(text, newline="").readlines()
     reader = csv.reader(iter(lines), delimiter=separator)
     kept, start, row = list[str](), 0, -2
@@ -497,7 +501,7 @@ def _without_lines(text: str, separator: str, gone: Collection[int]) -> str:
 
 
 def _parquet_without(path: Path, target: Path, gone: np.ndarray) -> None:
-    """A Parquet file without some rows, group by group."""
+    """Write a Parquet file without some rows, group by group."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -511,7 +515,7 @@ def _parquet_without(path: Path, target: Path, gone: np.ndarray) -> None:
 
 
 def holds(party_folder: Path, store: Path, file: Path) -> Kept | None:
-    """What a file below a party's folder holds of a row; None of a file that vfl did not write."""
+    """The entry of `KEPT` for a file below a party's folder; None if vfl did not write the file."""
     from fnmatch import fnmatchcase
 
     name = str(file.relative_to(party_folder))

@@ -1,8 +1,8 @@
-"""Identity keys: who a party is to the other feature parties, whatever lies between them.
+"""Identity keys: they authenticate a party to the other feature parties, whatever relays between.
 
-An Ed25519 key pair a party (RFC 8032). Files are OpenSSH's, as ``ssh-keygen -t ed25519`` makes
-them. A public key is pinned: it reaches the other parties by a way that the label party, which
-relays everything else, does not control.
+Each party has an Ed25519 key pair (RFC 8032), in OpenSSH files as ``ssh-keygen -t ed25519`` makes
+them. Other parties pin the public key: it reaches them by a channel that the label party, which
+relays all other messages, does not control.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import write_bytes
 from vfl.transport import fingerprint
 
-#: What to do without a key, and without a pin.
+#: Cures for a missing key, and for a missing pin.
 MAKE_IDENTITY = "vfl join FOLDER makes one; give its public part to the other parties"
 _ASK = "ask that party for its NAME.pub, and let it read out the fingerprint"
 
@@ -34,7 +34,7 @@ class Identity:
     """One party's own identity key; the private part never leaves it.
 
     Args:
-        private: the key.
+        private: the private key.
     """
 
     __slots__ = ("_private",)
@@ -44,39 +44,39 @@ class Identity:
 
     @classmethod
     def fresh(cls) -> Identity:
-        """A new key from the operating system."""
+        """Generate a new key from the operating system."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def of_simulation(cls, seed: bytes) -> Identity:
-        """The key of 32 bytes, for a process that plays every party; it protects nobody."""
+        """Make the key from 32 bytes, for a process that runs every party; it protects no party."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     @classmethod
     def kept_at(cls, path: Path, fix: str = MAKE_IDENTITY) -> Identity:
-        """The key in a file; `fix` is what to do without it.
+        """Load the key from a file; `fix` is the cure in the error without one.
 
         Raises:
-            MissingDataError: there is none.
-            DataError: the file holds something else.
+            MissingDataError: the file does not exist.
+            DataError: the file contains something else.
         """
         load = partial(serialization.load_ssh_private_key, password=None)
         return cls(_key_at(path, load, Ed25519PrivateKey, "private", fix))
 
     def keep_at(self, path: Path) -> None:
-        """Write the private key to a file only its owner can read."""
+        """Write the private key to a file that only its owner can read."""
         openssh = serialization.PrivateFormat.OpenSSH
         plain = serialization.NoEncryption()
         pem = self._private.private_bytes(serialization.Encoding.PEM, openssh, plain)
         write_bytes(path, pem)
 
     def sign(self, message: bytes) -> bytes:
-        """A signature of 64 bytes."""
+        """Sign a message; the signature has 64 bytes."""
         return self._private.sign(message)
 
     @property
     def public(self) -> Pin:
-        """What the other parties pin."""
+        """The public key, which the other parties pin."""
         return Pin(self._private.public_key())
 
     def __repr__(self) -> str:
@@ -87,10 +87,10 @@ class Identity:
 
 
 class Pin:
-    """Another party's public identity key, as it was given to us.
+    """Another party's public identity key, as received from that party.
 
     Args:
-        public: the key.
+        public: the public key.
     """
 
     __slots__ = ("_public",)
@@ -100,11 +100,11 @@ class Pin:
 
     @classmethod
     def kept_at(cls, path: Path) -> Pin:
-        """The key in a file, which may hold keys of other kinds on other lines.
+        """Load the key from a file, which may contain other kinds of keys on other lines.
 
         Raises:
-            MissingDataError: there is none.
-            DataError: the file holds something else.
+            MissingDataError: the file does not exist.
+            DataError: the file contains something else.
         """
         return cls(_key_at(path, _load_public, Ed25519PublicKey, "public", _ASK))
 
@@ -136,19 +136,19 @@ def _load_public(content: bytes) -> object:
 
 
 def read_pins(folder: Path, parties: Iterable[str]) -> dict[str, Pin]:
-    """The pinned keys of some parties, each in ``NAME.pub``.
+    """Read the pinned keys of some parties, each from ``NAME.pub``.
 
     Raises:
-        MissingDataError, DataError: one is missing, or is no Ed25519 key.
+        MissingDataError, DataError: a file is missing, or contains no Ed25519 key.
     """
     return {party: Pin.kept_at(folder / f"{party}.pub") for party in parties}
 
 
 def keys_of(party: PartyFile) -> str:
-    """Whether this party could take part in a secure mode, and with whom.
+    """Report whether this party has the keys for a secure mode, and those of which parties.
 
     Raises:
-        DataError: a file holds something else than a key.
+        DataError: a file contains something else than a key.
     """
     key, peers = party.beside(party.identity.key), party.beside(party.identity.peers)
     if not key.exists():

@@ -1,14 +1,14 @@
-"""What a training has sent, so that the same exchange never goes out with other contents.
+"""Journal of sent messages, so that no exchange is ever sent again with other contents.
 
-Private draws follow from the name of a run and the number of an exchange, or from the very values
-they hide. A label party decides how often a training begins, and its gradients decide what the next
-cut holds: with the exchange repeated on other contents it could average noise away, or take the
-difference of two cuts that share their draws. So a party notes a SHA-256 of every exchange before
-the frame leaves, and refuses to send anything else under that number.
+Private draws follow from the name of a run and the number of an exchange, or from the values that
+they hide. A label party decides how often a training begins, and its gradients determine the next
+cut. If an exchange were repeated with other contents, it could average out the noise, or take the
+difference of two cuts that share their draws. A party therefore records a SHA-256 of every exchange
+before the frame leaves, and refuses to send other contents under that number.
 
-A record is written and not synchronised: it outlives the process however that ends. A machine that
-loses power may lose the records since the last epoch began. Each record is chained to those before
-it; a record that a kill has torn is the last one, was never sent, and is left out.
+A record is written without fsync: it survives any end of the process. A power failure may lose the
+records since the start of the last epoch. Each record is chained to those before it. A record torn
+by a kill is the last one, was never sent, and is ignored.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _RECORD_BYTES = _KEY.size + _DIGEST_BYTES + _TAG_BYTES
 
 
 class Journal:
-    """The exchanges of one training, as one party sent them; see `Journal.create`.
+    """The exchanges of one training that one party has sent; see `Journal.create`.
 
     Args:
-        path: the file.
-        owner: party, run and nonce it belongs to.
-        peers: whom the party sends to, in an order that never changes; a feature party has one
-            peer and need not name it.
-        closed: the training has ended here, and sends nothing that it has not sent before.
-        least: how many records there must be.
+        path: path of the file.
+        owner: party, run and nonce that it belongs to.
+        peers: receivers of the party's messages, in a fixed order; a feature party has a single
+            receiver and need not name it.
+        closed: whether the training has ended here, and may only repeat sent messages.
+        least: least number of records.
 
     Raises:
-        RunFolderError: it is missing, not as it was written, or of something else.
+        RunFolderError: it is missing, damaged, or belongs to another training.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Journal:
         self._tag = b""
         if not path.exists():
             raise RunFolderError(
-                "the journal of what a training has sent is missing",
+                "the journal of the messages sent in a training is missing",
                 where=str(path),
-                fix="put it back from a copy, or train under another name",
+                fix="restore it from a copy, or train under another name",
             )
         whole = self._read(path.read_bytes(), _head(owner))
         if len(self._sent) < least:
@@ -78,7 +78,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, owner: Sequence[str]) -> None:
-        """Begin an empty journal in the place of any other; it is on the disk afterwards."""
+        """Begin an empty journal in place of an existing one; it is written to disk."""
         private_folder(path.parent)
         write_bytes(path, _head(owner))
 
@@ -87,21 +87,21 @@ class Journal:
 
     @property
     def steps(self) -> int:
-        """Exchanges up to the last one that it holds; 0 of an empty one."""
+        """Number of exchanges up to the last one in it; 0 if it is empty."""
         return 1 + max((_KEY.unpack(key)[0] for key in self._sent), default=-1)
 
     def admit(self, step: int, content: Payload, peer: str = "") -> None:
-        """Note what is about to be sent.
+        """Record a message before it is sent.
 
         Args:
             step: number of the exchange.
-            content: what goes out, or what it is made of under masks that are new each time.
-            peer: to whom.
+            content: content of the message, or the content below masks that are new each time.
+            peer: receiver.
 
         Raises:
             DisagreementError: the exchange had other contents before, or the training has ended
-                without it; nothing of it may be sent.
-            StorageError: it cannot be noted.
+                without it; the message must not be sent.
+            StorageError: the record cannot be written.
         """
         key = _KEY.pack(step, self._peers[peer])
         digest = hashlib.sha256(content).digest()
@@ -119,16 +119,16 @@ class Journal:
         self._sent[key] = digest
 
     def sync(self) -> None:
-        """Have all records on the disk."""
+        """Write all records to disk."""
         with writing(self.path):
             os.fsync(self._file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
     def _read(self, content: bytes, head: bytes) -> int:
-        """Take the records in; how many bytes are whole."""
+        """Read the records; returns the number of complete bytes."""
         if not hmac.compare_digest(content[:_HEAD_BYTES], head):
             raise damaged(self.path)
         self._tag = head[-_TAG_BYTES:]
@@ -145,12 +145,12 @@ class Journal:
     def _repeated(self, step: int, got: str, before: str | None) -> DisagreementError:
         want = "nothing more, for it has ended" if before is None else f"contents {before[:8]}..."
         return DisagreementError(
-            f"party '{self._party}' would send something else than before in the training "
+            f"party '{self._party}' would send other contents than before in the training "
             f"'{self._run}'",
             where=f"exchange {step}",
             got=got,
-            want=f"{want}, so that nothing it hides can be averaged",
-            fix="start a run of another name",
+            want=f"{want}, so that hidden values cannot be averaged out",
+            fix="start a run with another name",
         )
 
 

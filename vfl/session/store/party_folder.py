@@ -1,4 +1,4 @@
-"""What is one party's own: its part of a run, and its rows, ledger and secret from its own file."""
+"""Private data of one party: its part of a run, and its rows, ledger and secret."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ _ROWS, _FORGOTTEN = "rows.sealed", "forgotten.json"
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 _EXPLAINED, EXPLANATIONS = "explained.json", "explanations.csv"
 CARD = "card.json"
-#: What two runs share where one can go on from the weights of the other.
+#: Settings that must agree so that a run can start from the weights of another.
 _OF_NETWORK = frozenset(
     {"parties", "label_party", "merge", "codec", "defense", "secure", "middle", "tasks"}
 )
 _KEY_BYTES = 32
-_DIGEST_ROWS = 1 << 14  # of a table on disk, of which little is in memory at a time
+_DIGEST_ROWS = 1 << 14  # of a table on disk, of which only a part is in memory at a time
 
 
 class PartyFolder:
     """Reads and writes one party's files of one run; they never leave the party.
 
-    The record names the run and holds the digest of the weights, and all files are sealed: a folder
-    of another party, or files of two runs, are refused. The folder can be moved to another host;
-    `card.json` says to people what it is, and holds no row, no category and no weight.
+    The record names the run and contains the digest of the weights, and all files are sealed: a
+    folder of another party, or files of two runs, are refused. The folder can be moved to another
+    host. `card.json` describes it for people, and contains no row, no category and no weight.
 
     Args:
         path: the folder; its name is the party's.
@@ -106,16 +106,18 @@ class PartyFolder:
         privacy: Sequence[PrivacyStatement] | None = None,
         model: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keep what evaluation and prediction need, and a card; the record is written last.
+        """Save the files for evaluation and prediction, and a card; the record is written last.
 
         Args:
-            data: the rows of the training.
-            terms: what was agreed on.
-            weights: what the training ended with.
-            figures: of the test rows, which the label party alone knows.
-            answers: of the test rows, likewise, axes (rows, outputs).
-            privacy: what the training promises, where that follows from more than these rows.
-            model: what the training says of the party's part of the model, for its card.
+            data: rows of the training.
+            terms: the agreed terms.
+            weights: weights at the end of the training.
+            figures: test metrics, which only the label party has.
+            answers: answers for the test rows, which only the label party has, axes (rows,
+                outputs).
+            privacy: privacy statements of the training, where they follow from more than these
+                rows.
+            model: description of the party's part of the model, for its card.
         """
         key = secrets.token_bytes(_KEY_BYTES)
         card = _card(self.path.name, data, terms, weights, figures or {}, key, privacy)
@@ -142,42 +144,42 @@ class PartyFolder:
         write_sealed_json(self.path / _RECORD, record, self._seal("party's part", terms.run))
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights.
+        """Load the trained weights.
 
         Raises:
-            RunFolderError: they are missing, not as they were written, or of another training.
+            RunFolderError: they are missing, damaged, or of another training.
         """
         record = self._record()
         path = self.path / _WEIGHTS
         weights = load_weights(path, self._seal("weights", record["run"]))
         if weights_digest(weights) != record["weights"]:
             raise RunFolderError(
-                "these weights are not those the training ended with",
+                "these weights are not the final weights of the training",
                 where=str(path),
                 got=f"weights {weights_digest(weights)[:8]}...",
                 want=f"weights {record['weights'][:8]}...",
-                fix="put both files of that training back from a copy, or train again",
+                fix="restore both files of that training from a copy, or train again",
             )
         return weights
 
     def save_predicted(self, data: PartyData) -> None:
-        """Keep how many cells of the predicted rows the training rows had nothing like."""
+        """Save how many cells of the predicted rows have a value unknown from the training rows."""
         record = {"rows": len(data.split.test), "unfamiliar": dict(data.unfamiliar)}
         write_json(self.path / _PREDICTED, record)
 
     def predicted(self) -> dict[str, Any] | None:
-        """What `save_predicted` kept of the last prediction; None where there was none."""
+        """The record of `save_predicted` for the last prediction; None if there is none."""
         path = self.path / _PREDICTED
         return read_json(path) if path.exists() else None
 
     def save_explained(self, data: PartyData, terms: Terms, values: np.ndarray | None) -> None:
-        """Keep the Shapley values of the party's columns, if the session has told any.
+        """Save the Shapley values of the party's columns, if the session computed any.
 
         Args:
-            data: the rows of the session.
-            terms: of the session.
-            values: of a prediction of each row, axes (rows, columns, outputs); of an evaluation
-                their mean absolute values, axes (columns,).
+            data: rows of the session.
+            terms: terms of the session.
+            values: for a prediction, those of each row, axes (rows, columns, outputs); for an
+                evaluation, their mean absolute values, axes (columns,).
         """
         if values is None:
             return
@@ -197,16 +199,19 @@ class PartyFolder:
         write_text(self.path / EXPLANATIONS, csv_text(head, table))
 
     def explained(self) -> dict[str, float]:
-        """Mean absolute Shapley values of the last evaluation by column; empty if none was told."""
+        """Mean absolute Shapley values of the last evaluation by column.
+
+        It is empty if it computed none.
+        """
         path = self.path / _EXPLAINED
         found: dict[str, float] = read_json(path)["shapley"] if path.exists() else {}
         return found
 
     def drift(self) -> Drift:
-        """Counters against the rows of the training; of nothing where an earlier vfl trained.
+        """Counters against the rows of the training; without bins if an earlier vfl trained.
 
         Raises:
-            RunFolderError: the bins are not as they were written, or of another training.
+            RunFolderError: the bins are damaged, or of another training.
         """
         path = self.path / _BINS
         if not path.exists():
@@ -214,14 +219,14 @@ class PartyFolder:
         return Drift.restored(read_sealed_json(path, self._seal("bins", self._record()["run"])))
 
     def save_served(self, drift: Drift) -> None:
-        """Keep what was asked while serving, in counts by bins."""
+        """Save the counts of queried rows by bins."""
         write_json(self.path / _SERVED, drift.summary())
 
     def encoder(self) -> Encoder | None:
-        """What turned the party's table into inputs; None for a party without columns.
+        """Load the encoder of the party's table; None for a party without columns.
 
         Raises:
-            RunFolderError: it is missing, not as it was written, or of another training.
+            RunFolderError: it is missing, damaged, or of another training.
         """
         record = self._record()
         if not record["encodes"]:
@@ -230,12 +235,12 @@ class PartyFolder:
         return read_encoder(json.dumps(read_sealed_json(self.path / _ENCODER, seal)["encoder"]))
 
     def classes(self) -> tuple[str | int, ...] | None:
-        """What the outputs stand for, at the label party of a classification."""
+        """Names of the classes of the outputs, at the label party of a classification."""
         classes = self._record()["classes"]
         return None if classes is None else tuple(classes)
 
     def terms(self) -> Terms:
-        """What the training was about."""
+        """Terms of the training."""
         before = {
             "beside": (),
             "dp": None,
@@ -244,7 +249,7 @@ class PartyFolder:
             "purpose": "",
         }  # of earlier runs
         found = before | self._record()["terms"]
-        tasks = found["tasks"].items()  # earlier ones told the weights alone
+        tasks = found["tasks"].items()  # earlier runs stored only weights
         found["tasks"] = {n: {"weight": t} if isinstance(t, float) else t for n, t in tasks}
         return Terms.model_validate(found)
 
@@ -252,28 +257,29 @@ class PartyFolder:
         """Axes of one row of its inputs; None for a label party without columns.
 
         Raises:
-            RunFolderError: an earlier version wrote the folder, and did not note it.
+            RunFolderError: an earlier version wrote the folder, without the axes.
         """
         record = self._record()
         if "shape" not in record:
             raise RunFolderError(
-                "this part of a run does not say what shape its rows have",
+                "this part of a run does not contain the shape of its rows",
                 where=str(self.path / _RECORD),
                 fix="train again with this version",
             )
         return None if record["shape"] is None else tuple(record["shape"])
 
     def card(self) -> dict[str, Any]:
-        """What the card says.
+        """Contents of the card.
 
         Raises:
-            RunFolderError: it is missing, or not the card of these weights.
+            RunFolderError: it is missing, or belongs to other weights.
         """
         record = self._record()
         card = read_sealed_json(self.path / CARD, self._seal("card", record["run"]))
         if card["model"]["weights_sha256"] != record["weights"]:
             raise RunFolderError(
-                "this card is of other weights than those beside it", where=str(self.path / CARD)
+                "this card belongs to other weights than those beside it",
+                where=str(self.path / CARD),
             )
         return card
 
@@ -284,17 +290,17 @@ class PartyFolder:
         return hmac.compare_digest(digest.encode(), _data_digest(data, key).encode())
 
     def rows(self) -> RunRows | None:
-        """The rows of the training; None where an earlier vfl trained.
+        """The rows of the training; None if an earlier vfl trained.
 
         Raises:
-            RunFolderError: the record is not as it was written, or of another training.
+            RunFolderError: the record is damaged, or of another training.
         """
         path = self.path / _ROWS
         run = self._record()["run"]
         return RunRows.load(path, self._seal("rows", run)) if path.exists() else None
 
     def digests_of(self, ids: Sequence[str]) -> np.ndarray:
-        """What this run recognises ids by, uint64, axes (ids,)."""
+        """Digests by which this run recognises ids, uint64, axes (ids,)."""
         found = keyed_ids(np.array(ids, dtype=object), self._key())
         assert found is not None, "there are ids"
         return found
@@ -302,11 +308,11 @@ class PartyFolder:
     def places_of(
         self, known: RunRows, alignments: Iterable[Alignment], rows: np.ndarray
     ) -> np.ndarray | None:
-        """Places that rows of the party's table had in the training, where it kept no ids.
+        """Positions of table rows in the training, where the training stored no ids.
 
         Args:
-            known: the record of the training's rows.
-            alignments: those that the party has; None is returned where the training had another.
+            known: record of the training's rows.
+            alignments: the party's alignments; the result is None if the training had another one.
             rows: positions in the table.
         """
         for one in alignments:
@@ -315,16 +321,16 @@ class PartyFolder:
         return None
 
     def count(self, known: RunRows, places: np.ndarray) -> dict[str, int]:
-        """How many of some places of the training it trained, validated and tested."""
+        """Count how many of these positions the run trained, validated and tested on."""
         parts = ("train", "validation", "test")
         return {name: int(np.isin(getattr(known.split, name), places).sum()) for name in parts}
 
     def keep_rows(self, rows: RunRows) -> None:
-        """Replace what the training's rows are recognised by."""
+        """Replace the record of the training's rows."""
         rows.save(self.path / _ROWS, self._seal("rows", self._record()["run"]))
 
     def mark_forgotten(self, counts: Mapping[str, int], at: str) -> None:
-        """Note that rows of the training were erased since; what was noted before is added."""
+        """Record that rows of the training were erased later; counts are added up."""
         before = self.forgotten()
         rows = {name: count + before.get(name, 0) for name, count in counts.items()}
         record = {"rows": rows, "at": at}
@@ -332,10 +338,10 @@ class PartyFolder:
         write_sealed_json(self.path / _FORGOTTEN, record, seal)
 
     def forgotten(self) -> dict[str, int]:
-        """How many rows that it trained, validated and tested were erased since; empty if none.
+        """Numbers of trained, validated and tested rows that were erased later; empty if none.
 
         Raises:
-            RunFolderError: the record is not as it was written, or of another training.
+            RunFolderError: the record is damaged, or of another training.
         """
         path = self.path / _FORGOTTEN
         if not path.exists():
@@ -345,17 +351,17 @@ class PartyFolder:
         return found
 
     def rows_left(self, data: PartyData) -> PartyData:
-        """The rows that this run can be tested on, of a table that may have changed since.
+        """The rows on which this run can be tested, from a table that may have changed.
 
-        Rows of an unchanged table keep the parts that they had in the training. Of another table,
-        the test rows of the training that are still there and rows that the run has never had
-        are test rows; rows that it trained or validated on are in no part.
+        Rows of an unchanged table keep their parts from the training. In a changed table, two kinds
+        of rows are test rows: the remaining test rows of the training, and rows that the run has
+        never had. Rows that it trained or validated on are in no part.
 
         Args:
-            data: the rows as they are now, by the encoder of the training.
+            data: the present rows, encoded by the encoder of the training.
 
         Raises:
-            TrainedRowsError: no row is left, or it is not known which rows the run trained on.
+            TrainedRowsError: no row is left, or the rows that the run trained on are unknown.
             DataError: labels of classes that the run has not learned.
         """
         data, known = self.in_own_classes(data), self.rows()
@@ -364,22 +370,23 @@ class PartyFolder:
         if known is None or known.ids is None or ids is None:
             if self.is_of(data):
                 return data if known is None else replace(data, split=known.split)
-            why = "an earlier vfl kept no record of them" if known is None else "rows have no ids"
+            why = "an earlier vfl stored no record of them" if known is None else "rows have no ids"
             raise TrainedRowsError(
-                f"it is not known which rows of {whose} this run trained on",
+                f"the rows of {whose} that this run trained on are unknown",
                 where=str(self.path),
-                got=f"another table than that of the training, and {why}",
+                got=f"another table than in the training, and {why}",
                 want="the table of the training, or rows with ids and a run that recorded them",
-                fix="put that table back, or train again",
+                fix="restore that table, or train again",
             )
         if np.array_equal(ids, known.ids):
             return replace(data, split=known.split)
         if secure_mode.make(self.terms().secure).divides_rows:
             raise TrainedRowsError(
-                f"the rows of {whose} are others than those of the training",
+                f"the rows of {whose} differ from those of the training",
                 where=str(self.path),
-                want="the same rows: each party has rows of its own, and nobody recognises all",
-                fix="put that table back, or train again",
+                want="the same rows: each party has separate rows, and no party recognises all "
+                "of them",
+                fix="restore that table, or train again",
             )
         parts = known.parts(ids)
         left = np.flatnonzero(parts >= TESTED)
@@ -388,8 +395,8 @@ class PartyFolder:
                 f"this run has trained or validated on every row that {whose} has now",
                 where=str(self.path),
                 got=f"{len(parts)} rows",
-                want="test rows of the training, or rows that it has never had",
-                fix="put the table of the training back, or add rows to this one",
+                want="test rows of the training, or new rows",
+                fix="restore the table of the training, or add rows to this one",
             )
         nothing = np.empty(0, dtype=np.int64)
         order = hashlib.sha256(data.ids_digest + left.tobytes()).digest()
@@ -397,13 +404,13 @@ class PartyFolder:
         return replace(data, split=split, ids_digest=order, unseen=parts == NEW)
 
     def may_test(self, data: PartyData) -> np.ndarray:
-        """Which rows the run has neither trained nor validated on, bool, axes (rows,).
+        """Mask of the rows that the run has neither trained nor validated on, axes (rows,).
 
         Args:
-            data: any rows with ids, or those of the training.
+            data: rows with ids, or those of the training.
 
         Raises:
-            TrainedRowsError: that is not known.
+            TrainedRowsError: this is unknown.
         """
         parts = self._parts(data)
         if parts is not None:
@@ -413,45 +420,45 @@ class PartyFolder:
         return found
 
     def trained_rows(self, data: PartyData) -> np.ndarray:
-        """What each row was to the run, axes (rows,); see `PartyData.trained`."""
+        """The part of each row in the run, axes (rows,); see `PartyData.trained`."""
         parts = self._parts(data)
         if parts is None:
             return np.full(data.rows, "unknown")
         return np.select([parts == TRAINED, parts == VALIDATED], ["yes", "validation"], "no")
 
     def _parts(self, data: PartyData) -> np.ndarray | None:
-        """What each row was to the run; None where ids do not say it."""
+        """The part of each row in the run; None where ids do not determine it."""
         known, ids = self.rows(), keyed_ids(data.ids, self._key())
         if known is None or known.ids is None or ids is None:
             return None
         return known.parts(ids)
 
     def require_network(self, terms: Terms) -> None:
-        """Refuse a training that cannot go on from these weights.
+        """Refuse a training that cannot start from these weights.
 
         Args:
-            terms: of the training, which may have other rows and another way to train.
+            terms: terms of the training, which may have other rows and other training settings.
 
         Raises:
             RunFolderError: this party has no part of that run.
-            DisagreementError: that run was another network, or of other parties.
+            DisagreementError: that run had another network, or other parties.
         """
         if not (self.path / _RECORD).exists():
             raise RunFolderError(
-                f"party '{self.path.name}' has no part of the run that this training goes on from",
+                f"party '{self.path.name}' has no part of the run that this training starts from",
                 where=str(self.path),
-                fix="begin without train.warm_start, or from a run of these parties that ended",
+                fix="train without train.warm_start, or start from a finished run of these parties",
             )
         settings = (self.terms().settings(), terms.settings())
         then, now = ({k: v for k, v in one.items() if k in _OF_NETWORK} for one in settings)
         if then != now:
             got, want = differing(now, then)
             raise DisagreementError(
-                "a training goes on from a run of another network",
+                "a training starts from a run with another network",
                 where=f"train.warm_start = '{terms.train.warm_start}'",
                 got=got,
                 want=want,
-                fix="leave these settings as they were, or train without train.warm_start",
+                fix="leave these settings unchanged, or train without train.warm_start",
             )
 
     def in_own_classes(self, data: PartyData) -> PartyData:
@@ -466,7 +473,7 @@ class PartyFolder:
                 where=str(self.path),
                 got=f"{strange} further classes",
                 want=f"the {len(code)} classes of the training",
-                fix="leave those rows out, or train again",
+                fix="leave these rows out, or train again",
             )
         codes = torch.tensor([code[name] for name in data.classes])
         return replace(data, labels=codes[data.labels], classes=learned)
@@ -478,14 +485,14 @@ class PartyFolder:
         """Refuse a run that lacks this party's part.
 
         Raises:
-            RunFolderError: a federation trained it, and left weights with their owners.
+            RunFolderError: a federation trained it, so each party has its own weights.
         """
         if not self.path.exists():
             raise RunFolderError(
                 f"the weights of party '{self.path.name}' are not in this run",
                 where=str(self.path),
-                got="none of its files: a federation leaves them with their party",
-                want="a run of one process for what needs everybody's weights, such as an attack",
+                got="none of its files: in a federation they stay with their party",
+                want="a run of one process, if all parties' weights are needed, as in an attack",
                 fix="vfl train an experiment file whose [parties] have a source each, and use "
                 "that run",
             )
@@ -499,7 +506,7 @@ class PartyFolder:
 
 
 def table_format(own: TableSettings) -> TableFormat:
-    """How a table is written, as an experiment or a party's own file says it."""
+    """Format of a table, from an experiment or from a party's own file."""
     return TableFormat(
         separator=own.separator,
         missing=own.missing,
@@ -531,7 +538,7 @@ def _card(
     key: bytes,
     privacy: Sequence[PrivacyStatement] | None,
 ) -> dict[str, Any]:
-    """What people need to know of a half: counts, digests, figures and terms."""
+    """Facts about a half for people: counts, digests, metrics and terms."""
     is_label, asked = name in (terms.label_party, *terms.tasks), terms.parties.get(name)
     if is_label:
         whole = "the top, and the bottom of its own columns"
@@ -566,14 +573,15 @@ def _card(
             "row_shape": None if data.inputs is None else list(data.inputs.shape[1:]),
             "classes": None if data.classes is None else len(data.classes),
             "hmac_sha256": _data_digest(data, key),
-            "key": "in party.json, which stays with the owner: nobody else can guess rows by it",
+            "key": "in party.json, which stays with the owner, so that other parties cannot "
+            "guess rows by it",
         },
         "privacy": {
             "cuts": secure_mode.promise(terms),
             "secure": terms.secure,
             "defense": terms.defense,
             "codec": terms.codec,
-            "states": states or "nothing is promised about what cuts or weights tell",
+            "states": states or "no statement covers what cuts or weights disclose",
             "attacks": "not measured by this card; see vfl attack",
         },
         "test_figures": dict(figures)
@@ -594,16 +602,16 @@ def _data_digest(data: PartyData, key: bytes) -> str:
 
 
 def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
-    """The rows a session is about, as this party holds them.
+    """The rows of a session, as this party holds them.
 
     Args:
         party: the party's own file.
         terms: the session's terms; a prediction reads new rows with the encoder of the training.
-        task: what the labels are for, at the label party.
+        task: learning task of the labels, at the label party.
 
     Raises:
         DataError: see `vfl.datasets.load_own`.
-        RunFolderError: a prediction for a run this party has not trained.
+        RunFolderError: a prediction for a run that this party has not trained.
     """
     own, table, test = party.table, own_table(party), terms.test
     mode = secure_mode.make(terms.secure)
@@ -611,10 +619,10 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         table = replace(table, form=table.form.of_cells())
     if apart := mode.divides_rows:
         task = task or "classification"
-        test = test if party.party == terms.label_party else 0.0  # others train on all they have
+        test = test if party.party == terms.label_party else 0.0  # others train on all their rows
         if own.label is None:
             raise DataError(
-                "a party with rows of its own has their labels",
+                "a party with separate rows has their labels",
                 where="data.label",
                 fix="name the label column in [data] of the party's own file",
             )
@@ -662,33 +670,33 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         data = _common_rows(data, np.logical_and.reduce(may_test), terms)
     if (data.unseen is not None or terms.beside) and terms.middle is not None:
         raise TrainedRowsError(
-            "a party without rows knows the parts of an unchanged table alone",
+            "a party without rows knows the parts of an unchanged table only",
             where=f"middle.party = '{terms.middle.party}'",
             got="other rows than those of the training",
-            fix="put the table of the training back, or train again",
+            fix="restore the table of the training, or train again",
         )
     return data
 
 
 def unread_columns(party: PartyFile, data: PartyData) -> list[str]:
-    """Lines for a party's own screen that name the columns of its table that it leaves out."""
+    """Lines for a party's own screen with the names of the table's unused columns."""
     own = party.table
     read = {*data.columns, *([] if own.label is None else [own.label])}
     return left_out(own_table(party), read, f"{party.party} leaves out")
 
 
 def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyData:
-    """The rows of an evaluation that other runs may be tested on, too.
+    """The rows of an evaluation on which other runs may be tested too.
 
     Raises:
-        TrainedRowsError: there are none.
+        TrainedRowsError: there are no such rows.
     """
     left = data.split.test[may_test[data.split.test]]
     if not len(left):
         raise TrainedRowsError(
-            "each row is one that some of these runs was trained or validated on",
+            "at least one of these runs was trained or validated on each row",
             where=", ".join((terms.run, *terms.beside)),
-            fix="runs with the same seed and split, or rows that none of them has had",
+            fix="runs with the same seed and split, or rows that are new to all of them",
         )
     nothing = np.empty(0, dtype=np.int64)
     order = hashlib.sha256(data.ids_digest + left.tobytes()).digest()
@@ -697,11 +705,11 @@ def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyDa
 
 
 def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:
-    """The part of an earlier run that a training goes on from; None where it begins anew.
+    """The part of an earlier run that a training starts from; None if it starts anew.
 
     Raises:
         RunFolderError: this party has no part of that run.
-        DisagreementError: that run was another network, or of other parties.
+        DisagreementError: that run had another network, or other parties.
     """
     run = terms.train.warm_start
     if terms.mode != "train" or run is None:
@@ -712,44 +720,44 @@ def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:
 
 
 def require_same_top(earlier: Experiment, experiment: Experiment) -> None:
-    """Refuse to go on from a run whose label party learned something else.
+    """Refuse to start from a run whose label party learned another task.
 
     Raises:
-        DisagreementError: with both.
+        DisagreementError: states both.
     """
     then, now = earlier.label.model_dump(), experiment.label.model_dump()
     others = [name for name in now if now[name] != then[name]]
     if others:
         raise DisagreementError(
-            "a training goes on from a run of another label or top",
+            "a training starts from a run with another label or top",
             where=f"train.warm_start = '{experiment.train.warm_start}'",
             got=", ".join(f"label.{name} = {now[name]}" for name in others),
             want=", ".join(f"label.{name} = {then[name]}" for name in others),
-            fix="leave these settings as they were, or train without train.warm_start",
+            fix="leave these settings unchanged, or train without train.warm_start",
         )
 
 
 def require_numbers(data: PartyData) -> None:
-    """Refuse columns that parties with rows of their own would encode each in its own way.
+    """Refuse columns that parties with separate rows would encode differently.
 
     Raises:
-        DataError: columns of text, whose categories each would number differently.
+        DataError: text columns, whose categories each party would number differently.
     """
     columns = getattr(data.encoder, "columns", ())
     texts = sum(not isinstance(one, NumberColumn) for one in columns)
     if texts:
         raise DataError(
-            "a party with rows of its own has columns of numbers alone",
+            "a party with separate rows may have number columns only",
             where="data.columns",
-            got=f"{texts} columns of something else",
-            fix="leave them out, or write them as numbers in one way at every party",
+            got=f"{texts} columns of another type",
+            fix="leave them out, or write them as numbers in the same way at every party",
         )
 
 
 def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
-    """The last version of the alignment that was agreed on; None where rows are joined by ids.
+    """The last version of the agreed alignment; None where rows are joined by ids.
 
-    That is the last one of the session's own parties: a run keeps it when others enter or leave.
+    It is the last version of the session's parties: a run stays with it when others enter or leave.
     """
     if terms.alignment is None:
         return None
@@ -760,13 +768,13 @@ def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
 
 
 def alignment_folder(party: PartyFile, terms: Terms) -> Path:
-    """Where the versions of the alignment lie that gives a session its rows."""
+    """Folder of the versions of the alignment that gives a session its rows."""
     assert terms.alignment is not None, "there is one"
     of_predicted = terms.mode in ("predict", "serve")
     return party.alignment_path(terms.alignment, of_predicted=of_predicted)
 
 
-#: Named by what it does: whoever knows the file's origin knows every draw.
+#: The name is a warning: anyone who knows the file's origin can compute every draw.
 INJECTED_SECRET = "secret-for-trials"
 
 
@@ -776,13 +784,13 @@ def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
 
 
 def part_of(run: Path, party: PartyFile) -> PartyFolder:
-    """The part of a run in a party's own store, also one of a time when it had another name."""
+    """The part of a run in a party's own store, also under an earlier name of the party."""
     own, parts = run / "parties" / party.party, [*(run / "parties").glob("*")]
     return PartyFolder(parts[0] if not own.exists() and len(parts) == 1 else own)
 
 
 def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
-    """Where this party saves while it trains; None for other sessions."""
+    """Checkpoints of this party during a training; None for other sessions."""
     if terms.mode != "train":
         return None
     folder = own_folder(party, terms).path / CHECKPOINTS
@@ -790,7 +798,7 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
 
 
 def own_ledger(party: PartyFile) -> SessionLedger:
-    """The sessions this party has taken part in."""
+    """Ledger of the sessions in which this party has taken part."""
     paths = [path for product in products().values() for path in product.ledgers]
     others = [named(path)(party) for path in paths]
     folder, consent = party.store_path / "sessions", party.consent
@@ -806,7 +814,7 @@ def own_ledger(party: PartyFile) -> SessionLedger:
 
 
 def _own_log(party: PartyFile, folder: Path) -> SessionLog:
-    """The log of a party's ledger, signed with its identity key if it has one."""
+    """Log of a party's ledger, signed with its identity key if it has one."""
     key = party.beside(party.identity.key)
     identity = Identity.kept_at(key) if key.exists() else None
     given = party.consent.model_dump(mode="json", exclude_defaults=True)
@@ -816,7 +824,7 @@ def _own_log(party: PartyFile, folder: Path) -> SessionLog:
 def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
     """Keyed digests of the training rows, by which the ledger compares sessions, uint64.
 
-    Rows without ids here are told apart by their places in one order.
+    Rows without ids are identified by their positions in one order.
     """
     rows, order = data.split.train, data.ids_digest.hex()
     places = rows if data.ids is None else data.ids[rows]
@@ -825,7 +833,7 @@ def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
 
 
 def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
-    """What the ledger recognises ids by, uint64, axes (ids,)."""
+    """Digests by which the ledger recognises ids, uint64, axes (ids,)."""
     key = _lasting_secret(party).key("rows of exact statistics")
     found = keyed_ids(np.asarray(ids, dtype=object), key)
     assert found is not None, "there are ids"
@@ -833,7 +841,7 @@ def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
 
 
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:
-    """The terms that the label party offers, with a key of its secret where rows are drawn."""
+    """Terms that the label party offers, with a key from its secret where rows are drawn."""
     terms = Terms.of(experiment, mode, run)
     return terms if terms.dp is None else terms.keyed(_lasting_secret(party))
 
@@ -859,9 +867,9 @@ def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
 def own_secret(party: PartyFile, entry: Entry) -> Secret:
     """This party's secret for one name, so that no two sessions share a draw.
 
-    It derives from the secret the operating system made at first use, and from what the party's
-    ledger holds of the name: the label party can choose the name, but not the nonce. A trial can
-    put a secret into the store that is taken as it is, in every run, to make runs repeatable.
+    It derives from the secret that the operating system generated at first use, and from the
+    ledger's entry of the name: the label party can choose the name, but not the nonce. For
+    reproducible trials, a secret placed in the store is used unchanged in every run.
     """
     lasting = _lasting_secret(party)
     injected = (party.store_path / INJECTED_SECRET).exists()

@@ -1,8 +1,8 @@
-"""A party's own record of a run's rows: which it trained, validated and tested, by keyed ids.
+"""A party's own record of a run's rows, by keyed ids: trained, validated and tested rows.
 
-The table of a party may change, and may be aligned again, after a training. The record recognises
-the rows of the training all the same: it holds a keyed digest of each row's id, under a key that
-lies beside it in the party's own part of the run.
+The table of a party may change, and may be aligned again, after a training. The record still
+recognises the rows of the training: it has a keyed digest of each row's id, and the key is stored
+beside it in the party's own part of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vfl.datasets.table import BLOCK_ROWS
 
 _PARTS = ("train", "validation", "test")
 _POSITION, DIGEST = np.dtype("<i8"), np.dtype("<u8")
-#: What a row was to a run; positions of `_PARTS`, and this for a row that the run never had.
+#: Part of a row in a run: positions in `_PARTS`, and NEW for a row that the run never had.
 TRAINED, VALIDATED, TESTED, NEW = range(4)
 
 
@@ -34,7 +34,7 @@ class RunRows:
     Attributes:
         split: positions in the order of the training.
         alignment: name of the private alignment that gave the order; None without one.
-        order: keyed digest of the order; under a private alignment it names the version.
+        order: keyed digest of the order; under a private alignment it identifies the version.
         ids: keyed digest of each row's id, uint64, axes (rows,); None where rows have no ids here.
     """
 
@@ -45,12 +45,12 @@ class RunRows:
 
     @classmethod
     def of(cls, data: PartyData, alignment: str | None, key: bytes) -> RunRows:
-        """The record of a training that had these rows."""
+        """Make the record of a training with these rows."""
         order = keyed_order(data.ids_digest, key)
         return cls(data.split, alignment, order, keyed_ids(data.ids, key))
 
     def parts(self, ids: np.ndarray) -> np.ndarray:
-        """What each row was to the run, by keyed digests of ids; int8, axes (rows,)."""
+        """The part of each row in the run, by keyed digests of ids; int8, axes (rows,)."""
         assert self.ids is not None, "rows without ids are not recognised"
         part = np.full(len(self.ids), NEW, dtype=np.int8)
         for code, name in enumerate(_PARTS):
@@ -60,7 +60,7 @@ class RunRows:
         return np.where(self.ids[at] == ids, part[at], np.int8(NEW))
 
     def save(self, path: Path, seal: Seal) -> None:
-        """Write the record for its owner alone."""
+        """Write the record, readable by its owner only."""
         parts = [getattr(self.split, name) for name in _PARTS]
         head = {
             "alignment": self.alignment,
@@ -82,7 +82,7 @@ class RunRows:
         """Read a record.
 
         Raises:
-            RunFolderError: it is not as it was written, or of another training.
+            RunFolderError: the record is damaged, or of another training.
         """
         payload = read_sealed(path, seal)
         try:
@@ -101,12 +101,12 @@ class RunRows:
 
 
 def keyed_order(digest: bytes, key: bytes) -> str:
-    """The keyed BLAKE2b digest of an order of rows, 32 bytes as hex."""
+    """Keyed BLAKE2b digest of an order of rows, 32 bytes as hex."""
     return hashlib.blake2b(digest, key=key, digest_size=32).hexdigest()
 
 
 def keyed_ids(ids: Ids | None, key: bytes) -> np.ndarray | None:
-    """The keyed BLAKE2b digest of each id, 8 bytes as a uint64, axes (rows,)."""
+    """Keyed BLAKE2b digest of each id, 8 bytes as a uint64, axes (rows,)."""
     if ids is None:
         return None
     found = np.empty(len(ids), dtype=DIGEST)

@@ -1,22 +1,24 @@
-"""The sessions a party has taken part in: what each name is bound to, and what was spent under it.
+"""Ledger of a party's sessions: what each name is bound to, and what was spent under it.
 
-The name of a run comes from the label party, which may use one twice. So each party binds a name,
-once, to everything that was agreed under it, and to a nonce of its own from the operating system.
-Its keys of noise and draws contain both (`party_folder.own_secret`): under another name, or for
-another defense, codec or set of parties, nothing that protects is drawn a second time. Under a name
-that is bound, a session must resume that training, or evaluate or predict with what it left.
+The label party chooses the name of a run, and could use one twice. Each party therefore binds a
+name once to all terms agreed under it, and to a nonce of its own from the operating system. Its
+keys for noise and draws contain both (`party_folder.own_secret`): under another name, or for
+another defense, codec or set of parties, no protective noise or mask is drawn a second time. Under
+a bound name, a session must resume that training, or evaluate or predict with its result.
 
-An entry is written, and is on the disk, before anything that depends on its nonce is sent. So is
-what an epoch can take, before it begins; it is corrected when the session ends, and not when the
-process is killed. What a training sends is noted beside its entry where something that protects is
-drawn (`vfl.session.store.journal`): resumed or begun again, it sends the same or nothing.
+An entry is on disk before any message that depends on its nonce is sent. So is the largest spending
+of an epoch, before the epoch begins; it is corrected when the session ends, but not when the
+process is killed. Where protective noise or masks are drawn, a journal beside the entry records the
+messages of a training (`vfl.session.store.journal`): a resumed or restarted training sends the same
+messages or none.
 
-Exact statistics of two sets of rows that differ in few tell of these few. So beside the entry of a
-session that shows any lie keyed digests of its training rows, and a later one whose rows differ in
-some, and in fewer than the party's own least, is refused.
+Exact statistics of two sets of rows that differ in few rows disclose these few rows. The entry of a
+session with exact statistics is therefore stored with keyed digests of its training rows. A later
+session is refused if its rows differ from them in some rows, but in fewer than the party's own
+minimum.
 
-What happens to the ledger is appended to its log (`vfl.session.store.session_log`), which others
-can verify.
+Each event is appended to the ledger's log (`vfl.session.store.session_log`), which others can
+verify.
 """
 
 from __future__ import annotations
@@ -58,14 +60,15 @@ State = Literal["open", "ended", "lost"]
 
 
 class Spent(Settings):
-    """What sessions of one mode took.
+    """Spending of all sessions of one mode.
 
     Attributes:
-        sessions: how many were begun; a training that is resumed is begun again.
-        rows: rows whose cuts were sent, each as often as it was.
-        passes: how often any one row was sent, at most; the same contents again are none.
-        statistics: exact sums over this party's rows that others learned, each number one.
-        bytes_up, bytes_down: of frames, headers included.
+        sessions: number of started sessions; a resumed training counts again.
+        rows: rows whose cuts were sent, counted each time.
+        passes: the largest number of times any one row was sent; repeated messages do not count.
+        statistics: exact sums over this party's rows that others learned; each number counts as
+            one.
+        bytes_up, bytes_down: bytes of frames, headers included.
     """
 
     sessions: int = 0
@@ -76,7 +79,7 @@ class Spent(Settings):
     bytes_down: int = 0
 
     def plus(self, other: Spent, times: int = 1) -> Spent:
-        """This, and so many times the other."""
+        """The sum of this and a multiple of the other."""
         sums = {
             name: getattr(self, name) + times * getattr(other, name) for name in Spent.model_fields
         }
@@ -84,25 +87,26 @@ class Spent(Settings):
 
 
 class Entry(Settings):
-    """One name of a run, at one party.
+    """Entry of one name of a run, at one party.
 
     Attributes:
-        run: the name.
-        party: whose entry it is.
-        terms: digest of what the name is bound to; see `binding_of`.
-        settings: the same as short texts, so that a difference has a name.
-        parties: everybody on the stream, and the label party.
-        secure, defense, codec: of those terms, for people.
-        nonce: the party's own, 32 bytes as hex; it is told to nobody.
-        state: "ended" once the training has left weights; "lost" if it was under way when the store
-            was copied, which was put back since.
+        run: name of the run.
+        party: party that owns the entry.
+        terms: digest of the terms that the name is bound to; see `binding_of`.
+        settings: the same terms as short texts, so that an error can name a difference.
+        parties: all parties with a stream, and the label party.
+        secure, defense, codec: settings of those terms, for users.
+        nonce: the party's own nonce, 32 bytes as hex; no other party receives it.
+        state: "ended" once the training has stored weights; "lost" if it was running when a copy of
+            the store was made that was restored later.
         weights: SHA-256 of those weights.
-        epsilon, delta: what the defense states for the inputs of one row sent once; None without.
-        training_only: it states that for rows that are trained on, and nothing for queries.
-        noted: how many exchanges its journal holds at least.
-        received: exchanges up to the last one that came from each peer in its training.
-        first, last: when a session under this name was begun first and last.
-        spent: by mode.
+        epsilon, delta: privacy cost that the defense states for sending the inputs of one row once;
+            None without.
+        training_only: whether it states the cost for training rows only, and none for queries.
+        noted: least number of exchanges in its journal.
+        received: exchanges up to the last one received from each peer in its training.
+        first, last: start times of the first and the last session under this name.
+        spent: spending by mode.
     """
 
     run: str
@@ -127,58 +131,58 @@ class Entry(Settings):
 
     @property
     def passes(self) -> int:
-        """How often any one row was sent under this name, at most."""
+        """The largest number of times any one row was sent under this name."""
         return sum(each.passes for each in self.spent.values())
 
     @property
     def statistics(self) -> int:
-        """How many exact sums over this party's rows others learned under this name."""
+        """Number of exact sums over this party's rows that others learned under this name."""
         return sum(each.statistics for each in self.spent.values())
 
     @property
     def spent_epsilon(self) -> float | None:
-        """What the sessions spent of one row's privacy, by basic composition: an upper bound.
+        """Privacy that the sessions spent of one row, by basic composition: an upper bound.
 
-        Dwork and Roth 2014, theorem 3.16. None where the defense states no epsilon; queries it
-        states none for are not in it.
+        Dwork and Roth 2014, theorem 3.16. None where the defense states no epsilon; queries without
+        a stated epsilon are not included.
         """
         return None if self.epsilon is None else self.epsilon * self.stated_passes
 
     @property
     def stated_passes(self) -> int:
-        """The passes that the epsilon is about."""
+        """The number of passes that the epsilon covers."""
         trained = self.spent.get("train", Spent()).passes
         return trained if self.training_only else self.passes
 
     def epsilon_of(self, mode: Mode, passes: int) -> float | None:
-        """What so many passes of a session cost; None where the defense states nothing for it."""
+        """Cost of this many passes of a session; None where the defense states none for it."""
         if self.epsilon is None or (self.training_only and mode != "train"):
             return None
         return self.epsilon * passes
 
     @property
     def owner(self) -> tuple[str, str, str]:
-        """What its journal belongs to."""
+        """Owner of its journal."""
         return self.party, self.run, self.nonce
 
     def secret_from(self, secret: Secret) -> Secret:
-        """The secret of this name: of the party's own, the nonce, and what the name stands for."""
+        """Secret of this name, from the party's own secret, the nonce, and the bound terms."""
         law = (self.defense, self.codec, self.secure, *self.parties)
         return Secret(secret.key("session", self.run, self.nonce, self.terms, *law))
 
 
 @dataclass(slots=True)
 class Meter:
-    """Counts what one session takes; told about every frame, and asked for every exchange.
+    """Counts the spending of one session; sees every frame and every exchange.
 
     Attributes:
-        rows, passes, statistics, bytes: so far; see `Spent`.
-        most: the most that one epoch can take; its passes do not count.
-        counted: the epoch up to which passes were counted in earlier sessions that this one can
-            only repeat; None where what is sent again may be something else.
-        trained: gives keyed digests of the training rows, which statistics are about, uint64.
-        reserve: told before an epoch begins.
-        standing: told about every frame, too; see `Standing`.
+        rows, passes, statistics, bytes: spending so far; see `Spent`.
+        most: largest spending of one epoch; its passes do not count.
+        counted: last epoch whose passes earlier sessions have counted, if this session can only
+            repeat them; None where the repeated messages may differ.
+        trained: returns keyed digests of the training rows that statistics concern, uint64.
+        reserve: called before an epoch begins.
+        standing: called for every frame, too; see `Standing`.
     """
 
     rows: int = 0
@@ -197,7 +201,7 @@ class Meter:
             self.standing(party, direction, frame)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """The same exchanges, counted as they begin."""
+        """Yield the same exchanges, and count each as it begins."""
         epoch = None
         for exchange in schedule:
             if exchange.epoch != epoch:
@@ -208,17 +212,17 @@ class Meter:
             yield exchange
 
     def show(self, count: int) -> None:
-        """Count so many exact statistics before anybody learns them.
+        """Count this many exact statistics before any party learns them.
 
         Raises:
-            ConsentError: they are more than the party allows, or about almost the same rows as
-                earlier ones.
+            ConsentError: they exceed the party's limit, or concern almost the same rows as earlier
+                ones.
         """
         self.statistics += count
         self.reserve()
 
     def spent(self, *, coming: bool) -> Spent:
-        """What was taken, with all that the epoch that begins can take, or without it."""
+        """The spending so far; with `coming`, plus the most of the epoch that begins."""
         taken = Spent(
             rows=self.rows,
             passes=self.passes,
@@ -241,15 +245,15 @@ class SessionLedger(Spending[Entry]):
 
     Args:
         folder: see `Spending`.
-        party: whose it is.
-        max_epsilon: the most of one row's inputs that all names together may spend where the party
-            sends cuts; None sets no limit.
-        others: what products keep in the same store, under the same limit.
-        max_statistics: the most exact statistics of the party's rows that sessions under all names
-            may show to others together; None sets no limit.
-        min_changed_rows: the fewest rows in which sets of rows that statistics are shown of may
-            differ, if they do.
-        log: what is appended to; None is one that nobody signs.
+        party: party that owns the ledger.
+        max_epsilon: limit of the privacy of one row's inputs that all names together may spend
+            where the party sends cuts; None sets no limit.
+        others: spending of products in the same store, under the same limit.
+        max_statistics: limit of the exact statistics of the party's rows that sessions under all
+            names may disclose; None sets no limit.
+        min_changed_rows: the least number of rows in which two different sets of rows with
+            disclosed statistics have to differ.
+        log: log to append to; None is a log without signatures.
     """
 
     kind, form = "session", Entry
@@ -270,17 +274,17 @@ class SessionLedger(Spending[Entry]):
         self.log = log or SessionLog(folder, party)
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
-        """Bind the name of a session to its terms, or find that it is bound to the same.
+        """Bind the name of a session to its terms, or check that it is bound to the same terms.
 
         Args:
-            terms: of the session.
-            start: the exchange it begins with; None where that is this party's own choice.
+            terms: terms of the session.
+            start: first exchange of the session; None where this party chooses it.
 
         Raises:
-            DisagreementError: the name is bound to other terms, or to none and this session needs
-                a training; or that training has ended, and this would be another one.
+            DisagreementError: the name is bound to other terms, or the session needs a training and
+                the name has none, or that training has ended and this would be another one.
             ConsentError: it would spend more than the party allows.
-            RunFolderError: its entry is damaged, or what its training has sent is not known.
+            RunFolderError: its entry is damaged, or the journal of its training is missing.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with locked(self.folder, math.inf):
@@ -292,7 +296,7 @@ class SessionLedger(Spending[Entry]):
                     raise _no_training(terms, self.party)
                 entry = _bound(terms, self.party, now)
                 self._check_planned(entry, terms)
-                if notes(terms, self.party):  # there before the name is bound
+                if notes(terms, self.party):  # present before the name is bound
                     Journal.create(self._journal(terms.run), entry.owner)
             else:
                 self._check(entry, terms, start)
@@ -309,27 +313,27 @@ class SessionLedger(Spending[Entry]):
         """Append a line to the log; see `SessionLog.append`.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the line cannot be written.
         """
         with self.locked():
             self.log.append(event, **facts)
 
     @contextmanager
     def refusing(self, terms: Terms) -> Iterator[None]:
-        """Note it where what is asked is refused inside."""
+        """Log a refusal of the request inside the block."""
         try:
             yield
         except VFLError as error:
-            with suppress(StorageError):  # what refuses it comes out
+            with suppress(StorageError):  # the refusal itself is raised
                 self.note("refused", **_asked(terms), outcome=_outcome(error))
             raise
 
     @contextmanager
     def noted(self, terms: Terms) -> Iterator[None]:
-        """Note begin and end of a session that spends nothing, such as an alignment.
+        """Log the begin and the end of a session that spends nothing, such as an alignment.
 
         Raises:
-            StorageError: that it begins cannot be written.
+            StorageError: the begin cannot be logged.
         """
         self.note("begun", **_asked(terms))
         with self._ending(terms, dict):
@@ -337,7 +341,7 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def _ending(self, terms: Terms, took: Callable[[], dict[str, Any]]) -> Iterator[None]:
-        """Note how a session ends, and what it took."""
+        """Log how a session ends, and its spending."""
         outcome = "well"
         try:
             yield
@@ -345,20 +349,20 @@ class SessionLedger(Spending[Entry]):
             outcome = _outcome(error)
             raise
         finally:
-            with suppress(StorageError):  # a full disk takes no word about itself
+            with suppress(StorageError):  # a full disk cannot store its own error
                 self.note("ended", **_asked(terms), **took(), outcome=outcome)
 
     @contextmanager
     def session(
         self, terms: Terms, start: int | None = None
     ) -> Iterator[tuple[Entry, Meter, Journal | None]]:
-        """Take part in a session: `begin` it, and add what it takes before it is taken.
+        """Take part in a session: `begin` it, and record its spending in advance.
 
-        When the session ends, however it does, what was added is corrected to what it took.
+        At any end of the session, the recorded spending is corrected to the actual one.
 
         Yields:
-            What its name stands for, what counts, and what notes everything that is sent where
-            something that protects is drawn in a training.
+            The entry of its name, the meter, and the journal, which exists for a training with
+            protective noise or masks.
 
         Raises:
             DisagreementError, ConsentError, RunFolderError: see `begin`.
@@ -431,16 +435,16 @@ class SessionLedger(Spending[Entry]):
         *,
         checked: bool,
     ) -> None:
-        """Put what a session has taken now in the place of what was written of it before.
+        """Replace the spending of a session, as written before, by its present value.
 
         Raises:
-            ConsentError: it is more than the party allows.
+            ConsentError: it exceeds the party's limit.
         """
         with locked(self.folder, math.inf):
             entry = self._found(terms.run)
             before = entry.spent[terms.mode]
             spent = before.plus(now).plus(written, -1)
-            if checked and spent.passes > before.passes:  # sessions of other names may be at work
+            if checked and spent.passes > before.passes:  # sessions of other names may be running
                 self._check_epsilon(entry, terms, spent.passes - before.passes)
             if checked and spent.statistics > before.statistics:
                 self._check_statistics(spent.statistics - before.statistics)
@@ -449,9 +453,9 @@ class SessionLedger(Spending[Entry]):
             self._write(entry.model_copy(update=changed))
 
     def _check_planned(self, entry: Entry, terms: Terms) -> None:
-        """Refuse a session that would go beyond `max_epsilon`, before anything is sent."""
+        """Refuse a session that would exceed `max_epsilon`, before any message is sent."""
         passes = 1
-        if terms.mode == "train":  # what was sent before is sent again, and is nothing new
+        if terms.mode == "train":  # repeated messages disclose nothing new
             passes = terms.train.epochs - entry.spent.get("train", Spent()).passes
             passes = 0 if entry.state == "ended" else passes
         self._check_epsilon(entry, terms, passes)
@@ -464,19 +468,20 @@ class SessionLedger(Spending[Entry]):
         self.require_epsilon(math.inf if stated is None else stated * passes)
 
     def _check_statistics(self, count: int) -> None:
-        """Refuse to show more than `max_statistics`, of all that the store has shown."""
+        """Refuse to disclose more statistics than `max_statistics`, over the whole store."""
         most = self.max_statistics
         if most is not None and (shown := self.spent_statistics()) + count > most:
             raise ConsentError(
-                f"party '{self.party}' does not consent to show more exact statistics of its rows",
+                f"party '{self.party}' does not consent to disclose more exact statistics "
+                "of its rows",
                 where="ledger of sessions",
-                got=f"{shown} shown under all names, and {count} more asked for",
+                got=f"{shown} disclosed under all names, and {count} more requested",
                 want=f"at most {most} in all",
                 fix="fewer columns or bins, or a larger max_statistics in the party's own file",
             )
 
     def _check_rows(self, run: str, rows: Callable[[], np.ndarray]) -> None:
-        """Refuse statistics of almost the same rows as earlier ones; note these rows."""
+        """Refuse statistics of almost the same rows as before; otherwise record these rows."""
         own, least = self.folder / f"{run}{_SHOWN}", self.min_changed_rows
         if own.exists():  # the rows of a training stay the same
             return
@@ -485,19 +490,21 @@ class SessionLedger(Spending[Entry]):
             changed = len(np.setxor1d(trained, self._shown(path), assume_unique=True))
             if 0 < changed < least:
                 raise ConsentError(
-                    f"party '{self.party}' does not consent to show exact statistics of almost the "
-                    "same rows again: the difference would tell of the rows that changed",
+                    f"party '{self.party}' does not consent to disclose exact statistics "
+                    "of almost the same rows again: the difference would disclose the "
+                    "rows that changed",
                     where=f"training rows of '{run}', beside those of '{path.stem}'",
                     got=f"fewer than {least} rows changed",
-                    want=f"the same rows, or at least {least} that changed",
-                    fix="train on the rows of that run; wait for more new rows; or accept what is "
-                    "told of the changed ones by min_changed_rows = 1 in the party's own file",
+                    want=f"the same rows, or at least {least} changed rows",
+                    fix="train on the rows of that run; wait for more new rows; or accept the "
+                    "disclosure of changed rows by min_changed_rows = 1 in the party's "
+                    "own file",
                 )
         seal = Seal(_SHOWN_KIND, self.party, run)
         write_sealed(own, [trained.astype(DIGEST).tobytes()], seal)
 
     def forget_shown(self, digests: np.ndarray) -> None:
-        """Overwrite what erased rows are recognised by; they go on counting as rows of their runs.
+        """Overwrite the digests of erased rows; they still count as rows of their runs.
 
         Args:
             digests: keyed digests of the rows, uint64.
@@ -513,22 +520,22 @@ class SessionLedger(Spending[Entry]):
                     write_sealed(path, [np.unique(shown).tobytes()], seal)
 
     def _shown(self, path: Path) -> np.ndarray:
-        """Keyed digests of the rows that a session showed statistics of, uint64, ascending."""
+        """Keyed digests of the rows with statistics disclosed in a session, uint64, ascending."""
         return np.frombuffer(read_sealed(path, Seal(_SHOWN_KIND, self.party, path.stem)), DIGEST)
 
     def spent_statistics(self) -> int:
-        """Exact statistics that others learned under all names, and what is lost."""
+        """Number of exact statistics that others learned under all names, with those lost."""
         shown = sum(entry.statistics for entry in super().entries())
         return shown + self.witness.read().lost_statistics
 
     def require_epsilon(self, planned: float) -> None:
-        """Refuse to spend more than `max_epsilon`, of all that the store has spent.
+        """Refuse to spend more than `max_epsilon`, over the whole store.
 
         Args:
-            planned: of one row's inputs; infinite where no epsilon is stated.
+            planned: planned epsilon of one row's inputs; infinite where no epsilon is stated.
 
         Raises:
-            ConsentError: it is too much.
+            ConsentError: the sum exceeds the limit.
         """
         if self.max_epsilon is None:
             return
@@ -544,13 +551,13 @@ class SessionLedger(Spending[Entry]):
             )
 
     def end(self, run: str, weights: str) -> None:
-        """The training under a name has ended with these weights; asked before they are kept.
+        """Record that the training under a name has ended; called before its weights are stored.
 
-        A training that ended here and not at the label party is resumed there, and comes to the
-        same weights again. Any others would replace what evaluations have used.
+        A training that ended here but not at the label party is resumed there, and yields the same
+        weights again. Other weights would replace those that evaluations have used.
 
         Args:
-            run: the name.
+            run: name of the run.
             weights: SHA-256 of the weights.
 
         Raises:
@@ -568,11 +575,10 @@ class SessionLedger(Spending[Entry]):
             self._write(entry.model_copy(update={"state": "ended", "weights": weights}))
 
     def restored(self) -> None:
-        """Say that the store was put back from a copy: what it may have forgotten is given up.
+        """Record that the store was restored from a copy, and give up all it may have forgotten.
 
-        Trainings that were under way are not gone on with, all of `max_epsilon` and of
-        `max_statistics` counts as spent, and the count that peers compare moves beyond what they
-        can have seen.
+        Running trainings are not continued, all of `max_epsilon` and of `max_statistics` counts as
+        spent, and the counter that peers compare moves beyond all values they can have seen.
         """
         with locked(self.folder, math.inf):
             self.give_up()
@@ -586,7 +592,7 @@ class SessionLedger(Spending[Entry]):
             self.log.append("restored")
 
     def entries(self) -> list[Entry]:
-        """Every name, the one used last at the end.
+        """Every name, with the last used at the end.
 
         Raises:
             RunFolderError: an entry is damaged.
@@ -594,7 +600,7 @@ class SessionLedger(Spending[Entry]):
         return sorted(super().entries(), key=lambda entry: entry.last)
 
     def spent_epsilon(self) -> float:
-        """What the store has spent of one row's privacy: sessions, products, and what is lost."""
+        """Privacy that the store has spent of one row: sessions, products, and lost entries."""
         others = sum(other.spent_epsilon() for other in self.others)
         return super().spent_epsilon() + others + self.witness.read().lost_epsilon
 
@@ -608,7 +614,7 @@ class SessionLedger(Spending[Entry]):
         if not hmac.compare_digest(entry.terms, binding_of(terms)):
             got, want = differing(_settings(terms), entry.settings)
             raise DisagreementError(
-                f"the name '{terms.run}' stands for another session at party '{self.party}'",
+                f"the name '{terms.run}' is bound to another session at party '{self.party}'",
                 where="ledger of sessions",
                 got=got,
                 want=want,
@@ -618,9 +624,10 @@ class SessionLedger(Spending[Entry]):
             raise _no_training(terms, self.party)
         if terms.mode == "train" and entry.state == "lost":
             raise DisagreementError(
-                f"party '{self.party}' does not know what it sent in the training '{terms.run}'",
+                f"party '{self.party}' has no record of the messages it sent in the "
+                f"training '{terms.run}'",
                 where="ledger of sessions",
-                got="a store that was put back from a copy while it was under way",
+                got="a store that was restored from a copy made during the training",
                 want="a training that began later, or had ended",
                 fix="train under another name",
             )
@@ -638,7 +645,7 @@ class SessionLedger(Spending[Entry]):
 
 
 def _asked(terms: Terms) -> dict[str, Any]:
-    """What a log says of a session that is asked for."""
+    """Fields of a log line for a requested session."""
     return {
         "run": terms.run,
         "mode": terms.mode,
@@ -650,24 +657,24 @@ def _asked(terms: Terms) -> dict[str, Any]:
 
 
 def _outcome(error: BaseException) -> str:
-    """An error in words that may leave the party; of what nobody foresaw, its type alone."""
+    """Text of an error for the log; for an unexpected error, only its type."""
     if isinstance(error, VFLError):
         return f"{error.code}: {error.what}"[:2000]
     return type(error).__name__
 
 
 def binding_of(terms: Terms) -> str:
-    """Digest of what a name stands for: all terms but those of one session, and vfl's version."""
+    """Digest of the terms that bind a name: all but those of one session, and vfl's version."""
     return terms.digest("mode", "serving", "beside", "explained", "version")
 
 
 def notes(terms: Terms, party: str) -> bool:
-    """Whether a party notes what it sends in this session: it draws something that protects.
+    """Whether a party records its messages in this session, because protective draws occur.
 
-    That is a defense that promises something or changes what is sent on the party's side, and a
-    codec whose choice is drawn. Masks and shares of a secure mode are new in every attempt and
-    need no journal; the noise below them does, and so what they hide is noted. Evaluations and
-    predictions repeat no exchange of each other: they are counted.
+    Such draws occur in a defense that makes a promise or changes the party's messages, and in a
+    codec with random choices. Masks and shares of a secure mode are new in every attempt and need
+    no journal. The noise below them does, so the hidden content is recorded. Evaluations and
+    predictions repeat no exchange of each other; they are counted instead.
     """
     if terms.mode != "train" or party == rules.dealer(terms):
         return False
@@ -676,19 +683,19 @@ def notes(terms: Terms, party: str) -> bool:
     defense = defenses.make(terms.defense)
     if party in (terms.label_party, *terms.tasks):
         return defenses.protects(defense, "label")
-    if secure_mode.shares_weights(terms):  # a party has no cut, and no defense of one
+    if secure_mode.shares_weights(terms):  # no party has a cut, or a defense of it
         return False
     drawn = terms.secure == "none" and compression.make(terms.codec).draws
     return drawn or defenses.protects(defense, "feature")
 
 
 def total_epsilon(entries: Iterable[Entry]) -> float:
-    """What all these names spent of one row's privacy, by basic composition."""
+    """Privacy that all these names spent of one row, by basic composition."""
     return sum(entry.spent_epsilon or 0.0 for entry in entries)
 
 
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    stated = [  # for a row's inputs in one exchange; the least counts, other units never do
+    stated = [  # for a row's inputs in one exchange; the least one counts, other units never do
         (one.epsilon, one.delta or 0.0, one.training_only)
         for one in defenses.make(terms.defense).privacy()
         if one.epsilon is not None and one.kind[:3] == ("inputs", "record", "exchange")

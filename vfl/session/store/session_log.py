@@ -1,18 +1,19 @@
-"""The log of a party's ledger of sessions: signed lines that are only appended, each chained.
+"""The log of a party's ledger of sessions: signed, append-only lines in a hash chain.
 
-The ledger says how things stand; its log says what happened, in order: who asked for which session,
-for which purpose, under which file of consent, how it ended, and what it took. A line is written
-under the ledger's own lock, by the ledger itself. It holds counts and names; no cell, no id and no
-nonce. Each line contains the SHA-256 of the line before, and an Ed25519 signature (RFC 8032) by the
-party's identity key, where it has one:
+The ledger has the present state; its log has the events in order: which party requested which
+session, for which purpose, under which file of consent, how it ended, and its spending. The ledger
+writes each line under its own lock. A line contains counts and names, but no cell, no id and no
+nonce. Each line has the SHA-256 of the line before, and an Ed25519 signature (RFC 8032) by the
+party's identity key if it has one:
 
     {"line": {"number": 2, "before": "SHA-256 of line 1", ...}, "signature": "128 hex digits"}
 
-The signature covers ``vfl session log``, a line feed, and the bytes of the inner object as they
-stand. Who lacks the key can change, insert, move or remove no line before the last. Nothing inside
-a log shows that lines at its end are gone, or that its owner wrote all of it anew. So each party
-announces the head of its log, its last number and digest, when a session begins, and its peer keeps
-that head in its own log. `verified` compares a log with heads that others kept.
+The signature covers ``vfl session log``, a line feed, and the exact bytes of the inner object.
+Without the key, no line before the last can be changed, inserted, moved or removed. The log itself
+cannot show that its last lines are missing, or that its owner rewrote the whole log. Each party
+therefore announces the head of its log, its last number and digest, when a session begins, and its
+peer stores that head in its own log. `verified` compares a log with the heads in other parties'
+logs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NAME = "log.jsonl"
 _DOMAIN = b"vfl session log\n"
 _HEX = r"^[0-9a-f]{64}$"
 _ZEROS = "0" * 64
-#: Numbers of lines, and counts in them, stay below this.
+#: Numbers of lines, and counts in them, are below this.
 _MOST = 1 << 62
 _FORM = re.compile(rb'\{"line": (\{.*\}), "signature": "((?:[0-9a-f]{128})?)"\}')
 Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten", "withdrawn",
@@ -48,7 +49,7 @@ Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten",
 
 
 class Head(Settings):
-    """Where a log stands: the number of its last line, and that line's SHA-256.
+    """Head of a log: the number of its last line, and that line's SHA-256.
 
     >>> Head()
     Head(number=0, sha256='0000000000000000000000000000000000000000000000000000000000000000')
@@ -59,23 +60,24 @@ class Head(Settings):
 
 
 class Line(Settings):
-    """One line; what is as by default does not stand in it.
+    """One line; fields with their default value are left out.
 
     Attributes:
-        number: counts from 1.
-        at: when it was written, ISO 8601 in UTC.
-        party: whose log it is.
-        event: what happened. A "consent" line precedes a session under a changed party file.
-        before: SHA-256 of the line before; zeros in the first one.
-        key: SHA-256 of the public key that signed it; empty without a key.
+        number: number of the line, from 1.
+        at: time of writing, ISO 8601 in UTC.
+        party: party that owns the log.
+        event: kind of event. A "consent" line precedes a session under a changed party file.
+        before: SHA-256 of the line before; zeros in the first line.
+        key: SHA-256 of the public key of the signature; empty without a key.
         consent: SHA-256 of the party's own file, which gave or refused consent.
-        run, mode, asked_by, parties, purpose, terms: of the session; `terms` is a digest. Of
-            "added", "removed" and "accepted" the party, of "renamed" its name before and after.
-        rows, passes, statistics, bytes_up, bytes_down: what the session took; see `Spent`.
-        epsilon: what it spent of one row's inputs; None where no epsilon is stated.
-        outcome: how it ended, or why it was refused: "well", or the code and words of an error.
-        heads: of the logs of the parties that it met.
-        settings: of "consent": the settings of [consent] that differ from their defaults.
+        run, mode, asked_by, parties, purpose, terms: fields of the session; `terms` is a digest.
+            For "added", "removed" and "accepted", `parties` has the party; for "renamed", its name
+            before and after.
+        rows, passes, statistics, bytes_up, bytes_down: spending of the session; see `Spent`.
+        epsilon: privacy spent of one row's inputs; None where no epsilon is stated.
+        outcome: how it ended, or why it was refused: "well", or the code and text of an error.
+        heads: heads of the logs of the other parties in the session.
+        settings: for "consent": the settings of [consent] that differ from their defaults.
     """
 
     number: int = Field(ge=1, lt=_MOST)
@@ -104,19 +106,19 @@ class Line(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Consented:
-    """The file by which a party consents: its SHA-256, and what it changes of [consent]."""
+    """The file with a party's consent: its SHA-256, and its changes to [consent] defaults."""
 
     sha256: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SessionLog:
-    """The log of one ledger; its lock is held where lines are written.
+    """The log of one ledger; its lock must be held to write lines.
 
     Args:
-        folder: of the ledger.
-        party: whose it is.
-        identity: the key that signs; None leaves lines chained and unsigned.
+        folder: folder of the ledger.
+        party: party that owns it.
+        identity: the key for signatures; with None, lines are chained but unsigned.
         consented: the party's own file.
     """
 
@@ -131,18 +133,18 @@ class SessionLog:
         self._identity, self._consented = identity, consented or Consented()
 
     def head(self) -> Head:
-        """Where it stands; at number 0 before its first line."""
+        """Head of the log; it has the number 0 before the first line."""
         return _head(_whole(self.path))
 
     def append(self, event: Event, **facts: Any) -> None:
-        """Write a line, which is on the disk afterwards.
+        """Write a line to disk.
 
         Args:
-            event: what happened.
+            event: kind of event.
             facts: further fields of a `Line`.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the line cannot be written.
         """
         consent = self._consented
         if consent.sha256 and consent.sha256 != self._last_consent():
@@ -183,7 +185,7 @@ class SessionLog:
 
 
 def _whole(path: Path) -> bytes:
-    """A log without a torn last line; empty where there is none."""
+    """The log without a torn last line; empty if there is no file."""
     content = read_bytes(path) if path.exists() else b""
     return content[: content.rfind(b"\n") + 1]
 
@@ -196,7 +198,7 @@ def _head(content: bytes) -> Head:
 
 
 def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
-    """A line, its bytes that are signed, and the signature; None where it is none."""
+    """A line, its signed bytes, and the signature; None for text that is no line."""
     found = _FORM.fullmatch(text)
     if found is None:
         return None
@@ -208,18 +210,18 @@ def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a log is worth.
+    """Result of the verification of a log.
 
     Attributes:
-        party: whose it is; empty where it has no line.
-        lines: those that can be read, in order.
-        problems: what contradicts the chain, a signature or a head that another party kept.
-        signed: lines with a good signature by one of the keys.
-        unsigned: lines without a signature.
-        strange: lines signed by a key that was not given.
-        anchored: the largest number that a peer's log confirms; 0 without.
-        open: sessions that began and have no end: at work, or killed.
-        head: where it stands.
+        party: party that owns it; empty if the log has no line.
+        lines: readable lines, in order.
+        problems: contradictions to the chain, a signature, or a head in another party's log.
+        signed: number of lines with a valid signature by one of the keys.
+        unsigned: number of lines without a signature.
+        strange: number of lines signed by an unknown key.
+        anchored: the largest line number that a peer's log confirms; 0 without.
+        open: sessions that began and have no end: still running, or killed.
+        head: head of the log.
     """
 
     party: str
@@ -234,21 +236,21 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Whether every line is chained and signed by a key that was given, and no head differs."""
+        """Whether every line is chained and signed by a given key, and no head differs."""
         return not (self.problems or self.unsigned or self.strange)
 
 
 def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Verified:
-    """Check a log: the chain, signatures, and the heads that others kept of it.
+    """Verify a log: the chain, the signatures, and the heads in other parties' logs.
 
     Args:
         path: the log, or a copy of it.
-        keys: public keys of its party, those it had before included.
-        peers: logs of parties that met it; a head there must be the line of that number here.
+        keys: public keys of its party, including earlier ones.
+        peers: logs of other parties; a head in them must match the line of that number here.
 
     Raises:
         RunFolderError: a file is missing.
-        DataError: it is no log.
+        DataError: the file is no log.
     """
     content = read_bytes(path)
     texts = content.split(b"\n")
@@ -268,9 +270,9 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
         party = party or line.party
         names += [] if party in names else [party]
         if line.party != party:
-            problems.append(f"line {number} is of party '{line.party}', not '{party}'")
+            problems.append(f"line {number} belongs to party '{line.party}', not '{party}'")
         if line.number != number:
-            problems.append(f"line {number} calls itself number {line.number}")
+            problems.append(f"line {number} has the number {line.number}")
         if not hmac.compare_digest(line.before, before):
             problems.append(f"line {number} does not follow the line before it")
         if not signature:
@@ -280,7 +282,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
         elif known[line.key].has_signed(_DOMAIN + body, signature):
             counts["signed"] += 1
         else:
-            problems.append(f"line {number} is not as it was signed")
+            problems.append(f"line {number} does not match its signature")
         if line.event == "renamed" and line.parties[:1] == (party,):
             party = line.parties[-1]
         lines.append(line)
@@ -299,7 +301,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
 def _compared(
     names: Collection[str], digests: Sequence[str], peers: Iterable[Path]
 ) -> tuple[int, list[str]]:
-    """The largest number that others confirm, and what they contradict."""
+    """The largest number that other logs confirm, and their contradictions."""
     anchored, problems = 0, dict[str, None]()
     for path in peers:
         for text in read_bytes(path).split(b"\n"):

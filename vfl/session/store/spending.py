@@ -1,7 +1,7 @@
-"""What a party spent and consented to, on its disk: the one ledger of sessions and of products.
+"""Spending and consent of a party on disk: one ledger for sessions and for products.
 
-A name is counted, and is on the disk, before what it stands for is sent. Nothing in a folder can
-show that it was put back from an earlier copy; its `Witness` lets those notice who have met it.
+A name is counted, on disk, before its messages are sent. A folder itself cannot show that it was
+restored from an earlier copy; its `Witness` lets peers notice it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vfl.session.store.witness import RESTORED_BY, Witness
 
 
 class Counted(Protocol):
-    """What a ledger keeps under a name."""
+    """Entry that a ledger stores under a name."""
 
     @property
     def run(self) -> str:
@@ -36,30 +36,30 @@ class Counted(Protocol):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """What it spent of one row's privacy; None where no epsilon is stated."""
+        """Privacy it spent of one row; None where no epsilon is stated."""
 
 
 Kept = TypeVar("Kept", bound=Counted)
 
 
 class Spending(Generic[Kept]):
-    """One kind of what a party spent, a sealed file a name; many processes may use it at once.
+    """One kind of a party's spending, with a sealed file for each name; safe for several processes.
 
-    A subclass says what its entries are.
+    A subclass defines its entries.
 
     Args:
-        folder: where they lie; not in the runs' own folders, so that a name stays bound when a run
-            is deleted.
-        party: whose they are.
-        store: the folder with the lock and the witness, if another; all that one limit bounds has
-            the same.
+        folder: folder of the files; it is outside the runs' own folders, so that a name stays bound
+            when a run is deleted.
+        party: party that owns them.
+        store: folder with the lock and the witness, if it is another one; all spending under one
+            limit has the same.
 
     Attributes:
-        kind: of its files.
-        form: of an entry; frozen settings.
-        suffix: of its files.
-        restored_by: the command by which a party says that its newest store is lost.
-        witness: the count by which peers notice that the store went back, and theirs.
+        kind: kind of its files.
+        form: class of an entry; frozen settings.
+        suffix: suffix of its files.
+        restored_by: command by which a party declares that its newest store is lost.
+        witness: counters by which peers notice that the store went back, and those of the peers.
     """
 
     kind: ClassVar[str]
@@ -73,10 +73,10 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Be the only process that spends from the store, until this ends.
+        """Be the only process that spends from the store, until the block ends.
 
         Raises:
-            RunFolderError: another process does.
+            RunFolderError: another process already does.
         """
         with locked(self._store):
             private_folder(self.folder)
@@ -84,7 +84,7 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only one who changes what the store has spent."""
+        """Be the only process that changes the spending of the store."""
         with locked(self._store, math.inf):
             private_folder(self.folder)
             yield
@@ -93,16 +93,16 @@ class Spending(Generic[Kept]):
         """Every entry, in the order of the names.
 
         Raises:
-            RunFolderError: one is damaged.
+            RunFolderError: an entry is damaged.
         """
         return [self._found(name) for name in sorted(path.stem for path in self._files())]
 
     def spent_epsilon(self) -> float:
-        """What all names together spent of one row's privacy, by basic composition."""
+        """Privacy that all names together spent of one row, by basic composition."""
         return sum(one.spent_epsilon or 0.0 for one in self.entries())
 
     def give_up(self) -> None:
-        """End what was under way: the store was put back from a copy. Its lock is held."""
+        """End all running entries: the store was restored from a copy. The lock is held."""
 
     def _files(self) -> Iterator[Path]:
         return self.folder.glob(f"*{self.suffix}")
@@ -127,11 +127,11 @@ class Spending(Generic[Kept]):
         write_sealed_json(self._path(entry.run), self._record(entry), self._seal(entry.run))
 
     def _content(self, record: Mapping[str, Any]) -> Any:
-        """What a file says of an entry."""
+        """Content of an entry in its file."""
         return record["entry"]
 
     def _record(self, entry: Any) -> dict[str, Any]:
-        """An entry as its file has it."""
+        """Record of an entry for its file."""
         return {"entry": entry.model_dump(mode="json")}
 
     def _seal(self, run: str) -> Seal:

@@ -1,22 +1,22 @@
-"""Counts by which the peers of a party notice that its store was put back from an earlier copy.
+"""Counters by which a party's peers notice that its store was restored from an earlier copy.
 
-A store that goes back forgets what was spent, and would send other contents under a nonce that has
-been used. Nothing in the store can show that; whoever has met the party since then can. So every
-store keeps a count that only grows: it rises with each announcement and with each frame that is
-sent. A party announces it when a session begins and when it ends, and each peer keeps the largest
-count it knows of: the announced one, and one more for every frame that came since. A count that is
-not above that is refused, before anything is sent, at whichever end notices.
+A store that goes back forgets its spending, and would send other contents under a nonce that was
+used before. The store itself cannot show this, but its peers since then can. Every store therefore
+has a counter that only grows: it rises with each announcement and with each sent frame. A party
+announces it at the begin and the end of a session. Each peer stores the largest value that it
+knows: the announced one, plus one for every frame received since. A counter that is not larger is
+refused, before anything is sent, at the end that notices it.
 
-What is on the disk is never below what a peer can know of: a block of frames is counted before the
-first of them is sent. So a copy that was made during a session is noticed once that session has
-ended, or has gone on for more than a block. A training that keeps a journal of what it sends
-announces how far that goes, too: there one exchange is enough.
+The value on disk is never smaller than the value that a peer can know: a block of frames is counted
+before the first of them is sent. A copy made during a session is therefore noticed once that
+session has ended, or has sent more than a block. A training with a journal of sent messages also
+announces the journal's length; then one exchange is enough.
 
-Each refused attempt moves the count of the store that went back, which would pass in the end. So a
-peer also says what it knows of a party's count before the party announces one. Where that is more
-than the store knows of, the store has no session with that peer until its party says that it was
-put back. A peer that lies about what it has seen can end sessions with itself, and nothing more:
-nobody changes a count because a peer says so.
+Each refused attempt raises the counter of the store that went back, which would pass in the end. A
+peer therefore also reports the counter value that it knows of a party before the party announces
+one. If that value is larger than the store's own, the store refuses sessions with that peer until
+its party declares that it was restored. A peer with a false report can only end sessions with
+itself: no party changes a counter because of a report.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, damaged, locked, read_sealed_json, write_sealed_json
 from vfl.session.store.session_log import Head
 
-#: Frames that are counted at once, before the first of them is sent.
+#: Frames that are counted together, before the first of them is sent.
 BLOCK = 1 << 10
-#: How far a count moves when its party says that a copy was put back: beyond all it has forgotten.
+#: Increase of the counter after a declared restore: beyond all that was forgotten.
 RESTORED = 1 << 32
 MOST = 1 << 62
 FOLDER = "witness"
-#: The command by which a party says that its newest store is lost.
+#: Command by which a party declares that its newest store is lost.
 RESTORED_BY = "vfl sessions party.toml --restored"
 
 
 class Announcement(Settings):
-    """What a party says of the age of its store.
+    """Announcement of the age of a party's store.
 
     Attributes:
-        count: its count; larger than any that it has announced before.
-        known: the largest count of the receiver's store that this party knows of.
+        count: its counter; larger than in any earlier announcement.
+        known: the largest counter of the receiver's store that this party knows.
         noted: exchanges of this training up to the last one in its journal; None without a journal.
-        head: where its log of sessions stands, for the receiver to keep.
+        head: head of its log of sessions, which the receiver stores.
     """
 
     count: int = Field(gt=0, lt=MOST)
@@ -63,26 +63,25 @@ class Announcement(Settings):
 
     @classmethod
     def parse(cls, content: Any, peer: str) -> Announcement:
-        """Read what a peer announced.
+        """Read the announcement of a peer.
 
         Raises:
-            ProtocolError: it has another form.
+            ProtocolError: it has an unknown form.
         """
         try:
             return cls.model_validate(content)
         except ValidationError:
-            raise ProtocolError(f"party '{peer}' announces no count of its store") from None
+            raise ProtocolError(f"party '{peer}' announces no counter of its store") from None
 
 
 class Counts(Settings):
-    """What is on the disk.
+    """Counters on disk.
 
     Attributes:
-        count: the largest that the store has announced, or may have reached since.
-        peers: the largest that each peer has, as far as this party knows.
-        doubted: by whom more of this store has been met than it knew of, and how much.
-        lost_epsilon, lost_statistics: what may have been spent and forgotten, by the party's own
-            word.
+        count: the largest value that the store has announced, or may have reached since.
+        peers: the largest value of each peer, as far as this party knows.
+        doubted: peers that know a larger value of this store than the store itself, with the value.
+        lost_epsilon, lost_statistics: spending that may have been forgotten, as the party declared.
     """
 
     count: int = Field(default=0, ge=0)
@@ -93,12 +92,12 @@ class Counts(Settings):
 
 
 class Witness:
-    """A store's own count and those of its peers; any number of processes may use it at once.
+    """A store's own counter and those of its peers; safe for several processes at once.
 
     Args:
-        folder: of the store's sessions.
-        party: whose store it is.
-        restored: the command by which a party says that its newest store is lost.
+        folder: folder of the store's sessions.
+        party: party that owns the store.
+        restored: command by which a party declares that its newest store is lost.
     """
 
     def __init__(self, folder: Path, party: str, restored: str = RESTORED_BY) -> None:
@@ -107,10 +106,10 @@ class Witness:
         self._seal = Seal("counts of sessions", party, "all")
 
     def read(self) -> Counts:
-        """What is on the disk; a store of an earlier vfl begins at 0.
+        """Read the counters from disk; a store of an earlier vfl begins at 0.
 
         Raises:
-            RunFolderError: it is damaged.
+            RunFolderError: the file is damaged.
         """
         if not self._path.exists():
             return Counts()
@@ -120,14 +119,14 @@ class Witness:
             raise damaged(self._path) from None
 
     def announce(self) -> int:
-        """A count above all that came before; the block that follows it is reserved."""
+        """Raise the counter above all earlier values, and reserve the block that follows."""
         return self._change(lambda now: {"count": now.count + 1 + BLOCK}).count - BLOCK
 
     def require(self, known: int, peer: str) -> None:
-        """Refuse to go on where a peer has met more of this store than the store knows of.
+        """Refuse to continue if a peer knows a larger counter of this store than the store itself.
 
         Raises:
-            RolledBackError: it says that it has, now or earlier.
+            RolledBackError: the peer reports one, now or earlier.
         """
         now = self.read()
         if now.count < known:
@@ -138,14 +137,15 @@ class Witness:
         raise self._went_back(self._party, now.count, met, peer)
 
     def reserve(self, count: int) -> None:
-        """Have a count on the disk before a peer can know of it."""
+        """Write a counter to disk before a peer can know it."""
         self._change(lambda now: {"count": max(now.count, count)})
 
     def admit(self, peer: str, count: int) -> None:
-        """Keep what a peer announces.
+        """Store the announced counter of a peer.
 
         Raises:
-            RolledBackError: it has announced as much before, or has sent what it does not count.
+            RolledBackError: it announced this value before, or has sent frames that it does not
+                count.
         """
 
         def change(now: Counts) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Witness:
         self._change(change)
 
     def keep(self, counts: Mapping[str, int]) -> None:
-        """Keep the counts that peers have reached; none of them becomes smaller."""
+        """Store the counters that peers have reached; no stored counter becomes smaller."""
 
         def change(now: Counts) -> dict[str, Any]:
             larger = {peer: max(one, now.peers.get(peer, 0)) for peer, one in counts.items()}
@@ -166,7 +166,7 @@ class Witness:
             self._change(change)
 
     def renamed(self, old: str, new: str) -> None:
-        """Keep under another name what a peer's count is known to be."""
+        """Store the known counter of a peer under another name."""
 
         def change(now: Counts) -> dict[str, Any]:
             kept = {name: dict(getattr(now, name)) for name in ("peers", "doubted")}
@@ -178,11 +178,11 @@ class Witness:
         self._change(change)
 
     def restored(self, lost_epsilon: float, lost_statistics: int = 0) -> None:
-        """Move the count beyond all that was forgotten: the store was put back, and is to be used.
+        """Move the counter beyond all that was forgotten, because the store was restored.
 
         Args:
-            lost_epsilon: what may have been spent since the copy was made.
-            lost_statistics: likewise.
+            lost_epsilon: privacy that may have been spent since the copy was made.
+            lost_statistics: statistics that may have been disclosed since then.
         """
         self._change(
             lambda now: {
@@ -204,30 +204,30 @@ class Witness:
 
     def _went_back(self, party: str, count: int, known: int, witness: str) -> RolledBackError:
         return RolledBackError(
-            f"the store of party '{party}' was put back from an earlier copy",
+            f"the store of party '{party}' was restored from an earlier copy",
             where=f"count of party '{party}'",
             got=f"{count}, which it announces",
-            want=f"more than {known}, which {witness} has met",
-            fix=f"put the newest store back at party '{party}'; if it is lost, {self._command} "
-            "there says so, and docs/backups.md what that costs",
+            want=f"more than {known}, which {witness} has seen",
+            fix=f"restore the newest store at party '{party}'; if it is lost, declare it by "
+            f"{self._command} there; docs/backups.md explains what that costs",
         )
 
 
 class Standing:
-    """The counts of one session: this party's frames as they are sent, its peers' as they come.
+    """Counters of one session: this party's sent frames, and its peers' received ones.
 
     Args:
-        witness: of the store.
-        party: whose end this is.
-        run: the name of the session.
-        noted: gives what the party's journal holds; see `Announcement`.
-        received: exchanges of this training that came from each peer in earlier sessions.
-        label_party: who is at the other end of a stream to a feature party.
-        head: gives where the party's log stands.
+        witness: witness of the store.
+        party: party of this end.
+        run: name of the session.
+        noted: returns the length of the party's journal; see `Announcement`.
+        received: exchanges of this training that each peer has sent in earlier sessions.
+        label_party: name of the other end of a feature party's stream.
+        head: returns the head of the party's log.
 
     Attributes:
-        received: exchanges that came from each peer, as far as is known.
-        heads: where the logs of the peers that were met stand, as they announced it.
+        received: exchanges that each peer has sent, as far as is known.
+        heads: heads of the peers' logs, as they announced them.
     """
 
     def __init__(
@@ -244,24 +244,24 @@ class Standing:
         self.heads: dict[str, Head] = {}
         self._leads, self._label_party = party == label_party, label_party
         self._sending = "down" if self._leads else "up"
-        # Announcements may come from the thread that admits parties; only one thread sends.
+        # The thread that admits parties may announce too; only one thread sends.
         self._sent = self._base = self._reserved = 0
         self._counts: dict[str, int] = {}
         self.received: dict[str, int] = dict(received or {})
 
     def announce(self, peer: str = "") -> Announcement:
-        """What this party says to a peer now, and what it knows of it if it is named."""
+        """Announcement of this party to a peer now, with the known counter of a named peer."""
         count = self._witness.announce()
         self._base, self._reserved = count - self._sent, count + BLOCK
         known, head = self.known_of(peer), self._head()
         return Announcement(count=count, noted=self._noted(), known=known, head=head)
 
     def known_of(self, peer: str) -> int:
-        """The largest count of a peer's store that this one knows of."""
+        """The largest known counter of a peer's store."""
         return self._witness.read().peers.get(peer, 0)
 
     def require(self, known: int, peer: str) -> None:
-        """Refuse a session with a peer that has met more of this store than it knows of.
+        """Refuse a session with a peer that knows a larger counter of this store than its own.
 
         Raises:
             RolledBackError: this party's own store went back.
@@ -269,10 +269,10 @@ class Standing:
         self._witness.require(known, f"party '{peer}'")
 
     def answer(self) -> Announcement:
-        """What this party says to a peer that comes.
+        """Announcement of this party to an attaching peer.
 
-        It is taken from this session's block, so that a full disk keeps nobody away, unless another
-        session of the store has announced more since.
+        Its counter comes from this session's block, so that a full disk refuses no peer, unless
+        another session of the store has announced more since.
         """
         last = self._witness.read().count == self._reserved
         if not last or self._base + self._sent + 1 >= self._reserved:
@@ -282,25 +282,26 @@ class Standing:
         return Announcement(count=count, noted=self._noted(), head=self._head())
 
     def admit(self, peer: str, announced: Announcement) -> None:
-        """Go on with a peer whose store has not gone back.
+        """Continue with a peer whose store has not gone back.
 
         Raises:
-            RolledBackError: it has.
+            RolledBackError: the peer's store has gone back.
         """
         self.admit_count(peer, announced.count)
         came = self.received.get(peer, 0)
         if announced.noted is not None and announced.noted < came:
             raise RolledBackError(
-                f"party '{peer}' has forgotten what it sent in the training '{self._run}'",
+                f"party '{peer}' has lost the record of its messages in the training '{self._run}'",
                 where=f"journal of party '{peer}'",
                 got=f"exchanges up to {announced.noted}",
-                want=f"up to {came}, which came from it",
-                fix="train under another name; this one would show two contents under one nonce",
+                want=f"up to {came}, which it sent",
+                fix="train under another name; this training would send two contents under "
+                "one nonce",
             )
         self._counts[peer], self.heads[peer] = announced.count, announced.head
 
     def admit_count(self, peer: str, count: int) -> None:
-        """The same of a peer with no stream to this party, which signed its count alone."""
+        """Admit a peer without a stream to this party, which signed only its counter."""
         with suppress(StorageError):  # it was compared; a full disk ends no session
             self._witness.admit(peer, count)
 
@@ -319,11 +320,11 @@ class Standing:
                 self.received[peer] = max(frame.step + 1, self.received.get(peer, 0))
 
     def conclude(self, counts: Mapping[str, int]) -> None:
-        """Take the counts that peers announce at the end of a session."""
+        """Store the counters that peers announce at the end of a session."""
         for peer, count in counts.items():
             self._counts[peer] = max(count, self._counts.get(peer, 0))
 
     def write(self) -> None:
-        """Have on the disk what came from peers so far."""
+        """Write the known counters of peers to disk."""
         with suppress(StorageError):  # once there is room, all of it is written
             self._witness.keep(self._counts)

@@ -1,7 +1,7 @@
-"""The trace: what a party records of its own side of a training, and how it is read back.
+"""The trace: a party's recording of its own end of a training, and the functions that read it.
 
-It is off unless asked for. Frames are kept as the bytes that travelled, compressed and perturbed,
-with the rows they are about; a party's trace holds nothing the party did not see.
+It is off by default. Frames are stored with the bytes that travelled, compressed and perturbed, and
+with their rows; a party's trace contains only data that the party received or sent.
 """
 
 from __future__ import annotations

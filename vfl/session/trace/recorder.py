@@ -1,9 +1,9 @@
-"""Recorders: what a party writes of its own side while a training runs.
+"""Recorders: they write a party's own end of a training while it runs.
 
-A recorder is given every frame at the party's own end of its links, and follows the schedule to
-know which rows a frame is about. What it holds goes to disk at the end of every epoch, when it
-grows large, and before every checkpoint is saved; so going back to a checkpoint is going back to
-the files that were there, whatever was on its way at that moment.
+A recorder receives every frame at the party's own end of its links, and follows the schedule to
+know the rows of a frame. It writes its content to disk at the end of every epoch, when it grows
+large, and before every checkpoint. After a return to a checkpoint, the files of that moment are
+therefore the whole trace, whatever was in transit.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from vfl.session.trace.store import (
     pack,
 )
 
-#: Where it lies in a party's part of a run.
+#: Folder of the trace in a party's part of a run.
 TRACE = "trace"
 Weights = Callable[[], Mapping[str, Tensor]]
-#: A resumed training may still get the gradients of so many exchanges before its first.
+#: A resumed training may still receive the gradients of this many exchanges before its first.
 _BEHIND = 64
 _ENDS = (Kind.GRAD, Kind.ACK)
-_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK says nothing
+_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK carries no values
 
 
 class Recorder:
-    """Records one party's side of one training; an `Observer` of its links.
+    """Records one party's end of one training; an `Observer` of its links.
 
     Args:
-        folder: where the trace lies.
-        party: whose side it is.
-        settings: what is recorded.
-        terms: what was agreed.
-        split: the aligned rows.
+        folder: folder of the trace.
+        party: party that records.
+        settings: what to record.
+        terms: the agreed terms.
+        split: split of the aligned rows.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Recorder:
         self._split = split
         self._store = Store(self.folder)
         self._links = len(links_of(terms, party))
-        self._open: dict[int, tuple[Exchange, int]] = {}  # and how many links have not ended it
+        self._open: dict[int, tuple[Exchange, int]] = {}  # with the links that expect frames
         self._held: list[SentFrame] = []
         self._held_bytes = 0
         self._files = 0
@@ -73,7 +73,7 @@ class Recorder:
         self._weights: Weights = dict
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Hold a frame if its exchange is asked for."""
+        """Buffer a frame if the settings include its exchange."""
         found = self._open.get(frame.step)
         if found is None:
             return
@@ -91,14 +91,14 @@ class Recorder:
             self._write()
 
     def expected_bytes(self, weights: Mapping[str, Tensor], start: int) -> int:
-        """The most bytes it will write; see `expected_bytes`."""
+        """The most bytes that it will write; see `expected_bytes`."""
         return expected_bytes(self._settings, self._terms, self.party, self._split, weights, start)
 
     def begin(self, start: int, weights: Weights) -> None:
-        """Get ready for exchange `start`; what was recorded beyond it is removed.
+        """Prepare to record from exchange `start`; later records are removed.
 
         Raises:
-            RunFolderError: what lies in the folder was recorded with other settings.
+            RunFolderError: the folder has a trace with other settings.
         """
         self._store.begin(self.party, self._settings, self._terms, start)
         self._files = sum(entry.epoch is None for entry in self._store.entries())
@@ -110,7 +110,7 @@ class Recorder:
             self._note(exchange)
 
     def follow(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """The same exchanges, noted as they are taken; between two epochs it writes."""
+        """Yield the same exchanges and note them; write the buffer between two epochs."""
         for exchange in schedule:
             if exchange.epoch != self._epoch and (self._epoch or exchange.step == 0):
                 self._end_epoch(last=False)
@@ -119,12 +119,12 @@ class Recorder:
             yield exchange
 
     def save(self, step: int) -> None:
-        """The party is about to save checkpoint `step`: all that crossed so far goes to disk."""
+        """Write all buffered frames, because the party is about to save checkpoint `step`."""
         self._write()
         self._checkpoint = step
 
     def end(self) -> None:
-        """The training ended well."""
+        """Finish the trace of a training that ended without an error."""
         self._end_epoch(last=True)
 
     def _note(self, exchange: Exchange) -> None:
@@ -160,17 +160,17 @@ def recorders_of(
     data: PartyData,
     checkpoints: Checkpoints | None,
 ) -> list[Recorder]:
-    """The recorder of a party that asks for a trace of a training; otherwise none.
+    """Make the recorders of the parties that request a trace of a training.
 
     Args:
-        settings: what the party asks for.
-        parties: folder with a folder for each party's part of the run; None keeps nothing.
-        terms: what was agreed.
-        data: the party's aligned rows.
-        checkpoints: the party's own; the trace is saved with each.
+        settings: settings of the trace.
+        parties: folder with a folder for each party's part of the run; None stores nothing.
+        terms: the agreed terms.
+        data: aligned rows of the party.
+        checkpoints: the party's own checkpoints; the trace is written before each.
 
     Raises:
-        ExposedCutError: the cuts are summed under masks.
+        ExposedCutError: masks hide the single cuts.
     """
     if parties is None or terms.mode != "train" or not settings.enabled:
         return []
@@ -183,9 +183,9 @@ def recorders_of(
 
 
 def trace_of_masked_cuts() -> ExposedCutError:
-    """What a party that asks for a trace of a secure sum is told."""
+    """Error for a party that requests a trace of a secure sum."""
     return ExposedCutError(
-        "a trace is of single cuts, and under a secure sum nobody but its owner has one",
+        "a trace contains single cuts, and under a secure sum each party knows only its own",
         got="[trace]",
         want="no trace, or secure = 'none'",
     )
@@ -194,11 +194,11 @@ def trace_of_masked_cuts() -> ExposedCutError:
 def own_recorders(
     party: PartyFile, terms: Terms, data: PartyData, checkpoints: Checkpoints | None
 ) -> list[Recorder]:
-    """`recorders_of` a federated party, as its own file says.
+    """Make the recorders of a federated party, as its own file requests.
 
     Raises:
-        ConfigError: it records, and some party lacks rows, or others than the label party have
-            links to the feature parties.
+        ConfigError: it requests a trace, and some party lacks rows, or others than the label party
+            have links to the feature parties.
     """
     if terms.takers and party.trace.enabled:
         raise ConfigError(
@@ -208,7 +208,8 @@ def own_recorders(
         )
     if data.held and party.trace.enabled:
         raise ConfigError(
-            "a trace takes every party to have every row, and this session has rows that some lack",
+            "a trace assumes that every party has every row, and in this session some "
+            "parties lack rows",
             where="[trace]",
             fix="leave [trace] out, or data.missing_rows = 'intersection'",
         )
@@ -224,18 +225,18 @@ def recording(
     weights: Mapping[str, Weights],
     say: Callable[[str], None],
 ) -> Iterator[Iterable[Exchange]]:
-    """Let recorders follow a training; the schedule to go through, unchanged without recorders.
+    """Yield the exchanges while recorders follow a training; unchanged without recorders.
 
     Args:
-        recorders: of the parties of this process.
+        recorders: recorders of the parties of this process.
         schedule: the exchanges from `start` on.
-        start: the first of them.
-        weights: gives each party's own weights as they are.
-        say: told how large the trace may get.
+        start: number of the first of them.
+        weights: for each party, a function that returns its present weights.
+        say: receives the largest size of the trace.
 
     Raises:
         ConfigError: the disk has no room for it; nothing was written.
-        RunFolderError: an earlier trace of this run was recorded with other settings.
+        RunFolderError: this run has an earlier trace with other settings.
     """
     if not recorders:
         yield schedule

@@ -1,4 +1,4 @@
-"""Reading a trace back: the frames one party saw, decoded as the session decoded them."""
+"""Read a trace: the frames of one party, decoded as the session decoded them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Snapshot(NamedTuple):
     """A party's own weights at one moment.
 
     Attributes:
-        epoch: epochs trained by then; 0 is before the first step.
-        step: the first exchange after it.
-        weights: by name, with what codec and defense had learned.
+        epoch: number of trained epochs; 0 is before the first step.
+        step: the next exchange.
+        weights: weights by name, with the state of codec and defense.
     """
 
     epoch: int
@@ -35,12 +35,12 @@ class Snapshot(NamedTuple):
 
 
 class Recording:
-    """What one party recorded of its own side of a training; see `read`.
+    """A party's recording of its own end of a training; see `read`.
 
     Attributes:
-        party: whose side it is.
-        settings: what was recorded.
-        terms: what the parties had agreed on: codec, defense, widths, seed, schedule.
+        party: party that recorded it.
+        settings: settings of the trace.
+        terms: the agreed terms: codec, defense, widths, seed, schedule.
     """
 
     party: str
@@ -55,12 +55,12 @@ class Recording:
     def frames(
         self, *, phase: str | None = None, party: str | None = None, direction: str | None = None
     ) -> Iterator[Replayed]:
-        """The frames that crossed, in their order, as the bytes they were.
+        """Yield the frames in their order, with the original bytes.
 
         Args:
-            phase: only those of "train", "validation" or "test".
-            party: only those of this feature party's link.
-            direction: only those that went "up" to the label party, or "down".
+            phase: only frames of "train", "validation" or "test".
+            party: only frames of this feature party's link.
+            direction: only frames "up" to the label party, or "down" from it.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -79,19 +79,19 @@ class Recording:
     def decoded(
         self, *, phase: str | None = None, party: str | None = None, direction: str | None = None
     ) -> Iterator[tuple[Replayed, Tensor]]:
-        """Each frame and what its receiver made of it: a cut or a gradient, axes (rows, width).
+        """Yield each frame with its decoded cut or gradient, axes (rows, width).
 
         The arguments are those of `frames`.
 
         Raises:
             RunFolderError: a file is missing or damaged.
-            FrameError: bytes the codec did not make.
-            SpecError: a codec that learns while it trains, and a trace of some epochs only.
+            FrameError: the codec cannot have made these bytes.
+            SpecError: the codec learns while it trains, and the trace has only some epochs.
         """
         learns = compression.make(self.terms.codec).learns
         if learns and (self.settings.epochs or "train" not in self.settings.phases):
             raise SpecError(
-                "this codec learns while it trains, so its frames follow from all before them",
+                "this codec learns while it trains, so decoding a frame needs all frames before it",
                 got=self.terms.codec,
                 fix="record the training frames of every epoch",
             )
@@ -104,7 +104,7 @@ class Recording:
                 yield frame, values
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """The party's own weights, in the order of the epochs.
+        """Yield the party's own weights, in the order of the epochs.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -118,10 +118,10 @@ class Recording:
 
 
 def read(folder: Path) -> Recording:
-    """The trace in a folder, ``RUN/parties/PARTY/trace``.
+    """Open the trace in a folder, ``RUN/parties/PARTY/trace``.
 
     Raises:
-        RunFolderError: there is none, or it is damaged or of another format.
+        RunFolderError: the folder has no trace, or one that is damaged or of another format.
     """
     return Recording(Path(folder))
 
@@ -130,9 +130,9 @@ class Decoder:
     """Decodes the frames of one feature party's link in their order.
 
     Args:
-        terms: what the parties had agreed on.
+        terms: the agreed terms.
         party: the feature party.
-        folder: of the trace, for messages.
+        folder: folder of the trace, for messages.
     """
 
     def __init__(self, terms: Terms, party: str, folder: Path) -> None:
@@ -145,17 +145,17 @@ class Decoder:
         self._epoch = 0
 
     def values(self, frame: Replayed) -> Tensor:
-        """What the frame's receiver made of it, axes (rows, width).
+        """Decode a frame to the values that its receiver used, axes (rows, width).
 
         Raises:
-            RunFolderError: a gradient whose cut is missing.
-            FrameError: bytes the codec did not make.
+            RunFolderError: the cut of a gradient is missing.
+            FrameError: the codec cannot have made these bytes.
         """
         training = frame.phase == "train"
         context = StepContext(frame.step, training, rows=frame.rows if training else None)
         if frame.kind is Kind.GRAD:
             if frame.step not in self._cuts:
-                raise RunFolderError("a gradient's cut is missing", where=str(self._folder))
+                raise RunFolderError("the cut of a gradient is missing", where=str(self._folder))
             kept = self._codec.encoder_state(self._cuts.pop(frame.step))
             return self._codec.decode_grad(
                 frame.payload, kept, len(frame.rows), self._width, context
@@ -168,7 +168,7 @@ class Decoder:
         return values
 
     def _catch_up(self, frame: Replayed) -> None:
-        """Commit the steps that both ends had committed before they made and read this cut."""
+        """Commit the steps that both ends had committed before this cut."""
         same_epoch = frame.phase == "train" and frame.epoch == self._epoch
         last = self._in_flight - 1 if same_epoch else 0
         while len(self._uncommitted) > last:
@@ -177,20 +177,20 @@ class Decoder:
 
 
 def training_cuts(recording: Recording, party: str | None = None) -> Tensor:
-    """What one feature party sent in training, decoded, in the order of the steps.
+    """Decode the training cuts of one feature party, in the order of the steps.
 
-    A lossy codec has left its mark on it, and one with a module made it as wide as that module.
+    They include the loss of a lossy codec, and have the width of a codec's module if it has one.
 
     Args:
         recording: a trace.
-        party: the feature party; it may be left out where there is only one.
+        party: the feature party; optional where there is only one.
 
     Returns:
-        The cuts below each other, float32 of axes (rows, width).
+        Cuts, one below the other, float32, axes (rows, width).
 
     Raises:
-        UserError: no such party, or several to choose from.
-        DataError: no training frames were recorded.
+        UserError: there is no such party, or several to choose from.
+        DataError: the trace has no training frames.
         SpecError, FrameError, RunFolderError: see `Recording.decoded`.
     """
     party = _chosen(links_of(recording.terms, recording.party), party)

@@ -1,7 +1,7 @@
-"""The files of a trace, what stands in them, how large they get, and a trace in memory.
+"""The files of a trace, their contents and sizes, and a trace in memory.
 
-A party's trace is the folder `parties/NAME/trace`. Files that `index.jsonl` does not name are left
-over from a run that was killed:
+A party's trace is the folder `parties/NAME/trace`. Files without an entry in `index.jsonl` remain
+from a killed run:
 
     file                    form                     content
     trace.json              sealed JSON              whose it is, what was recorded, the terms of
@@ -70,16 +70,16 @@ from vfl.session import Exchange, Terms, rules
 TRAINING = (Kind.CUT, Kind.GRAD)
 EVALUATION = (Kind.QUERY,)
 
-#: Bytes a frame, an exchange, a row, a file and a name in it take beside the payload, at most.
+#: Most bytes of a frame, an exchange, a row, a file and a name in it, besides the payload.
 FRAME_BYTES = 8 + 1 + 1 + 1 + 8
 EXCHANGE_BYTES = 8 + 8 + 4 * len("validation") + 8
 ROW_BYTES = 8
 FILE_BYTES = 3584
 PARTY_BYTES = 4 * 32  # 32 characters at most
 
-#: Bytes of a line of the index, at most.
+#: Most bytes of a line of the index.
 ENTRY_BYTES = 384
-#: Frames of about so many bytes are held in memory before they become a file.
+#: Approximate bytes of frames that are buffered in memory before they are written to a file.
 HELD_BYTES = 16 * 2**20
 _ABOUT = "trace.json"
 _INDEX = "index.jsonl"
@@ -91,7 +91,7 @@ _File = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$")]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One frame of a trace: who it belongs to, which way it went, and its bytes."""
+    """One frame of a trace: its party, its direction and its bytes."""
 
     party: str
     direction: str
@@ -101,12 +101,12 @@ class Recorded:
 
 
 class Trace:
-    """Records frames of chosen kinds; an `Observer`.
+    """Records frames of selected kinds; an `Observer`.
 
     Args:
-        kinds: which frames to keep; `TRAINING` and `EVALUATION` name the usual choices.
-        parties: whose frames to keep; None keeps everybody's.
-        limit_bytes: recording more than this is refused rather than filling the memory.
+        kinds: kinds of frames to store; `TRAINING` and `EVALUATION` are the usual selections.
+        parties: parties whose frames to store; None stores those of all parties.
+        limit_bytes: limit of the recorded bytes, which protects the memory.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Trace:
         self._frames: list[Recorded] = []
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Keep a frame if its kind and party were asked for.
+        """Store a frame if its kind and party were selected.
 
         Raises:
-            OversizedFrameError: the trace would grow past its limit.
+            OversizedFrameError: the trace would exceed its limit.
         """
         if frame.kind not in self.kinds or (self.parties is not None and party not in self.parties):
             return
@@ -148,7 +148,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class SentFrame:
-    """A frame that crossed in an exchange, on its way into a file."""
+    """A frame of an exchange that will be written to a file."""
 
     exchange: Exchange
     party: str
@@ -159,12 +159,12 @@ class SentFrame:
 
 @dataclass(frozen=True, slots=True)
 class Replayed(Recorded):
-    """A frame of a trace that was read back.
+    """A frame read from a trace.
 
     Attributes:
         phase: train, validation or test.
-        epoch: from 1.
-        rows: positions into the aligned rows, int64, in the order of the cut's rows.
+        epoch: number of the epoch, from 1.
+        rows: positions in the aligned rows, int64, in the order of the cut's rows.
     """
 
     phase: str
@@ -173,7 +173,7 @@ class Replayed(Recorded):
 
 
 def pack(frames: Sequence[SentFrame]) -> tuple[bytes, list[bytes]]:
-    """The content of the two files: what is known of the frames, and their bytes in pieces."""
+    """Make the contents of the two files: the frames' metadata, and their bytes in pieces."""
     exchanges = list({crossed.exchange.step: crossed.exchange for crossed in frames}.values())
     index_of = {exchange.step: index for index, exchange in enumerate(exchanges)}
     parties = sorted({crossed.party for crossed in frames})
@@ -197,10 +197,10 @@ def pack(frames: Sequence[SentFrame]) -> tuple[bytes, list[bytes]]:
 
 
 def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
-    """The frames `pack` was given; `folder` is for the message.
+    """Yield the frames that `pack` received; `folder` is for the message.
 
     Raises:
-        RunFolderError: the contents are not what `pack` gives, objects to unpickle included.
+        RunFolderError: `pack` cannot have made these contents; pickled objects are refused too.
     """
     try:
         with np.load(io.BytesIO(known), allow_pickle=False) as file:
@@ -226,7 +226,7 @@ def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
 
 
 def _npy_header(count: int) -> bytes:
-    """What stands before `count` bytes in a .npy file."""
+    """Header of a .npy file with `count` bytes."""
     header = io.BytesIO()
     described = {"descr": "|u1", "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(header, described)
@@ -234,13 +234,12 @@ def _npy_header(count: int) -> bytes:
 
 
 class Entry(Settings):
-    """Some frames, or a snapshot.
+    """Some frames, or a snapshot, in the index.
 
     Attributes:
         files: SHA-256 of each file's content, by name.
-        step: of frames, the last checkpoint that was saved before they crossed; of a snapshot,
-            the first exchange after it.
-        epoch: of a snapshot, the epochs trained by then; None for frames.
+        step: for frames, the last checkpoint saved before them; for a snapshot, the next exchange.
+        epoch: for a snapshot, the number of trained epochs; None for frames.
     """
 
     files: dict[_File, _Digest]
@@ -248,39 +247,39 @@ class Entry(Settings):
     epoch: int | None = None
 
     def line(self, owner: str) -> str:
-        """As a line of the index, sealed for its owner; see `TraceHeader.owner`."""
+        """Format it as a line of the index, sealed for its owner; see `TraceHeader.owner`."""
         text = self.model_dump_json()
         return f"{text}\t{_sealed(text, owner)}\n"
 
     @classmethod
     def of_line(cls, line: str, owner: str) -> Entry:
-        """The entry in such a line.
+        """Parse such a line.
 
         Raises:
-            ValueError: it is not as it was written, or another owner's.
+            ValueError: the line is damaged, or sealed for another owner.
         """
         text, _, digest = line.partition("\t")
         if not hmac.compare_digest(_sealed(text, owner).encode(), digest.encode()):
-            raise ValueError("the line's digest is another")
+            raise ValueError("the line has another digest")
         return cls.model_validate_json(text)
 
     def known_at(self, step: int) -> bool:
-        """Whether the party had it when it saved checkpoint `step`; 0 is before anything."""
+        """Whether the party had it when it saved checkpoint `step`; 0 is before the training."""
         if self.epoch is None:
             return self.step < step
         return step > 0 and self.step <= step
 
 
 class TraceHeader(Settings):
-    """What a trace says of itself.
+    """Header of a trace.
 
     Attributes:
-        format: of the files; see `vfl.core.storage`.
-        vfl: version that wrote them.
-        party: whose side was recorded.
-        settings: what was recorded.
-        terms: what the parties had agreed on.
-        digest: of the terms.
+        format: version of the file format; see `vfl.core.storage`.
+        vfl: version that wrote the files.
+        party: party that recorded.
+        settings: settings of the trace.
+        terms: the agreed terms.
+        digest: digest of the terms.
     """
 
     format: int = FORMAT
@@ -292,17 +291,17 @@ class TraceHeader(Settings):
 
     @classmethod
     def of(cls, party: str, settings: TraceSettings, terms: Terms) -> TraceHeader:
-        """What a trace of these terms says."""
+        """Make the header of a trace on these terms."""
         return cls(party=party, settings=settings, terms=terms, digest=terms.digest())
 
     @property
     def seal(self) -> Seal:
-        """Whose the trace is."""
+        """Seal of the trace."""
         return Seal("trace", self.party, self.terms.run)
 
     @property
     def owner(self) -> str:
-        """What every line of the index is sealed for."""
+        """Owner for which every line of the index is sealed."""
         return f"{self.party}|{self.terms.run}|{self.digest}"
 
 
@@ -310,17 +309,17 @@ class Store:
     """The files of one party's trace of one training.
 
     Args:
-        folder: where they lie.
+        folder: folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def begin(self, party: str, settings: TraceSettings, terms: Terms, step: int) -> None:
-        """Make it ready to record from exchange `step` on; what lies beyond is removed.
+        """Prepare the folder to record from exchange `step` on; later records are removed.
 
         Raises:
-            RunFolderError: what lies here was recorded on other terms or with other settings.
+            RunFolderError: the folder has a trace on other terms or with other settings.
         """
         about = TraceHeader.of(party, settings, terms)
         kept: list[Entry] = []
@@ -329,7 +328,7 @@ class Store:
                 raise RunFolderError(
                     "this trace was begun with other settings",
                     where=str(self.folder / _ABOUT),
-                    fix="resume with the settings it was begun with, or move the folder away",
+                    fix="resume with the settings that it was begun with, or move the folder away",
                 )
             kept = [entry for entry in self.entries() if entry.known_at(step)]
         record = {"about": about.model_dump(mode="json")}
@@ -343,7 +342,10 @@ class Store:
     def add(
         self, files: Mapping[str, Sequence[bytes]], step: int, epoch: int | None = None
     ) -> None:
-        """Write files, each given in pieces, then their line; a crash before it leaves them out."""
+        """Write files, each in pieces, then their index line.
+
+        A crash in between leaves them out.
+        """
         digests = {}
         for name, pieces in files.items():
             write_pieces(self.folder / name, pieces)
@@ -355,7 +357,7 @@ class Store:
         append_text(self.folder / _INDEX, entry.line(self.about().owner))
 
     def about(self) -> TraceHeader:
-        """What the trace says of itself.
+        """Read the header of the trace.
 
         Raises:
             RunFolderError: there is no trace, or it is damaged or of another format.
@@ -367,7 +369,7 @@ class Store:
                 where=str(self.folder),
                 fix="give the folder RUN/parties/PARTY/trace of a training with [trace] phases",
             )
-        # A trace may be read from anywhere, so whose it is follows from the record alone.
+        # A trace may be read from any folder, so the record itself names its owner.
         record = read_sealed_json(path, Seal("trace", None, None))
         try:
             about = TraceHeader.model_validate(record["about"])
@@ -378,7 +380,7 @@ class Store:
         return about
 
     def entries(self) -> list[Entry]:
-        """The files that count, in the order in which they were written.
+        """The files in the index, in the order of writing.
 
         Raises:
             RunFolderError: the index is missing or damaged.
@@ -391,10 +393,10 @@ class Store:
             raise damaged(path) from None
 
     def contents(self, entry: Entry) -> list[bytes]:
-        """The bytes of an entry's files, as they were written.
+        """Read the files of an entry, as they were written.
 
         Raises:
-            RunFolderError: one is missing or damaged.
+            RunFolderError: a file is missing or damaged.
         """
         found = []
         for name, digest in entry.files.items():
@@ -411,13 +413,13 @@ def _sealed(text: str, owner: str) -> str:
 
 
 def is_recorded(settings: TraceSettings, exchange: Exchange) -> bool:
-    """Whether the frames of an exchange are asked for; the test comes once, after every epoch."""
+    """Whether the settings include the frames of an exchange; the test follows the last epoch."""
     chosen = exchange.phase == "test" or not settings.epochs or exchange.epoch in settings.epochs
     return chosen and exchange.phase in settings.phases
 
 
 def links_of(terms: Terms, party: str) -> list[str]:
-    """The feature parties whose links a party has an end of."""
+    """The feature parties whose links end at a party."""
     return terms.feature_parties if party == terms.label_party else [party]
 
 
@@ -429,15 +431,15 @@ def expected_bytes(
     weights: Mapping[str, Tensor],
     start: int = 0,
 ) -> int:
-    """The most bytes one party's trace of a training can take, from exchange `start` on.
+    """Compute the most bytes of one party's trace of a training, from exchange `start` on.
 
     Args:
-        settings: what the party records.
-        terms: what was agreed.
-        party: whose trace it is.
-        split: the aligned rows.
-        weights: the party's own, for the size of a snapshot.
-        start: where a resumed training goes on.
+        settings: settings of the party's trace.
+        terms: the agreed terms.
+        party: party that owns the trace.
+        split: split of the aligned rows.
+        weights: the party's own weights, for the size of a snapshot.
+        start: first exchange of a resumed training.
     """
     codec = compression.make(terms.codec)
     links = links_of(terms, party)
@@ -457,7 +459,7 @@ def expected_bytes(
     files += unwritten + frames_bytes // HELD_BYTES
     files_bytes = files * (FILE_BYTES + PARTY_BYTES * len(links) + ENTRY_BYTES)
     about_bytes = len(TraceHeader.of(party, settings, terms).model_dump_json())
-    # Before the first step, every so many epochs, and at the end.
+    # Before the first step, at every interval of epochs, and at the end.
     every = settings.snapshots
     snapshots = 1 + -(-terms.train.epochs // every) if every else 0
     snapshots_bytes = snapshots * (
@@ -467,10 +469,10 @@ def expected_bytes(
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Refuse a trace that the disk has no room for.
+    """Refuse a trace for which the disk has no room.
 
     Raises:
-        ConfigError: with both sizes.
+        ConfigError: states both sizes.
     """
     existing = next(path for path in [folder.resolve(), *folder.resolve().parents] if path.exists())
     free_bytes = shutil.disk_usage(existing).free
