@@ -79,7 +79,7 @@ def parse_address(text: str) -> Address:
     >>> parse_address("::1:8000")
     Traceback (most recent call last):
     ...
-    ValueError: before a port an IPv6 address stands in brackets: [2001:db8::7]:8000
+    ValueError: before a port, an IPv6 address needs brackets: [2001:db8::7]:8000
     """
     if "://" in text:
         raise ValueError("an address is HOST:PORT, without a scheme such as https://")
