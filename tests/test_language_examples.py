@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from vfl.config import read_experiment
+from vfl.core.seeds import scoped
 from vfl.experiments import GridFolder
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.plan import check_specs
 from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scheduler import run_cells
+from vfl.models.decoder import Decoder
+from vfl.models.language import decoder_shape, save_pretrained
 from vfl.training.run import load_data, session_of
 
 FOLDER = Path(__file__).parents[1] / "examples" / "language"
@@ -100,6 +103,22 @@ def test_the_experiments_can_be_built(folder):
         check_specs(experiment)
         data = load_data(experiment)
         session_of(experiment, data, "train").run()
+
+
+def test_the_published_models_experiment_can_be_built(folder):
+    """With a small model under its name."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    root, _ = folder
+    words = {"[UNK]": 0, "film": 1, "good": 2}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    with scoped(0):
+        path = save_pretrained("smollm2", Decoder(decoder_shape(3, 64, 2, 2)))
+    made.save(str(path / "tokenizer.json"))
+    changes = ["data.length=8", "parties.user.width=512", "middle.width=64"]
+    experiment = read_experiment(FOLDER / "smollm2.toml", changes)
+    check_specs(experiment)
+    session_of(experiment, load_data(experiment), "train").run()
 
 
 @pytest.mark.slow

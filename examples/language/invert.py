@@ -1,11 +1,13 @@
 """What the owner of a split language model reads in the cuts of its user: thesis 6.2.2.
 
     python examples/language/invert.py --out inversion.csv
+    python examples/language/invert.py --model smollm2 --texts 5 --out inversion_smollm2.csv
 
-It takes the decoder of pretrain.py. Texts are of reviews that the decoder never saw: sentences
-(short) and whole reviews (long). Beside each accuracy stand the guess, which is the most frequent
-word everywhere, and what is left of the task: how often the next word is named first. A line of
-the file is a cell, written when it is done; cells that are there are not done again.
+It takes the decoder of pretrain.py, or a published one. Texts are of reviews that the decoder of
+pretrain.py never saw: sentences (short) and whole reviews (long). Beside each accuracy stand the
+guess, which is the most frequent word everywhere, and what is left of the task: how often the next
+word is named first. A line of the file is a cell, written when it is done; cells that are there are
+not done again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,6 +32,8 @@ from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
 from vfl.attacks.scoring import Case, attempt_all
 from vfl.config import read_experiment
 from vfl.core.seeds import generator
+from vfl.datasets.sources import read_bundled
+from vfl.datasets.sources.base import SetFormat
 from vfl.datasets.sources.files import data_folder
 from vfl.datasets.sources.texts import REVIEWS, Texts
 from vfl.models.decoder import Decoder
@@ -100,8 +105,35 @@ def cells() -> Iterator[Cell]:
             yield Cell("length", "reviews", front, words, False, "none", "none", attack)
 
 
+DEEP = (10, 20)
+DEEP_INVERSION = "text_inversion:steps=150"
+DEEP_REFINED = "token_search:candidates=50,steps=150"
+TWO_STAGES = "two_stage_inversion:steps=60,network_steps=150,hidden=256"
+
+
+def deep_cells() -> Iterator[Cell]:
+    """Figures of a published model, behind a third and two thirds of its blocks (thesis 6.2.2)."""
+    for front in DEEP:
+        for attack in (TWO_STAGES, DEEP_INVERSION, DEEP_REFINED):
+            yield Cell("depth", "reviews", front, 16, False, "none", "none", attack)
+    for deviation, front in ((s, f) for s in (1, 4) for f in DEEP):
+        for attack in (TWO_STAGES, DEEP_INVERSION):
+            yield Cell("noise", "reviews", front, 16, False, "none", noise(deviation), attack)
+    for codec, front in ((c, f) for c in ("quantise:values=8", "topk:k={quarter}") for f in DEEP):
+        yield Cell("codec", "reviews", front, 16, False, codec, "none", TWO_STAGES)
+    for words, front in ((w, f) for w in (4, 64) for f in DEEP):
+        for attack in (TWO_STAGES, DEEP_INVERSION):
+            yield Cell("length", "reviews", front, words, False, "none", "none", attack)
+
+
 class Bench:
-    """The decoder, and texts it never saw."""
+    """The decoder, and texts it never saw.
+
+    Attributes:
+        leaked: texts that an attacker knows with their cuts.
+    """
+
+    leaked = 600
 
     def __init__(self, experiment: Path, count: int) -> None:
         asked = read_experiment(experiment)
@@ -116,17 +148,31 @@ class Bench:
             raise SystemExit("the model 'reviews' has other sizes: run pretrain.py again")
         self.model.requires_grad_(requires_grad=False)
 
+    @classmethod
+    def of_published(cls, name: str, count: int) -> Bench:
+        """A published decoder, and reviews as its tokens; the last 400 are attacked."""
+        made = cls.__new__(cls)
+        form = SetFormat(length=1000, tokenizer=name)
+        cells = read_bundled("review_polarity", form=form).cells
+        rows = torch.from_numpy(cells.rows(np.arange(0)))
+        # A row numbers tokens from 1 on, and these fronts take the tokens themselves.
+        made.known, made.texts = (rows[:1600] - 1).clamp(0), {"reviews": (rows[1600:] - 1).clamp(0)}
+        made.count, made.model = count, load_pretrained(existing_model(name), "body")
+        made.model.requires_grad_(requires_grad=False)
+        return made
+
     def run(self, cell: Cell) -> Found:
         """One figure."""
         count = max(1, self.count * 30 // max(cell.words, 30))
         rows = self.texts[cell.texts]
         whole = (rows[:, : cell.words] > 0).all(1)
         rows = rows[whole][:count, : cell.words]
-        known = self.known[(self.known[:, : cell.words] > 0).all(1)][:600, : cell.words]
+        known = self.known[(self.known[:, : cell.words] > 0).all(1)][: self.leaked, : cell.words]
         front = Front(self.model.tokens, self.model.layers[: cell.front], cell.words)
+        width = cell.words * self.model.shape.width
         sent = SplitModule(
-            {"user": front}, nn.Identity(), {"user": cell.words * TOKENS},
-            codec=cell.codec, defense=cell.defense,
+            {"user": front}, nn.Identity(), {"user": width},
+            codec=cell.codec.format(quarter=width // 4), defense=cell.defense,
         ).eval()  # fmt: skip
         with torch.no_grad():
             front.to(torch.float16 if cell.half else torch.float32)
@@ -156,7 +202,7 @@ class Bench:
         if rows.shape[1] < 2:
             return math.nan, math.nan
         above = Front(self.model.tokens, self.model.layers[front:], rows.shape[1])
-        hidden = above.above(cuts.view(len(rows), -1, TOKENS))
+        hidden = above.above(cuts.view(len(rows), -1, self.model.shape.width))
         logits = self.model.head(self.model.norm(hidden))[:, :-1].flatten(0, 1)
         wanted = rows[:, 1:].flatten().long()
         right = float((logits.argmax(1) == wanted).double().mean())
@@ -188,6 +234,7 @@ def main() -> None:
     """Run the cells that the file lacks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("inversion.csv"))
+    parser.add_argument("--model", help="a published decoder, such as smollm2; else pretrain.py's")
     parser.add_argument("--texts", type=int, default=8, help="of a cell; fewer of long ones")
     parser.add_argument("--sweep", action="append", help="depth, length, half, noise, codec")
     parser.add_argument("--most", type=int, help="cells; the same command goes on")
@@ -200,8 +247,12 @@ def main() -> None:
     else:
         with arguments.out.open("w", newline="") as file:
             csv.writer(file).writerow(names)
-    bench = Bench(Path(__file__).parent / "reviews.toml", arguments.texts)
-    every = ((cell, tuple(str(value) for value in astuple(cell))) for cell in cells())
+    if arguments.model:
+        bench, wanted = Bench.of_published(arguments.model, arguments.texts), deep_cells()
+    else:
+        bench = Bench(Path(__file__).parent / "reviews.toml", arguments.texts)
+        wanted = cells()
+    every = ((cell, tuple(str(value) for value in astuple(cell))) for cell in wanted)
     asked = [
         (cell, about)
         for cell, about in every

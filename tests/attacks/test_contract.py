@@ -376,6 +376,7 @@ class TestTexts(Few, AttackContract):
         "token_search:beam=2,prior=0.01",
         "token_search:candidates=3,steps=60",
         "token_network:tokens=16,steps=150,hidden=64",
+        "two_stage_inversion:steps=20,network_steps=150,hidden=64",
     )
     rows, leaks, words = 160, 120, 20
 

@@ -107,6 +107,18 @@ def test_vectors_are_found_through_layers_around_the_bottom_and_the_search_ends(
     assert torch.allclose(found, start, atol=0.2)
 
 
+def test_two_stages_read_words_that_the_network_never_saw():
+    draw = generator(0, "two stages")
+    texts = torch.randint(1, 40, (90, 5), generator=draw).float()
+    front = front_of(words=40, tokens=16, steps=5)
+    case = case_of(front, texts[:20], front(texts[:20]).detach(), texts[20:].clamp(max=30))
+    network = score("token_network:tokens=16,steps=60,hidden=64", case)
+    few = score("text_inversion:steps=30,learning_rate=0.1", case)
+    both = score("two_stage_inversion:steps=30,network_steps=60,hidden=64", case)
+    assert both > max(network, few)
+    assert network < 0.8  # a quarter of the words is in no known text
+
+
 def test_a_bottom_without_words_is_refused():
     rows = torch.randn(4, 3)
     bottom = nn.Linear(3, 3)

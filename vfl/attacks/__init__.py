@@ -69,6 +69,7 @@ ATTACKS: Registry[Attack] = Registry(
         "white_box_inversion": "vfl.attacks.inputs.white_box_inversion:WhiteBoxInversion",
         "text_inversion": "vfl.attacks.inputs.texts:TextInversion",
         "token_search": "vfl.attacks.inputs.texts:TokenSearch",
+        "two_stage_inversion": "vfl.attacks.inputs.texts:TwoStageInversion",
         "token_network": "vfl.attacks.inputs.texts:TokenNetwork",
         "unsplit": "vfl.attacks.inputs.unsplit:UnSplit",
         "pseudo_client": "vfl.attacks.inputs.pseudo_client:PseudoClient",

@@ -357,6 +357,7 @@ class Weights:
             ):
                 raise _refused(folder / _INDEX, "another weight_map", "file names in this folder")
         self._files: dict[str, tuple[Any, str]] = {}
+        self._path_of: dict[str, Path] = {}
         self._axes: dict[str, torch.Size] = {}
         self._paths = [folder / file for file in sorted(files)]
         for file in sorted(files):
@@ -366,6 +367,7 @@ class Weights:
                 opened = safe_open(folder / file, "pt")
                 for name in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
                     self._files[_without(name, prefixes)] = opened, name
+                    self._path_of[_without(name, prefixes)] = folder / file
             except SafetensorError as problem:
                 raise _refused(folder / file, type(problem).__name__, "safetensors") from None
 
@@ -387,9 +389,11 @@ class Weights:
     def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
         """A weight in float32, some of its first axis at a time, once."""
         opened, whole = self._files.pop(name)
-        stored = opened.get_slice(whole)
-        for start in range(0, stored.get_shape()[0], rows):
-            yield stored[start : start + rows].float()
+        path = self._path_of[name]
+        for start in range(0, opened.get_slice(whole).get_shape()[0], rows):
+            # Opened anew, for what is read of a mapped file stays in memory while it is open.
+            with safe_open(path, "pt") as again:
+                yield again.get_slice(whole)[start : start + rows].float()
 
     def take_of(self, module: str, kind: str) -> Tensor:
         """A module's weight or bias; "gamma" and "beta" of older files, or the name alone.

@@ -202,16 +202,29 @@ class TextInversion(Attack):
         if self.half:
             bottom.half()
         found = []
-        for some in torch.split(cuts, _ROWS):
+        with torch.no_grad():
+            axes = embedded(bottom, words, torch.ones(1, *view.shape))
+        starts = self.started(view, draw, table, axes)
+        for some, start in zip(torch.split(cuts, _ROWS), torch.split(starts, _ROWS), strict=True):
             rows = torch.ones(len(some), *view.shape)
-            with torch.no_grad():
-                axes = embedded(bottom, words, rows[:1])
-            start = torch.randn(len(some), *axes, generator=draw) * table.std()
             vectors, _ = closer_vectors(
                 bottom, words, some, rows, start, self.steps, self.learning_rate, self.until
             )
             found.append(nearest_words(vectors, table, count))
         return torch.cat(found)
+
+    def started(
+        self, view: View, draw: torch.Generator, table: Tensor, axes: tuple[int, ...]
+    ) -> Tensor:
+        """Vectors that the search begins with; axes (rows, words, tokens).
+
+        Args:
+            view: of the attack.
+            draw: for what is random.
+            table: all words' vectors, axes (words of the vocabulary, tokens).
+            axes: (words, tokens) of a row.
+        """
+        return torch.randn(len(view.targets.cuts), *axes, generator=draw) * table.std()
 
 
 _ROWS = 64  # searched for at once
@@ -316,6 +329,51 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
     return fronts[0]
 
 
+class TwoStageInversion(TextInversion):
+    """`text_inversion` that begins with the words that a trained network reads in the cuts.
+
+    The network (`token_network`) is near where the front is deep, and the search by gradients then
+    holds its words to the cut.
+
+    Source: Chen et al. 2024, "Unveiling the Vulnerability of Private Fine-Tuning in Split-Based
+    Frameworks for Large Language Models" (BiSR), section 4: a learned inversion, then optimisation.
+    There the second stage matches gradients of a training too; here the cut alone.
+
+    Args:
+        steps: see `text_inversion`.
+        learning_rate: likewise.
+        until: likewise.
+        half: likewise.
+        network_steps: of the network, each on 512 words.
+        before: vectors of earlier words that the network is given besides a word's own.
+        hidden: units of its layer.
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    needs = TextInversion.needs | {Grant.LEAKED_INPUTS}
+
+    def __init__(
+        self,
+        steps: int = 200,
+        learning_rate: float = 0.1,
+        until: float = 0.9999,
+        half: bool = False,
+        network_steps: int = 300,
+        before: int = 1,
+        hidden: int = 512,
+    ) -> None:
+        super().__init__(steps, learning_rate, until, half)
+        self._network = (before, hidden, network_steps)
+        TokenNetwork(1, *self._network)  # refuses what is out of range
+
+    def started(
+        self, view: View, draw: torch.Generator, table: Tensor, axes: tuple[int, ...]
+    ) -> Tensor:
+        return table[TokenNetwork(axes[-1], *self._network).run(view, draw)]
+
+
 class TokenNetwork(Attack):
     """A network from a word's vector in the cut, and those before it, to the word.
 
@@ -360,12 +418,14 @@ class TokenNetwork(Attack):
             )
         texts = view.leaked.inputs.long()[:, : known.shape[1] // self.tokens]
         scale = scale_by("standard", known.view(-1, self.tokens))
-        given, labels = self._windows(scale, known).flatten(0, 1), texts.flatten()
+        given = self._windows(scale, known).flatten(0, 1)
+        # Of a large vocabulary few words are in known texts.
+        words, labels = torch.unique(texts.flatten(), return_inverse=True)
         with scoped(key_of(draw)):
             network = nn.Sequential(
                 nn.Linear(given.shape[1], self.hidden),
                 nn.GELU(),
-                nn.Linear(self.hidden, int(labels.max()) + 1),
+                nn.Linear(self.hidden, len(words)),
             )
         optimizer = torch.optim.Adam(network.parameters(), self.learning_rate)
         for _ in range(self.steps):
@@ -375,7 +435,7 @@ class TokenNetwork(Attack):
             optimizer.step()
         with torch.no_grad():
             parts = torch.split(self._windows(scale, cuts), _ROWS)
-            return torch.cat([network(part).argmax(-1) for part in parts])
+            return torch.cat([words[network(part).argmax(-1)] for part in parts])
 
     def _windows(self, scale: Scale, cuts: Tensor) -> Tensor:
         """Each word's vector beside those before it; axes (rows, words, features)."""
