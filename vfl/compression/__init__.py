@@ -1,4 +1,4 @@
-"""Codecs: how a cut and its gradient become bytes.
+"""Codecs: conversion of a cut and its gradient to bytes and back.
 
 >>> make("topk:k=3,values=8").formula_ratio(width=128) < 0.03
 True
@@ -36,7 +36,7 @@ CODECS: Registry[Codec] = Registry(
     aliases={"efvfl": "error_feedback"},
 )
 
-#: The codec a spec names, such as ``randtopk:k=4,alpha=0.1,values=8``.
+#: Make the codec that a spec names, such as ``randtopk:k=4,alpha=0.1,values=8``.
 make = CODECS.make
 
 

@@ -1,8 +1,8 @@
-"""The codec contract: a cut becomes a payload and comes back, and so does its gradient.
+"""The codec contract: encode and decode a cut, and its gradient.
 
-One codec object serves one party at one end of a link. Both ends build it from the same spec.
-The width of the cut is agreed in the handshake and the rows of a payload follow from the step,
-so no size that is allocated is ever read from a payload.
+One codec object serves one party at one end of a link. Both ends build it from the same spec. The
+parties agree on the cut's width in the handshake, and the rows of a payload follow from the step.
+So a decoder never reads the size of an allocation from a payload.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vfl.core.seeds import Secret
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """When a cut travels, and whose private draws it may use.
+    """Step, phase and private random draws of an exchange.
 
     Attributes:
         step: number of the exchange.
@@ -32,7 +32,7 @@ class StepContext:
         secret: the encoding party's secret; None at the decoding end. At inference only a feature
             party's defense has it.
         rows: position of each row of a training batch in the run's own table, int64, the same at
-            both ends of a link; None at inference, and where the caller of a module gave none.
+            both ends of a link; None at inference, and where the caller of a module passed none.
     """
 
     step: int = 0
@@ -41,13 +41,13 @@ class StepContext:
     rows: npt.NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     def positions(self, count: int) -> npt.NDArray[np.int64]:
-        """`rows`, for a codec with `needs_rows`.
+        """Return `rows`, for a codec with `needs_rows`.
 
         Args:
             count: rows of the batch.
 
         Raises:
-            SpecError: nobody gave the positions, or those of another batch.
+            SpecError: the caller passed no positions, or those of another batch.
         """
         if self.rows is None or self.rows.shape != (count,):
             raise SpecError(
@@ -62,19 +62,19 @@ class StepContext:
 
 INFERENCE = StepContext()
 
-#: What a packer may know of the codes: nothing, how often each occurs, or how often in each unit.
+#: A packer's knowledge of the codes: none, the frequency of each, or its frequency in each unit.
 Counts = Literal["none", "pooled", "by unit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """What a payload says of a cut, before it is packed.
+    """The symbols of a cut's payload, before packing.
 
     Attributes:
-        support: which values travel, bool of axes (rows, width).
-        codes: a whole number for each of those, in row order; axes (values,).
-        choices: the codes are below it.
-        counts: what the packer may know of the codes in advance.
+        support: which values are sent, bool of axes (rows, width).
+        codes: an integer for each of those values, in row order; axes (values,).
+        choices: codes are below this number.
+        counts: the packer's advance knowledge of the codes.
     """
 
     support: npt.NDArray[np.bool_]
@@ -84,33 +84,34 @@ class Symbols:
 
 
 class Encoded(NamedTuple):
-    """A payload and what its maker must keep until the gradient comes (None: nothing)."""
+    """A payload, and the encoder's state for the gradient (None: no state)."""
 
     payload: Payload
     saved: Any
 
 
 class Decoded(NamedTuple):
-    """A cut and what its receiver must keep to encode the gradient (None: nothing)."""
+    """A cut, and the decoder's state to encode the gradient (None: no state)."""
 
     cut: Tensor
     saved: Any
 
 
 class Codec(ABC):
-    """How one party's cut and gradient travel.
+    """Encoding of one party's cut and gradient.
 
-    A member implements `encode`, `decode`, `encode_grad`, `decode_grad` and `formula_ratio`.
-    The remaining methods have defaults that mean "this codec has none of it".
-    Hyper-parameters are the arguments of the constructor and are never changed afterwards.
+    A member implements `encode`, `decode`, `encode_grad`, `decode_grad` and `formula_ratio`. The
+    remaining methods have defaults for codecs without that feature. Hyper-parameters are the
+    arguments of the constructor and are never changed afterwards.
 
     Attributes:
-        draws: what travels of a training cut is drawn from the party's secret, to hide something.
-        repeats: the same values in the same exchange are the same bytes, in every attempt.
-        needs_rows: state is kept for each row, so contexts of training name the `rows`.
-        on_card: `encode` and `encode_grad` take tensors of a graphics card, and `decode` and
-            `decode_grad` leave theirs on `device`; without it all tensors are the processor's.
-        device: where the party's models run, set once before the first cut where `on_card` is true.
+        draws: whether the encoder draws from the party's secret in training, to hide values.
+        repeats: whether equal values in the same exchange give equal bytes, in every attempt.
+        needs_rows: whether the codec keeps state for each row, so that training contexts need
+            `rows`.
+        on_card: whether `encode` and `encode_grad` accept tensors of a graphics card, and `decode`
+            and `decode_grad` leave theirs on `device`; otherwise all tensors are on the processor.
+        device: device of the party's models, set once before the first cut where `on_card` is true.
     """
 
     draws: ClassVar[bool] = False
@@ -120,15 +121,15 @@ class Codec(ABC):
     device: torch.device = torch.device("cpu")
 
     def check(self, width: int) -> None:
-        """Refuse a width this codec cannot carry.
+        """Refuse a width that this codec cannot carry.
 
         Raises:
-            WidthError: with the widths or options that would fit.
+            WidthError: the width does not fit; the error names widths or options that would.
         """
 
     @abstractmethod
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        """Payload of a cut.
+        """Encode a cut as a payload.
 
         Args:
             cut: float32, axes (rows, width), finite, detached; never modified.
@@ -139,116 +140,117 @@ class Codec(ABC):
     def decode(
         self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Decoded:
-        """The cut a payload stands for: float32, axes (rows, width), writable memory.
+        """Decode a payload to a cut: float32, axes (rows, width), writable memory.
 
         Raises:
-            FrameError: any payload that `encode` could not have made for this shape.
+            FrameError: `encode` could not have made this payload for this shape.
         """
 
     @abstractmethod
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        """Payload of the gradient of a decoded cut; `saved` is what `decode` returned."""
+        """Encode the gradient of a decoded cut; `saved` is what `decode` returned."""
 
     @abstractmethod
     def decode_grad(
         self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Tensor:
-        """The gradient for the cut that was encoded; `saved` is what `encode` returned.
+        """Decode the gradient of the encoded cut; `saved` is what `encode` returned.
 
         Raises:
-            FrameError: any payload that `encode_grad` could not have made.
+            FrameError: `encode_grad` could not have made this payload.
         """
 
     def encoder_state(self, saved: Any) -> Any:
-        """What `encode` kept, from what `decode` of its payload saved.
+        """Return the encoder's state, from the state that `decode` of its payload returned.
 
-        With it a recorded gradient is decoded again without the party that encoded the cut. The
-        default suits codecs whose two ends hold the same.
+        It allows to decode a recorded gradient without the party that encoded the cut. The default
+        suits codecs whose two ends keep the same state.
         """
         return saved
 
     @abstractmethod
     def formula_ratio(self, width: int) -> float:
-        """Size of a cut divided by dense fp32, as the literature counts it (no header)."""
+        """Return the size relative to dense fp32, as the literature counts it (no header)."""
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
-        """What `encode` would say of a cut, for its entropy bound; None where that is not known.
+        """Return the symbols `encode` would send, for the entropy bound; None if they are unknown.
 
-        Nothing is learned from it, and nothing changes.
+        The call changes no state.
         """
         return None
 
     @property
     def unmasked(self) -> Codec:
-        """What a measurement encodes with: the same codec without masks that are used once."""
+        """The same codec without one-time masks, for measurements."""
         return self
 
     def payload_limit(self, rows: int, width: int) -> int:
-        """Largest payload in bytes either direction can need for this shape."""
+        """Return the largest payload in bytes that either direction can need for this shape."""
         return 4 * rows * width + 64
 
     def equal_queries(self, width: int) -> bool:
-        """Whether all queries of as many rows of this width have one length, whatever they hold."""
+        """Whether all queries of equally many rows have one length, for any values."""
         return True
 
     def simulate(
         self, cut: Tensor, context: StepContext = INFERENCE, grad_context: StepContext | None = None
     ) -> Tensor:
-        """The wire path as one differentiable function, bit-equal to it in value and gradient.
+        """Run the wire path as one differentiable function, bit-equal in value and gradient.
 
         Args:
             cut: axes (rows, width); may require a gradient.
-            context: what `encode` is given.
-            grad_context: what `encode_grad` is given; the other end's secret lives in it.
+            context: context of `encode`.
+            grad_context: context of `encode_grad`; it holds the other end's secret.
         """
         simulated: Tensor = _WirePath.apply(cut, self, context, grad_context or context)  # type: ignore[no-untyped-call]
         return simulated
 
-    # What a codec may own beyond bytes. A module's parameters train with its side's optimiser.
+    # Optional parts of a codec besides bytes. A module's parameters train with its side's
+    # optimiser.
 
     def wire_width(self, width: int) -> int:
-        """Width of what `encode` gets after `client_module`, for a bottom of the given width."""
+        """Return the width that `encode` receives, for a bottom of this width."""
         return width
 
     def client_module(self, width: int) -> nn.Module | None:
-        """A trainable module between the bottom and `encode`, at the feature party."""
+        """Return a trainable module between the bottom and `encode`, at the feature party."""
         return None
 
     def server_module(self, width: int) -> nn.Module | None:
-        """A trainable module between `decode` and the merge, at the label party."""
+        """Return a trainable module between `decode` and the merge, at the label party."""
         return None
 
     def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
-        """A scalar the feature party adds to its own backward pass; `cut` carries a graph."""
+        """Return a scalar that the feature party adds to its own loss; `cut` carries a graph."""
         return None
 
     @property
     def learns(self) -> bool:
-        """Whether a payload can only be read by an end that has read and committed those before."""
+        """Whether reading a payload requires that the earlier ones were read and committed."""
         return False
 
     @property
     def rows_apart(self) -> bool:
-        """Whether a row and its gradient become the same in training, whatever rows are with it."""
+        """Whether training encodes a row and its gradient independently of other rows."""
         return False
 
     def commit(self, step: int) -> None:
-        """A step is final at this end: the only place where adaptive state may move.
+        """Mark a step as final at this end: only here may adaptive state change.
 
-        Steps are committed in order, and when cut t is encoded or decoded both ends have committed
-        the same ones: all before it, or with m in flight all but the last m - 1.
+        Steps are committed in order. When cut t is encoded or decoded, both ends have committed the
+        same steps: all before it, or with m in flight all but the last m - 1.
         """
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Adaptive state, checkpointed with the party; that of steps not yet committed too."""
+        """Return adaptive state for checkpoints, including that of uncommitted steps."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
 
 
 class _WirePath(torch.autograd.Function):
-    """encode -> decode forward, encode_grad -> decode_grad backward: what really travels."""
+    """encode -> decode forward, encode_grad -> decode_grad backward, as on the wire."""
 
     @staticmethod
     def forward(

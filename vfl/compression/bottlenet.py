@@ -14,21 +14,22 @@ _MOST_DECIBELS = 100
 
 
 class BottleNet(DenseCodec):
-    """Sends k numbers between 0 and 1 a row, which a network at each end makes and reads.
+    """Sends k numbers between 0 and 1 a row, which a network at each end encodes and decodes.
 
     The feature party's encoder is a linear layer, batch normalisation and a sigmoid; the label
     party's decoder a linear layer, batch normalisation and a rectifier. In training Gaussian noise
-    joins the numbers before they are sent, so that the code bears few bits. A prediction has none.
+    is added to the numbers before they are sent, so that the code tolerates few bits. Predictions
+    have no noise.
 
     Source: Shao, Zhang 2020, "BottleNet++: an end-to-end approach for feature compression in
     device-edge co-inference systems", ICC workshops, sections II-B and II-C (additive white
-    Gaussian noise); linear layers stand for its convolutions, for a cut has one axis.
+    Gaussian noise). Linear layers replace its convolutions, because a cut has one axis.
 
     Args:
-        k: numbers a row.
+        k: number of values per row.
         psnr: peak signal-to-noise ratio of the channel in training, in decibels; the peak is 1, so
             the noise has deviation 10^(-psnr/20).
-        values: the bits of a number from 1 to 8, ``bf16`` or ``fp32``.
+        values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
 
@@ -73,7 +74,7 @@ class GaussianChannel(nn.Module):
     """Adds normal noise in training; draws follow the party's secret there.
 
     Args:
-        deviation: of the noise.
+        deviation: standard deviation of the noise.
     """
 
     def __init__(self, deviation: float) -> None:
@@ -81,7 +82,7 @@ class GaussianChannel(nn.Module):
         self.deviation = deviation
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Axes (rows, k), in and out."""
+        """Map axes (rows, k) to the same axes."""
         if not self.training:
             return numbers
         return numbers + self.deviation * torch.randn_like(numbers)

@@ -17,7 +17,8 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import generator
 
-#: Rows that may share a vector; noise grows with their number, and 64 is four times the paper's.
+#: Most rows that may share a vector; noise grows with their number, and 64 is four times the
+#: paper's.
 _MOST_ROWS = 64
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -26,10 +27,10 @@ class Bound(Codec):
     """Sends one vector for `rows` rows of a training batch: the sum of each row bound to its key.
 
     A key is a fixed public vector of length 1; binding is circular convolution, reading is circular
-    correlation with the same key. A row that is read holds the other rows of its vector as noise,
-    which is smaller the wider the cut is. Gradients travel the same way, so both directions take
-    1/rows of the bytes. Training mixes rows; **a query is sent row by row**, for a prediction must
-    not depend on the rows that share its batch, and so takes the bytes of the plain cut.
+    correlation with the same key. A decoded row contains the other rows of its vector as noise,
+    which is smaller for wider cuts. Gradients are sent the same way, so both directions take 1/rows
+    of the bytes. Training mixes rows. **A query is sent row by row** and takes the bytes of the
+    plain cut, because a prediction must not depend on the other rows of its batch.
 
     Source: Hsieh et al. 2022, "C3-SL: Circular convolution-based batch-wise compression for
     communication-efficient split learning", MLSP, section 3. A batch's last vector has fewer rows
@@ -37,11 +38,11 @@ class Bound(Codec):
 
     Args:
         rows: rows a vector (the paper's R).
-        values: of the vectors, and of a query: ``fp32``, ``bf16``, or bits from 1 to 8 with a scale
-            a vector.
-        grad: of the vectors of gradients: ``fp32``, ``bf16``, or the bits from 2 to 8.
+        values: format of the vectors, and of a query: ``fp32``, ``bf16``, or 1 to 8 bits with one
+            scale per vector.
+        grad: format of the vectors of gradients: ``fp32``, ``bf16``, or 2 to 8 bits.
         keys: ``normal`` as in the paper; ``unitary`` keys have a flat spectrum (Plate 1995), so
-            that a row that is read back holds noise of the other rows alone, none of its own.
+            that a decoded row contains noise only of the other rows.
 
     >>> len(Bound(rows=4).encode(torch.zeros(256, 128), StepContext(training=True)).payload)
     32768
@@ -92,15 +93,15 @@ class Bound(Codec):
         return self._read(vectors, rows)
 
     def formula_ratio(self, width: int) -> float:
-        """1/R, section 3.3, of b-bit values."""
+        """Return 1/R, section 3.3, for b-bit values."""
         return self._vectors.formula_ratio(width) / self.rows
 
     def _count(self, rows: int) -> int:
-        """Vectors of so many rows."""
+        """Return the number of vectors for so many rows."""
         return -(-rows // self.rows)
 
     def _spectra(self, width: int) -> npt.NDArray[np.complex128]:
-        """Fourier transforms of the keys, axes (rows a vector, frequencies)."""
+        """Return Fourier transforms of the keys, axes (rows a vector, frequencies)."""
         if self._keys.shape != (self.rows, width // 2 + 1):
             drawn = torch.randn(
                 self.rows, width, generator=generator(0, "c3sl", self.rows, width)
@@ -112,7 +113,7 @@ class Bound(Codec):
         return self._keys
 
     def _bind(self, values: Tensor) -> Tensor:
-        """Vectors of axes (vectors, width), for values of axes (rows, width)."""
+        """Return vectors of axes (vectors, width), for values of axes (rows, width)."""
         rows, width = values.shape
         filled = np.zeros((self._count(rows), self.rows, width))
         filled.reshape(len(filled) * self.rows, width)[:rows] = values.numpy()
@@ -120,7 +121,7 @@ class Bound(Codec):
         return _real((spectra * self._spectra(width)).sum(axis=1), width)
 
     def _read(self, vectors: Tensor, rows: int) -> Tensor:
-        """Values of axes (rows, width), for vectors of axes (vectors, width)."""
+        """Return values of axes (rows, width), for vectors of axes (vectors, width)."""
         width = vectors.shape[1]
         spectra = np.fft.rfft(vectors.numpy().astype(np.float64), axis=1)[:, None, :]
         read = _real(spectra * self._spectra(width).conj(), width)
@@ -128,6 +129,6 @@ class Bound(Codec):
 
 
 def _real(spectra: npt.NDArray[np.complex128], width: int) -> Tensor:
-    """Vectors with these spectra, clipped to the range of float32."""
+    """Return vectors with these spectra, clipped to the range of float32."""
     values = np.fft.irfft(spectra, n=width, axis=-1)
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))

@@ -24,27 +24,29 @@ _MOST_PIECES = 65536
 
 
 class ProductQuantise(Codec):
-    """Sends, for each piece of a row, the number of the nearest of a few vectors.
+    """Sends, for each piece of a row, the index of the nearest of a few vectors.
 
-    A row is cut into `pieces` of equal length, which k-means over the batch's pieces gathers in
-    `clusters` vectors; these travel with the batch. The gradient of the sent cut comes back whole,
-    and the feature party adds `correction` x (cut - sent cut), which holds cuts near what can be
-    sent. **A query is sent whole, float32**: its codebook would depend on the rows that share its
-    batch.
+    A row is cut into `pieces` of equal length. k-means over the batch's pieces finds `clusters`
+    vectors, which are sent with the batch. The gradient of the sent cut comes back whole, and the
+    feature party adds `correction` x (cut - sent cut), which keeps cuts near the vectors. **A query
+    is sent whole, float32**: its codebook would depend on the other rows of its batch.
 
     Source: Wang, Qi, Rawat, Reddi, Waghmare, Yu, Joshi 2022, "FedLite: a scalable approach for
-    federated learning on resource-constrained clients", sections 4.1 (one codebook for all pieces,
-    the paper's R = 1) and 4.2 (the correction, as the gradient of a squared distance).
+    federated learning on resource-constrained clients".
+
+    Sections 4.1 (one codebook for all pieces, the paper's R = 1) and 4.2 (the correction, as the
+    gradient of a squared distance).
 
     Args:
-        pieces: of a row (the paper's q); the width of the cut is a multiple of it.
+        pieces: number of pieces of a row (the paper's q); the width of the cut must be a multiple
+            of it.
         clusters: vectors of the codebook (the paper's L).
         correction: weight of the correction (the paper's lambda), of a mean over the batch's rows.
-        passes: of k-means.
-        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
+        passes: number of passes of k-means.
+        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
 
     >>> codec, training = ProductQuantise(pieces=8, clusters=4), StepContext(training=True)
     >>> len(codec.encode(torch.zeros(256, 64), training).payload)  # 4 vectors of 8, 2 bits a piece
@@ -124,14 +126,17 @@ class ProductQuantise(Codec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, None))
 
     def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
-        """Half the correction times the mean over rows of the squared distance to the sent cut."""
+        """Return half the correction times the mean squared distance of rows to the sent cut."""
         if not (self.correction and context.training and len(cut)):
             return None
         sent = self._sent(cut.detach().cpu()).to(cut.device)
         return 0.5 * self.correction * (cut - sent).square().sum(dim=1).mean()
 
     def formula_ratio(self, width: int) -> float:
-        """Codes alone, pieces x log2 L / (32 d); the codebook is shared by a batch's rows."""
+        """Return the ratio of codes alone, pieces x log2 L / (32 d).
+
+        Rows share the batch's codebook.
+        """
         return self.pieces * self._bits / (32 * width)
 
     def payload_limit(self, rows: int, width: int) -> int:
@@ -139,14 +144,14 @@ class ProductQuantise(Codec):
         return super().payload_limit(rows, width) + vectors + rows * self.pieces * self._bits // 8
 
     def _sent(self, cut: Tensor) -> Tensor:
-        """The values that travelled for a cut; found anew where it was not the last one."""
+        """Return the values sent for a cut, recomputed unless it was the last one."""
         if self._newest is not None and torch.equal(self._newest[0], cut):
             return self._newest[1]
         codebook, codes = self._clustered(cut)
         return codebook[codes].reshape(cut.shape)
 
     def _clustered(self, cut: Tensor) -> tuple[Tensor, Tensor]:
-        """Codebook, axes (clusters, length), and the code of each piece, axes (rows x pieces,)."""
+        """Return a codebook, axes (clusters, length), and codes, axes (rows x pieces,)."""
         found = cluster(cut.reshape(-1, cut.shape[1] // self.pieces), self.clusters, self.passes)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
@@ -154,15 +159,15 @@ class ProductQuantise(Codec):
 def cluster(
     points: Tensor, clusters: int, passes: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """k-means: centres, axes (clusters, length), and the nearest centre of each point.
+    """Run k-means: return centres, axes (clusters, length), and each point's nearest centre.
 
-    It starts at points that a fixed public generator picks, farther ones more often (Arthur,
+    A fixed public generator picks the first centres, farther points more often (Arthur,
     Vassilvitskii 2007), so that the same points have the same centres.
 
     Args:
         points: float32, axes (points, length), at least one.
-        clusters: centres.
-        passes: of Lloyd's algorithm, at most.
+        clusters: number of centres.
+        passes: most passes of Lloyd's algorithm.
     """
     scale = float(points.abs().max()) or 1.0
     values = points.double().numpy() / scale
@@ -189,7 +194,7 @@ def cluster(
 
 
 def _nearest(values: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]) -> np.ndarray:
-    """The nearest centre of each point; of equally near ones the first."""
+    """Return the nearest centre of each point; of equally near ones the first."""
     distances = np.square(centres).sum(axis=1) - 2 * values @ centres.T
     found: npt.NDArray[np.int64] = distances.argmin(axis=1)
     return found

@@ -1,4 +1,4 @@
-"""SplitFC: columns of a batch's cut are dropped or sent in few bits, by how much they vary."""
+"""SplitFC: columns of a batch's cut are dropped, or sent in few bits, as they vary."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Kept(NamedTuple):
-    """The columns of a batch that travel, bool of axes (width,), and the factor of each one."""
+    """The columns of a batch that are sent, bool of axes (width,), and the factor of each one."""
 
     columns: npt.NDArray[np.bool_]
     factors: Floats
 
 
 class Columns(Codec):
-    """Drops columns of a training batch at random, rarely those that vary most.
+    """Drops columns of a training batch at random; columns that vary most are rarely dropped.
 
     A column is kept with a probability proportional to its standard deviation over the batch (at
     most 1), so that `keep` x width columns stay on average. A kept column is divided by its
-    probability, so that on average nothing is lost; gradients travel for kept columns alone. Kept
-    columns share a budget of `bits` a value: each gets the whole number of bits that makes the sum
-    of squared errors least, and one that gets none is sent as its mean. **A query is sent whole,
-    8 bits a value**, for a column of one row has no deviation, and no row may depend on others.
+    probability, so that the result is unbiased; only kept columns have gradients. Kept columns
+    share a budget of `bits` per value: each gets the integer number of bits that minimises the sum
+    of squared errors, and a column with 0 bits is sent as its mean. **A query is sent whole, 8 bits
+    per value**, because a column of one row has no deviation, and no row may depend on others.
 
     Source: Oh, Lee, Brinton, Jeon 2023, "Communication-efficient split learning via adaptive
     feature-wise compression" (SplitFC), sections on adaptive feature-wise dropout and adaptive
-    feature-wise quantisation. Here bits a column are whole numbers, found exactly by marginal
+    feature-wise quantisation. Here the bits of a column are integers, found exactly by marginal
     gains; the paper derives levels that need not be powers of two. Its normalisation by channels is
-    left out, for a cut has one axis.
+    left out, because a cut has one axis.
 
     Args:
-        keep: share of the columns that travel, on average (1/R in the paper).
-        bits: a value of a kept column, on average.
-        grad: a value of a kept column's gradient, on average.
+        keep: share of the columns that are sent, on average (1/R in the paper).
+        bits: bits per value of a kept column, on average.
+        grad: bits per value of a kept column's gradient, on average.
 
     Raises:
-        BadOptionError: a share or a number of bits out of range.
+        BadOptionError: a share or a number of bits is out of range.
 
     >>> f"{Columns(keep=0.25, bits=4).formula_ratio(width=128):.2%}"
     '3.12%'
@@ -120,7 +120,10 @@ class Columns(Codec):
         return _whole(columns * saved.factors, saved, width)
 
     def formula_ratio(self, width: int) -> float:
-        """Codes of kept columns alone, keep x bits / 32; a batch's rows share their ends."""
+        """Return the ratio of kept columns' codes alone, keep x bits / 32.
+
+        The rows of a batch share the ends of ranges, which are not counted.
+        """
         return self.keep * self.bits / 32
 
     def payload_limit(self, rows: int, width: int) -> int:
@@ -128,7 +131,7 @@ class Columns(Codec):
         return super().payload_limit(rows, width) + per_column
 
     def _drawn(self, values: Floats, context: StepContext) -> _Kept:
-        """The columns of a batch that travel; the widest-spread one if the draw keeps none."""
+        """Draw the columns of a batch; if the draw keeps none, keep the one that varies most."""
         if context.secret is None:
             raise UserError(
                 "splitfc draws at random in training and was given no secret",
@@ -145,12 +148,12 @@ class Columns(Codec):
 
 
 def keep_chances(deviations: Floats, keep: float) -> Floats:
-    """Probabilities proportional to the deviations, at most 1, whose mean is `keep`.
+    """Return probabilities proportional to the deviations, at most 1, whose mean is `keep`.
 
-    Columns without any deviation share what is left where the others are all kept.
+    Columns with a deviation of 0 share the remainder where all others are kept.
 
     Args:
-        deviations: of each column, axes (width,), at least 0.
+        deviations: deviation of each column, axes (width,), at least 0.
         keep: mean of the probabilities, in (0, 1].
 
     >>> keep_chances(np.array([8.0, 1.0, 1.0, 0.0]), 0.5).tolist()
@@ -174,14 +177,14 @@ def keep_chances(deviations: Floats, keep: float) -> Floats:
 
 
 def bits_of_columns(ranges: Floats, mean_bits: float) -> Bits:
-    """Whole numbers of bits, `mean_bits` on average, with the least sum of (range / 2^bits)^2.
+    """Return integer bits, `mean_bits` on average, with the least sum of (range / 2^bits)^2.
 
-    A further bit goes to the column whose error it reduces most, which is the best choice because
-    gains fall with every bit. All steps are exact in floating point, so both ends agree.
+    Each further bit goes to the column whose error it reduces most, which is optimal because gains
+    fall with every bit. All steps are exact in floating point, so both ends agree.
 
     Args:
-        ranges: of each column, axes (columns,), at least 0; a column without one gets no bits.
-        mean_bits: bits to give out, a column.
+        ranges: range of each column, axes (columns,), at least 0; a column of range 0 gets no bits.
+        mean_bits: bits to distribute, per column.
 
     >>> bits_of_columns(np.array([4.0, 1.0, 0.0]), 2).tolist()
     [4, 2, 0]
@@ -200,7 +203,7 @@ def bits_of_columns(ranges: Floats, mean_bits: float) -> Bits:
 
 
 def pack_columns(values: Floats, mean_bits: float) -> bytes:
-    """Values of axes (rows, columns), at least one row: two ends a column, then its codes."""
+    """Pack values of axes (rows, columns), at least one row: two ends a column, then its codes."""
     floats = values.astype(np.float32)
     low, high = floats.min(axis=0), floats.max(axis=0)
     ends = np.stack([bfloat16_below(low), bfloat16_above(high)])
@@ -220,10 +223,10 @@ def pack_columns(values: Floats, mean_bits: float) -> bytes:
 
 
 def unpack_columns(body: memoryview, rows: int, columns: int, mean_bits: float) -> Floats:
-    """The values that `pack_columns` packed, axes (rows, columns).
+    """Unpack the values of `pack_columns`, axes (rows, columns).
 
     Raises:
-        FrameError: what it could not have made.
+        FrameError: `pack_columns` could not have made these bytes.
     """
     head = 2 * _COLUMN_BYTES * columns
     if len(body) < head:
@@ -258,7 +261,7 @@ def unpack_columns(body: memoryview, rows: int, columns: int, mean_bits: float) 
 
 
 def _by_bits(bits: Bits) -> list[tuple[int, npt.NDArray[np.int64]]]:
-    """Columns of each number of bits above 0."""
+    """Group the columns by their number of bits above 0."""
     counts = (int(one) for one in np.unique(bits) if one)
     return [(count, np.nonzero(bits == count)[0]) for count in counts]
 
@@ -273,7 +276,7 @@ def _bfloat16(values: Floats) -> bytes:
 
 
 def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
-    """The columns that a payload holds, and the bytes behind their description."""
+    """Return the columns that a payload holds, and the bytes after their description."""
     head = -(-width // 8)
     if len(view) < head:
         raise TruncatedFrameError(
@@ -293,14 +296,14 @@ def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
             want=f"{stop} or more",
         )
     sent = np.frombuffer(view[head:stop], "<u2").astype(np.uint16)
-    # Of the bits: to convert a signalling NaN is an error of floating point.
+    # The bits are checked: the conversion of a signalling NaN would raise a floating-point error.
     if (sent < _ONE_BFLOAT16).any() or (sent > LARGEST_BFLOAT16).any():
         raise CorruptFrameError("a payload's factor of a column is below 1 or not finite")
     return _Kept(columns, from_bfloat16(sent).astype(np.float64)), view[stop:]
 
 
 def _whole(columns: Floats, kept: _Kept, width: int) -> Tensor:
-    """The kept columns in their places, zeros elsewhere; held in the range of float32."""
+    """Put the kept columns back to their positions, with zeros elsewhere; float32 range."""
     whole = np.zeros((len(columns), width), np.float32)
     whole[:, kept.columns] = np.clip(columns, -_LARGEST, _LARGEST)
     return torch.from_numpy(whole)

@@ -1,4 +1,4 @@
-"""Several codecs on one saved cut, without training: bytes, bound, error and times of each."""
+"""Comparison of codecs on one saved cut, without training: bytes, bound, error and times."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class CodecComparison:
     """One codec on the cut.
 
     Attributes:
-        codec: its spec.
-        untrained: a module of the codec stood between the cut and `encode`, as it is before any
-            training; how well the cut comes back is then not known.
-        measure: what was measured.
+        codec: spec of the codec.
+        untrained: whether an untrained module of the codec stood between the cut and `encode`; then
+            the reconstruction error is unknown.
+        measure: the measurement.
     """
 
     codec: str
@@ -36,7 +36,7 @@ class CodecComparison:
     measure: CodecMeasure
 
     def record(self) -> dict[str, Any]:
-        """For a machine; None for a figure that is not known."""
+        """Return the record for machines; None for an unknown figure."""
         figures = asdict(self.measure)
         if self.untrained:
             figures["relative_error"] = math.nan
@@ -52,14 +52,14 @@ def compare_codecs(
     training: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[CodecComparison]:
-    """Measure codecs on a cut, each by itself; see `vfl.compression.measure`.
+    """Measure codecs on a cut, each separately; see `vfl.compression.measure`.
 
     Args:
-        cut: float32 of axes (rows, width), as a bottom gave it.
-        specs: the codecs, each of which takes this width (`vfl.training.specs.check_codecs`).
+        cut: float32 of axes (rows, width), as a bottom computed it.
+        specs: the codecs, each of which accepts this width (`vfl.training.specs.check_codecs`).
         batch_size: rows of a frame.
         training: whether the frames are those of training or of inference.
-        say: told which codec is measured.
+        say: called with a message about the codec that is measured.
     """
     rows = []
     for spec in specs:
@@ -74,7 +74,10 @@ def compare_codecs(
 
 
 def default_specs(width: int) -> list[str]:
-    """One or two of each kind of codec, those that fit the width; k is width/40 or what fits."""
+    """Return one or two codecs of each kind that fit the width.
+
+    Their k is width/40 or a value that fits.
+    """
     k = max(1, min(width // 40, TABLE_LIMIT // width))
     specs = [
         "none",
@@ -92,7 +95,7 @@ def default_specs(width: int) -> list[str]:
 
 
 def format_table(rows: Sequence[CodecComparison]) -> str:
-    """The rows in their order as a table for people."""
+    """Format the rows in their order as a table for people."""
     first = rows[0].measure
     frames = -(-first.rows // first.batch_size)
     about = (
@@ -123,7 +126,7 @@ def _line(row: CodecComparison, wide: int) -> str:
 
 
 def _through_module(codec: Codec, cut: Tensor) -> tuple[bool, Tensor]:
-    """Whether training would shape what travels, and the cut behind the codec's own module."""
+    """Return whether training would change the sent values, and the codec module's output."""
     width = cut.shape[1]
     with scoped(0):
         modules = [codec.client_module(width), codec.server_module(width)]

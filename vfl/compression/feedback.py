@@ -1,8 +1,8 @@
-"""Error feedback: both ends keep a surrogate of each row's cut, and a frame says what changed.
+"""Error feedback: both ends keep a surrogate of each row's cut, and a frame carries the change.
 
-A row that comes again is sent as the compressed difference between its cut and its surrogate, which
-both ends then move by what was sent. What one frame leaves out the next ones send, so the error of
-a fixed k vanishes as the training converges.
+A row that occurs again is sent as the compressed difference between its cut and its surrogate; then
+both ends add the sent difference to the surrogate. Later frames send the values that one frame
+omits, so the error of a fixed k vanishes as the training converges.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 Positions = npt.NDArray[np.int64]
-#: Steps whose gradient never came, of which the newest are kept.
+#: Number of newest steps kept whose gradient never came.
 _MOST_WAITING = 64
 
 
 class _Batch(NamedTuple):
-    """A batch's surrogates, axes (rows, width), and which rows have one; others have zeros."""
+    """A batch's surrogates, axes (rows, width), and whether each row has one; others have zeros."""
 
     rows: Positions
     surrogates: Tensor
@@ -39,7 +39,7 @@ class _Batch(NamedTuple):
 
 
 class _Surrogates:
-    """A vector for each row that was seen; a step moves them when it is committed."""
+    """A vector for each known row; the commit of a step changes them."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -47,7 +47,7 @@ class _Surrogates:
         self._waiting: dict[int, tuple[Positions, Tensor]] = {}
 
     def of(self, rows: Positions, width: int) -> _Batch:
-        """The surrogates of a batch."""
+        """Return the surrogates of a batch."""
         slots = torch.tensor([self._slots.get(row, -1) for row in rows.tolist()], dtype=torch.int64)
         known, found = slots >= 0, torch.zeros(len(rows), width)
         if known.any():
@@ -55,13 +55,13 @@ class _Surrogates:
         return _Batch(rows, found, known)
 
     def record(self, step: int, rows: Positions, values: Tensor) -> None:
-        """What a step's surrogates become once it is committed."""
+        """Keep the surrogates that a step will have once it is committed."""
         self._waiting[step] = rows, values
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]
 
     def commit(self, step: int) -> None:
-        """Move the surrogates of a step's rows."""
+        """Update the surrogates of a step's rows."""
         rows, values = self._waiting.pop(step, (np.empty(0, np.int64), torch.zeros(0, 0)))
         if not len(rows):
             return
@@ -73,7 +73,7 @@ class _Surrogates:
         self._table[slots] = values
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything, as tensors."""
+        """Return everything as tensors."""
         state = {
             "rows": torch.tensor(list(self._slots), dtype=torch.int64),
             "values": self._table[: len(self._slots)].clone(),
@@ -84,7 +84,7 @@ class _Surrogates:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave; nothing of a finished run, whose rows are forgotten."""
+        """Restore the result of `state_dict`; a finished run's rows are forgotten."""
         if not state:
             return
         self._slots = {row: slot for slot, row in enumerate(state["rows"].tolist())}
@@ -97,14 +97,14 @@ class _Surrogates:
 
 
 class RowFeedback(Codec):
-    """Sends what changed in a row's cut since the row was sent last.
+    """Sends the change of a row's cut since the row was last sent.
 
-    A query has no surrogate, for its row may be new: it is sent whole, as float32.
+    A query has no surrogate, because its row may be new: it is sent whole, as float32.
 
     Args:
-        of: compresses the differences; it must neither learn nor draw.
-        grad: how gradients travel, see `ErrorFeedback`.
-        first: what a row's first cut is: ``compressed``, as a difference to zero, or ``dense``.
+        of: codec that compresses the differences; it must neither learn nor draw.
+        grad: format of gradients, see `ErrorFeedback`.
+        first: format of a row's first cut: ``compressed``, as a difference to zero, or ``dense``.
     """
 
     needs_rows: ClassVar[bool] = True
@@ -129,7 +129,8 @@ class RowFeedback(Codec):
             raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
         changes = self._of.encode(difference, context).payload
         payload = bytes(dense_bytes(cut[whole])) + bytes(changes)
-        self.decode(payload, rows, width, context)  # the surrogates that the other end will have
+        # these are the surrogates that the other end will have
+        self.decode(payload, rows, width, context)
         return Encoded(payload, None)
 
     def decode(
@@ -158,7 +159,7 @@ class RowFeedback(Codec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, None))
 
     def formula_ratio(self, width: int) -> float:
-        """Of the differences; a first cut that is sent whole is not counted."""
+        """Return the ratio of the differences; a first cut that is sent whole is not counted."""
         return self._of.formula_ratio(width)
 
     def payload_limit(self, rows: int, width: int) -> int:
@@ -178,25 +179,26 @@ class RowFeedback(Codec):
         self._surrogates.load_state_dict(state)
 
     def _parts(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Which rows are sent whole, and which as differences; bool of axes (rows,)."""
+        """Return which rows are sent whole, and which as differences; bool of axes (rows,)."""
         whole = ~batch.known if self._first_is_dense else torch.zeros_like(batch.known)
         return whole, ~whole
 
 
 class ErrorFeedback(RowFeedback):
-    """EF-VFL: the k largest changes of each row since it was sent last.
+    """EF-VFL: the k largest changes of each row since it was last sent.
 
     Source: Valdeira, Xavier, Soares, Chi, "Communication-efficient Vertical Federated Learning via
-    Compressed Error Feedback", IEEE Transactions on Signal Processing 2025, algorithm 1, with
-    private labels: the gradient at the surrogate comes back whole. Each end keeps a float32 vector
-    for each training row.
+    Compressed Error Feedback", IEEE Transactions on Signal Processing 2025.
+
+    Algorithm 1, with private labels: the gradient at the surrogate comes back whole. Each end keeps
+    a float32 vector for each training row.
 
     Args:
-        k: changes sent of each row.
-        values: ``fp32``, ``bf16``, or the bits of a change from 1 to 8.
+        k: number of changes sent per row.
+        values: format of a change: ``fp32``, ``bf16``, or 1 to 8 bits.
         packer: ``enumerative``, ``index`` or ``bitmap``, see `TopK`.
-        scale: ``batch`` or ``row``, what shares the ends of b-bit values.
-        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8, with a scale a row and
+        scale: group that shares the ends of b-bit values: ``batch`` or ``row``.
+        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row,
             rounded at random without bias.
 
     >>> cut, codec = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), ErrorFeedback(k=1)
@@ -229,8 +231,8 @@ class AQSGD(RowFeedback):
     Quantization with Guarantees", NeurIPS 2022, algorithm 1, which quantises gradients directly.
 
     Args:
-        values: the bits of a change from 1 to 8.
-        scale: ``batch`` or ``row``, what shares the ends of changes.
+        values: bits of a change, 1 to 8.
+        scale: group that shares the ends of changes: ``batch`` or ``row``.
         grad: see `ErrorFeedback`.
 
     >>> codec, cut = AQSGD(values="4"), torch.ones(2, 64)

@@ -1,9 +1,9 @@
-"""What one codec makes of one cut: real frames, decoded again, beside formula and entropy bound.
+"""Measurement of a codec on a cut: real frames, decoded again, beside formula and entropy bound.
 
-The bound is the least a cut's symbols need, computed from how often they occur, with no packer
-involved: what the kept indices and codes of a whole cut cost an ideal coder. Headers, scales and
-the history byte of an adaptive packer are no part of it, so a frame's share above it is all that
-packing costs. A saved cut is read from a file of numpy, never from a pickle.
+The bound is the least number of bits for a cut's symbols, computed from their frequencies, without
+any packer: the cost of the kept indices and codes of a whole cut for an ideal coder. Headers,
+scales and the history byte of an adaptive packer are not part of it, so a frame's excess over it is
+the cost of packing. A saved cut is read from a numpy file, never from a pickle.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ class CodecMeasure:
     """A codec on a cut.
 
     Attributes:
-        rows: of the cut.
-        width: of the original cut, before a module of the codec.
+        rows: rows of the cut.
+        width: width of the original cut, before a module of the codec.
         batch_size: rows of a frame; the last may have fewer.
-        wire_bytes: of all frames, their headers with the length prefix included.
+        wire_bytes: bytes of all frames, with headers and length prefix.
         dense_bytes: 4 bytes for each value of the original cut.
-        formula_ratio: size by dense size as the literature counts it.
-        wire_ratio: `wire_bytes` by `dense_bytes`.
-        entropy_bound_bytes: see `entropy_bound_bits`; NaN where the codec does not tell its
+        formula_ratio: size divided by dense size, as the literature counts it.
+        wire_ratio: `wire_bytes` divided by `dense_bytes`.
+        entropy_bound_bytes: see `entropy_bound_bits`; NaN where the codec does not report its
             symbols.
-        relative_error: L2 norm of (cut - decoded) by that of the cut, of what `encode` got.
-        encode_ms: a frame, median.
-        decode_ms: a frame, median.
+        relative_error: L2 norm of (cut - decoded) divided by that of the cut, for the input of
+            `encode`.
+        encode_ms: median milliseconds per frame.
+        decode_ms: median milliseconds per frame.
     """
 
     rows: int
@@ -81,23 +82,23 @@ def measure_codec(
 ) -> CodecMeasure:
     """Send a cut batch after batch between two ends that both start as copies of a codec.
 
-    In training every frame is a step that both ends commit, so a packer that adapts does so as in
-    a run with one cut in flight. At inference nothing is learned: a packer knows what `codec` had
+    In training every frame is a step that both ends commit, so an adaptive packer adapts as in a
+    run with one cut in flight. At inference no state changes: a packer knows only what `codec` had
     learned before.
 
     Args:
-        codec: both ends are copies of it; it stays as it is.
-        cut: float32 of axes (rows, wire width), detached: what `encode` gets, so behind the
+        codec: codec to copy for both ends; it does not change.
+        cut: float32 of axes (rows, wire width), detached: the input of `encode`, so after the
             codec's module if it has one.
-        width: of the cut in front of that module.
+        width: width of the cut before that module.
         batch_size: rows of a frame.
         training: whether the frames are those of training or of inference.
-        secret: of the party that encodes; a fixed one if none is given.
+        secret: secret of the encoding party; a fixed one if none is given.
 
     Raises:
-        UserError: no rows, or frames without any.
-        NonFiniteError: the cut holds NaN or Inf.
-        SpecError: the two ends do not decode the same.
+        UserError: there are no rows, or frames without rows.
+        NonFiniteError: the cut has NaN or Inf.
+        SpecError: the two ends do not decode the same values.
 
     >>> from vfl.compression import make
     >>> measured = measure_codec(make("topk:k=3,values=8"), torch.eye(256, 128), width=128)
@@ -134,7 +135,10 @@ def measure_codec(
 
 
 def _context_of(batch: Tensor, step: int, batch_size: int, secret: Secret | None) -> StepContext:
-    """The context of a batch, the rows counted through the cut; of a query without a secret."""
+    """Return the context of a batch, with rows counted through the cut.
+
+    The context of a query has no secret.
+    """
     if secret is None:
         return StepContext(step)
     rows = np.arange(len(batch)) + (step - 1) * batch_size
@@ -145,7 +149,7 @@ _Batches = list[tuple[Tensor, StepContext]]
 
 
 class _Crossing(NamedTuple):
-    """One batch that went from one end to the other."""
+    """One batch sent from one end to the other."""
 
     wire_bytes: int
     squared_error: float
@@ -154,9 +158,9 @@ class _Crossing(NamedTuple):
 
 
 def _cross_all(codec: Codec, batches: _Batches) -> Iterator[_Crossing]:
-    """Every batch's crossing; the first goes twice, for it builds tables and compiles loops.
+    """Yield every batch's crossing; the first is sent twice, because it builds tables and compiles.
 
-    The same cut and context give the same bytes, so the ends are none the wiser.
+    The same cut and context give the same bytes, so the repetition does not change the ends.
     """
     encoder, decoder = deepcopy(codec), deepcopy(codec)
     _cross(encoder, decoder, *batches[0])
@@ -190,20 +194,20 @@ def _cross(encoder: Codec, decoder: Codec, cut: Tensor, context: StepContext) ->
 
 
 def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
-    """Bits that an ideal coder needs for the symbols of a cut.
+    """Return the bits that an ideal coder needs for the symbols of a cut.
 
-    With n values kept in a row of d, its indices are one of C(d, n) sets, so all rows take
+    With n values kept in a row of d, its indices are one of C(d, n) sets. So all rows take
 
         indices = sum of log2 C(d, n) + the entropy of n (0 where n never changes)
 
-    and codes that a packer knows nothing of take log2(choices) each. Where it may learn how often
-    something occurs, the bound is an order-0 entropy over all rows:
+    and codes without known frequencies take log2(choices) each. With frequencies, the bound is an
+    order-0 entropy over all rows:
 
         pooled   min(indices, entropy of each unit's being kept) + entropy of the codes
         by unit  min(indices + log2(choices) a code, entropy of each unit's codes, absent being one)
 
-    The entropy of symbols with counts c is the sum of c log2(total / c), as if the frequencies
-    were known beforehand. A coder that also knows what came before a symbol may go below it.
+    The entropy of symbols with counts c is the sum of c log2(total / c), as if the frequencies were
+    known beforehand. A coder that also uses the preceding symbols may go below it.
 
     Args:
         batches: the symbols of the cut, batch after batch, of one codec; NaN without any.
@@ -238,7 +242,7 @@ def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
 
 
 def entropy_bits(counts: npt.ArrayLike) -> float:
-    """Bits of all symbols that occur so often each, at their order-0 entropy.
+    """Return the bits of symbols with these counts, at their order-0 entropy.
 
     >>> entropy_bits([1, 1, 2])
     6.0
@@ -249,7 +253,7 @@ def entropy_bits(counts: npt.ArrayLike) -> float:
 
 
 def _table(symbols: Symbols) -> np.ndarray:
-    """How often each code occurs in each unit, axes (width, choices)."""
+    """Count each code in each unit, axes (width, choices)."""
     width = symbols.support.shape[1]
     cells = symbols.support.nonzero()[1] * symbols.choices + symbols.codes
     found = np.bincount(cells, minlength=width * symbols.choices)
@@ -257,16 +261,16 @@ def _table(symbols: Symbols) -> np.ndarray:
 
 
 def read_cut(path: Path, array: str | None = None) -> Tensor:
-    """The cut in a file, float32 of axes (rows, width).
+    """Read the cut in a file, float32 of axes (rows, width).
 
     Args:
         path: a ``.npy``, or a ``.npz``.
-        array: which array of a ``.npz``; it may be left out where there is only one.
+        array: name of an array in a ``.npz``; it may be omitted if there is only one.
 
     Raises:
-        MissingDataError: no such file.
-        DataError: not a file of numpy, or not numbers of two axes.
-        NonFiniteError: it holds NaN or Inf, or numbers too large for float32.
+        MissingDataError: the file does not exist.
+        DataError: the file is no numpy file, or has no numbers of two axes.
+        NonFiniteError: a value is NaN or Inf, or too large for float32.
     """
     values = _load(path, array)
     axes = " x ".join(map(str, values.shape)) or "a single number"
@@ -296,7 +300,7 @@ def _load(path: Path, array: str | None) -> np.ndarray:
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*")]
         raise MissingDataError(
-            "there is no such cut",
+            "this file of a cut does not exist",
             got=str(path),
             want="a .npy or .npz file, or a folder with a trace",
             fix=nearest(path.name, beside),
@@ -327,7 +331,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(
             "this is not an array that numpy can read without pickle",
             where=str(path),
-            want="what numpy.save or numpy.savez wrote of plain numbers",
+            want="a file of plain numbers that numpy.save or numpy.savez wrote",
         ) from None
 
 

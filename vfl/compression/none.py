@@ -51,16 +51,16 @@ class Uncompressed(Codec):
 
 
 def dense_bytes(values: Tensor) -> Payload:
-    """Little-endian float32 bytes of a tensor in row order, as a copy."""
+    """Return little-endian float32 bytes of a tensor in row order, as a copy."""
     if values.device.type == "cpu":
         return bytearray(values.contiguous().numpy())
-    # Pinned memory, which torch keeps and lends again: a card fills it five times as fast.
+    # Pinned memory, which torch keeps and reuses: a card fills it five times as fast.
     copied = torch.empty(values.numel(), pin_memory=True).copy_(values.reshape(-1))
     return copied.numpy().data.cast("B")
 
 
 def dense_tensor(payload: Payload, rows: int, width: int) -> Tensor:
-    """The float32 tensor of axes (rows, width) in a payload; writable, copied only if it must be.
+    """Return the float32 tensor of axes (rows, width) in a payload; writable, copied if necessary.
 
     Raises:
         TruncatedFrameError: the payload is not exactly rows x width values long.

@@ -1,4 +1,4 @@
-"""Codecs that pack by a layout, which may learn; a member says what travels."""
+"""Codecs that pack by a layout, which may learn; a member chooses the values to send."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 _PROCESSOR = torch.device("cpu")
-#: Values of a cut from which on a card is faster, with what has to be carried there and back.
+#: Number of values from which work on a card is faster, including transfers.
 LEAST_ON_CARD = 1 << 17
 Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
-#: Whose frames have a length that follows from their shape: queries, training's too, or none.
+#: Frames whose length follows from their shape: queries, also training frames, or none.
 Pad = Literal["query", "always", "no"]
 
 
 class Chosen(NamedTuple):
-    """What travels of a cut, and what its maker keeps for the gradient.
+    """The values to send of a cut, and the encoder's state for the gradient.
 
     Attributes:
-        indices: of the values, axes (rows, k), increasing; axes (rows, 0) if all values travel.
+        indices: positions of the values, axes (rows, k), increasing; axes (rows, 0) if all are
+            sent.
         values: axes (rows, k); a tensor where they stay on a card.
         saved: see `Encoded`.
     """
@@ -51,26 +52,26 @@ class Chosen(NamedTuple):
 
 
 class PackedCodec(Codec):
-    """What codecs with a value code, a layout and a gradient code have in common.
+    """Common part of codecs with a value code, a layout and a gradient code.
 
     Args:
-        code: spells the values.
+        code: value code.
         packer: name of the layout, one of `packers`; "range" learns.
         scale: ``batch``, ``row`` or ``agreed``, see `DenseCodec`.
-        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8.
-        pad: what is done about packers whose payloads' lengths depend on the values. With ``query``
-            a query takes the same number of bits for every value, so that all queries of one shape
-            have one length. With ``always`` training frames, gradients too, are also filled up to
-            the next of a few agreed sizes (`coding.padding`). With ``no`` an observer of the
-            network learns from lengths.
-        kept: values of a row that travel; None for all.
+        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits.
+        pad: treatment of packers whose payload lengths depend on the values. With ``query`` a query
+            takes the same number of bits for every value, so that all queries of one shape have one
+            length. With ``always`` training frames, gradients too, are also padded to the next of a
+            few agreed sizes (`coding.padding`). With ``no`` an observer of the network learns from
+            lengths.
+        kept: number of values sent per row; None for all.
 
     Attributes:
-        packers: the layouts there are.
+        packers: available layouts.
 
     Raises:
-        BadOptionError: an unknown packer, scale, format of gradients or padding, or a packer that
-            adapts to codes too long for counts of them.
+        BadOptionError: the packer, scale, format of gradients or padding is unknown, or a packer
+            adapts to codes too long for counts.
     """
 
     packers: ClassVar[Sequence[str]]
@@ -109,18 +110,21 @@ class PackedCodec(Codec):
 
     @abstractmethod
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
-        """What travels of a cut.
+        """Choose the values of a cut to send.
 
         Raises:
-            NonFiniteError: it holds NaN or Inf.
+            NonFiniteError: the cut has NaN or Inf.
         """
 
     @abstractmethod
     def place(self, indices: Indices, values: Any, width: int) -> Decoded:
-        """The cut from what `choose` gave of it."""
+        """Rebuild the cut from the result of `choose`."""
 
     def kept(self, codes: Codes, saved: Any) -> Any:
-        """What either end keeps for the gradient; `saved` is what `choose` or `place` gave."""
+        """Return either end's state for the gradient.
+
+        `saved` is the state of `choose` or `place`.
+        """
         return saved
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
@@ -150,7 +154,7 @@ class PackedCodec(Codec):
             )
         if view[:head] != tag:
             raise CorruptFrameError(
-                "a payload was made with other counts, or between other ends",
+                "a payload was made with other counts, or with other ends of ranges",
                 fix="start the session again from its last checkpoint",
             )
         layout.device = self._where(rows, width) if self._stays else _PROCESSOR
@@ -172,7 +176,7 @@ class PackedCodec(Codec):
         return padding.padded_limit(limit_bytes) if self._pad == "always" else limit_bytes
 
     def _cut_limit(self, layout: Layout, rows: int) -> int:
-        """Most bytes of a cut's payload, not padded."""
+        """Return the most bytes of a cut's payload without padding."""
         return len(self._tag(layout)) + rows * self._code.scale_bytes + layout.limit_bytes(rows)
 
     def equal_queries(self, width: int) -> bool:
@@ -206,10 +210,10 @@ class PackedCodec(Codec):
             self._agreed.load_state_dict(state)
 
     def layout(self, width: int) -> Layout:
-        """The layout for a cut of this width; made once, for it may learn.
+        """Return the layout for a cut of this width; made once, because it may learn.
 
         Raises:
-            WidthError: there is none.
+            WidthError: no layout fits the width.
         """
         if self._layout is None or self._width != width:
             self._layout = new_layout(self.packer, width, self._kept, self._code.bits)
@@ -218,7 +222,10 @@ class PackedCodec(Codec):
         return self._layout
 
     def _layout_of(self, width: int, context: StepContext) -> Layout:
-        """The layout of a frame; that of queries has, unless they may differ, one length."""
+        """Return the layout of a frame.
+
+        Queries, unless they may differ, have a layout of constant length.
+        """
         layout = self.layout(width)
         if context.training or self._pad == "no" or layout.fixed:
             return layout
@@ -228,40 +235,40 @@ class PackedCodec(Codec):
         return self._query_layout
 
     def _learned(self, width: int, context: StepContext) -> bool:
-        """Whether what a frame's layout learned shortens it."""
+        """Whether the learned state of a frame's layout shortens it."""
         return self.packer == "range" and not self._layout_of(width, context).fixed
 
     def _fills(self, layout: Layout) -> bool:
-        """Whether payloads of a layout are filled up to an agreed size."""
+        """Whether payloads of a layout are padded to an agreed size."""
         return self._pad == "always" and not layout.fixed
 
     @property
     def _stays(self) -> bool:
-        """Whether values become bytes, and bytes values, on the card that has them."""
+        """Whether encoding and decoding run on the card that has the values."""
         return False
 
     def _where(self, rows: int, width: int) -> torch.device:
-        """Where a cut of that size is worked on: a small one is sooner carried off a card."""
+        """Return the device for a cut of that size: a small one is faster off the card."""
         return self.device if rows * width >= LEAST_ON_CARD else _PROCESSOR
 
     def coded(self, values: Values | Tensor, context: StepContext) -> Coded:
-        """The scale that travels, and a code for each value; axes (rows, k)."""
+        """Return the scale to send, and a code for each value; axes (rows, k)."""
         if known := self._known(len(values), context):
             return Coded(b"", self._code.encode_within(values, known))
         return self._code.encode(values, self.groups(len(values), context))
 
     def groups(self, rows: int, context: StepContext) -> int:
-        """Scales that travel: one a row, or one for a batch that is not empty."""
+        """Return the number of scales: one a row, or one for a batch that is not empty."""
         if self._known(rows, context):
             return 0
         return rows if self._per_row or not context.training else min(rows, 1)
 
     def _known(self, rows: int, context: StepContext) -> bytes:
-        """The scale of a query that both ends know; empty where one has to travel."""
+        """Return the scale of a query that both ends know; empty where one has to be sent."""
         return b"" if self._agreed is None or context.training or not rows else self._agreed.scale
 
     def _tag(self, layout: Layout) -> bytes:
-        """What ends that have learned otherwise are found out by."""
+        """Return the tag that exposes ends with different learned state."""
         return layout.tag + (b"" if self._agreed is None else self._agreed.tag)
 
     def _record(
@@ -276,18 +283,18 @@ class DenseCodec(PackedCodec):
     """Sends a code for every value of the cut.
 
     Args:
-        code: spells the values.
-        packer: ``dense`` (the same bits for each), ``bitmap`` (a bit for each and more for those
-            that are not zero), ``enumerative`` (for each row one number that says which are not
-            zero, and theirs) or ``range`` (adaptive; codes of at most 8 bits).
-        scale: ``batch`` or ``row``, what shares a scale in training, and a query has one a row; or
-            ``agreed``, that of a batch in training, and none in a query, whose values lie between
-            running means of the ends of training or are clipped.
-        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8, with a scale a row and
+        code: value code.
+        packer: ``dense`` (the same bits for each value); ``bitmap`` (one bit for each, and more for
+            non-zero ones); ``enumerative`` (for each row one number that identifies the non-zero
+            values, then their codes); or ``range`` (adaptive; codes of at most 8 bits).
+        scale: group that shares a scale in training: ``batch`` or ``row``; a query has one a row.
+            With ``agreed`` a training batch has one, and a query none: its values are clipped to
+            running means of the training ends.
+        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row,
             rounded at random without bias.
         pad: ``query``, ``always`` or ``no``, see `PackedCodec`.
-        rectified: no value is negative and zeros stay zero, so that gradients travel for the
-            others only: behind a rectifier those of zeros are zero anyway.
+        rectified: whether no value is negative and zeros stay zero. Then only non-zero values have
+            gradients: after a rectifier the gradient of a zero is zero anyway.
     """
 
     packers = get_args(Packer)
@@ -318,12 +325,12 @@ class DenseCodec(PackedCodec):
         return Decoded(torch.from_numpy(values).to(self.device), None)
 
     def kept(self, codes: Codes, saved: Any) -> Any:
-        """Behind a rectifier, where values are above zero, which is where codes are."""
+        """Keep, after a rectifier, where values are above zero, which is where codes are."""
         return codes != 0 if self._rectified else None
 
     @property
     def _fills_grads(self) -> bool:
-        """Whether gradients, of values above zero alone, are filled up to an agreed size."""
+        """Whether gradients, which only values above zero have, are padded to an agreed size."""
         return self._pad == "always" and self._rectified
 
     @property
@@ -334,7 +341,7 @@ class DenseCodec(PackedCodec):
         _, codes = self.coded(cut.contiguous().numpy(), context)
         counts: Counts = "by unit" if self._learned(cut.shape[1], context) else "none"
         choices = 2**self._code.bits
-        if self._rectified:  # code 0 says that nothing is there
+        if self._rectified:  # code 0 marks an omitted value
             return Symbols(codes > 0, codes[codes > 0] - 1, choices - 1, counts)
         return Symbols(np.ones_like(codes, np.bool_), codes.reshape(-1), choices, counts)
 
@@ -352,5 +359,5 @@ class DenseCodec(PackedCodec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, saved)).to(self.device)
 
     def formula_ratio(self, width: int) -> float:
-        """b/32, thesis table 3.1."""
+        """Return b/32, thesis table 3.1."""
         return self.wire_width(width) / width * self._code.bits / 32

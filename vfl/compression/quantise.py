@@ -9,15 +9,15 @@ from vfl.compression.packed import DenseCodec, Pad, Scale
 
 
 class Quantise(DenseCodec):
-    """Every value as a code of b bits between the smallest and the largest.
+    """Sends every value as a code of b bits between the smallest and the largest.
 
-    The thesis (equations 3-1, 3-2, table 3.1) quantises the cut alone and passes the gradient
+    The thesis (equations 3-1, 3-2, table 3.1) quantises only the cut and passes the gradient
     straight through; `grad` can shorten that too.
 
     Args:
-        values: the bits of a value from 1 to 8, ``bf16`` or ``fp32``.
-        packer: ``dense`` (b bits each) or ``range`` (adaptive, so that codes a unit often has take
-            less).
+        values: format of a value: 1 to 8 bits, ``bf16`` or ``fp32``.
+        packer: ``dense`` (b bits each) or ``range`` (adaptive: frequent codes of a unit take fewer
+            bits).
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
         pad: see `PackedCodec`; only ``packer=range`` has lengths that differ.

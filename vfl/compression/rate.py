@@ -1,4 +1,4 @@
-"""A learned code: the bottom pays for the bits its units take, and those bits are really coded."""
+"""A learned code: the loss of the bottom includes the bits of its units, which are really coded."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _FIRST_SCALE = 0.7
 
 
 class Rate(DenseCodec):
-    """Sends whole numbers, range coded, whose likely length is part of the loss.
+    """Sends integers, range coded, whose expected length is part of the loss.
 
-    Each unit is rectified, multiplied by a scale it learns and rounded. The number of bits that
-    takes is estimated with a logistic distribution of each unit over y + u, u uniform on
-    [-1/2, 1/2] (Balle et al. 2017, section 3), and weight x bits a row joins the feature party's
-    loss. The label party learns the scales that undo it, so no parameter travels.
+    Each unit is rectified, multiplied by a learned scale and rounded. Its number of bits is
+    estimated with a logistic distribution of each unit over y + u, u uniform on [-1/2, 1/2] (Balle
+    et al. 2017, section 3), and weight x bits a row is added to the feature party's loss. The label
+    party learns the scales that invert it, so no parameter is sent.
 
     Args:
-        weight: of one bit a row in the loss.
-        bits: whole numbers reach to 2^bits - 1.
+        weight: weight of one bit per row in the loss.
+        bits: integers reach up to 2^bits - 1.
         grad: see `DenseCodec`.
         pad: see `PackedCodec`.
 
@@ -59,10 +59,10 @@ class Rate(DenseCodec):
 
 
 class Scales(nn.Module):
-    """Multiplies each unit by a positive number it learns.
+    """Multiplies each unit by a learned positive number.
 
     Args:
-        width: units.
+        width: number of units.
         first: logarithm of every number at the start.
     """
 
@@ -71,12 +71,12 @@ class Scales(nn.Module):
         self.logarithm = nn.Parameter(torch.full((width,), first))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Axes (rows, units), in and out."""
+        """Map axes (rows, units) to the same axes."""
         return values * self.logarithm.exp()
 
 
 class Units(Scales):
-    """The feature party's end: rectifier, scales, and how each unit is distributed."""
+    """The feature party's end: rectifier, scales, and the distribution of each unit."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, _FIRST_SCALE)
@@ -84,11 +84,11 @@ class Units(Scales):
         self.spread = nn.Parameter(torch.zeros(width))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Axes (rows, units), in and out."""
+        """Map axes (rows, units) to the same axes."""
         return super().forward(values.relu())
 
     def bits(self, noisy: Tensor) -> Tensor:
-        """Expected bits a row: the mean over rows of -log2 of each unit's probability mass."""
+        """Return expected bits a row: the mean of -log2 of each unit's probability mass."""
         spread = self.spread.exp()
         upper = torch.sigmoid((noisy + 0.5 - self.center) / spread)
         lower = torch.sigmoid((noisy - 0.5 - self.center) / spread)

@@ -1,4 +1,4 @@
-"""Sparse cuts of a rectifier: zeros cost little, and a penalty makes them as many as asked."""
+"""Sparse cuts by a rectifier: zeros are cheap to send; an L1 penalty sets how many there are."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from vfl.compression.packed import DenseCodec, Packer, Pad, Scale
 from vfl.core.errors import WidthError
 from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 
-#: Bounds of L1's weight, its gain a step, and the memory of the count that is controlled.
+#: Bounds of L1's weight, its gain per step, and the memory of the controlled count.
 _LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
 
 
 class Rectified(DenseCodec):
-    """Puts a rectifier before the cut and sends what is above zero.
+    """Puts a rectifier before the cut and sends values above zero.
 
-    Behind a rectifier the gradient of a zero is zero, so leaving it out loses nothing; the "1" of
-    thesis table 3.1 for the gradients of sparse cuts is pessimistic. How long a training frame is
-    tells how many values were above zero.
+    After a rectifier the gradient of a zero is zero, so omitting it loses nothing; the "1" of
+    thesis table 3.1 for the gradients of sparse cuts is pessimistic. The length of a training frame
+    reveals the number of values above zero.
 
     Args:
-        values: the bits of a value from 1 to 8, or ``fp32`` (not with ``packer=range``).
+        values: format of a value: 1 to 8 bits, or ``fp32`` (not with ``packer=range``).
         packer: ``range`` (adaptive), ``enumerative``, ``bitmap`` or ``dense``; see `DenseCodec`.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
-        pad: see `PackedCodec`; only with ``packer=dense`` are cuts of one length without it, and
+        pad: see `PackedCodec`; without padding, only ``packer=dense`` has cuts of one length, and
             gradients differ in length even there.
 
     >>> import torch
@@ -63,15 +63,14 @@ class L1(Rectified):
     """Adds weight x (sum of the cut of a row, mean over rows) to the feature party's loss.
 
     Source: thesis section 3.2, whose weight is fixed and multiplies the sum over the batch. Here
-    `target` asks for a number of values above zero instead: after each step the weight grows or
-    shrinks with the logarithm of count / target, while the target itself falls from half the width
-    over `anneal` steps. Counts of queries, which know no dropout, say how far training counts are
-    off.
+    `target` sets a number of values above zero instead. After each step the weight grows or shrinks
+    with the logarithm of count / target, while the target itself falls from half the width over
+    `anneal` steps. Counts of queries, which have no dropout, correct the training counts.
 
     Args:
-        target: values above zero a row, at inference; 0 keeps `weight` as it is.
-        weight: of the penalty at the start, for a mean over rows.
-        anneal: steps until the target is reached.
+        target: number of values above zero per row, at inference; 0 keeps `weight` constant.
+        weight: weight of the penalty at the start, for a mean over rows.
+        anneal: number of steps until the target is reached.
         values: see `Rectified`.
         packer: see `Rectified`.
         scale: see `Rectified`.
@@ -79,7 +78,7 @@ class L1(Rectified):
         pad: see `Rectified`.
 
     Attributes:
-        weight_now: the weight that the next loss gets.
+        weight_now: weight that the next loss uses.
 
     >>> cut = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
     >>> L1(target=0, weight=0.5).local_loss(cut, INFERENCE)
@@ -142,13 +141,16 @@ class L1(Rectified):
             asked = self._asked[1] / self._asked[0]
             self._bias = min(max(asked / max(self._count, 1e-3), 0.5), 2.0)
             self._asked[:] = 0
-        # Half a value at least: a cut that died out pulls the weight down instead of to nothing.
+        # At least half a value: a cut that died out lowers the weight instead of making it 0.
         error = math.log(max(self._count * self._bias, 0.5) / self._target_now())
         self.weight_now = min(max(self.weight_now * math.exp(_GAIN * error), _LEAST), _MOST)
         self._steps += 1
 
     def formula_ratio(self, width: int) -> float:
-        """target/d (b + ceil(log2 d)) / 32, thesis table 3.1; b/32 where no target is set."""
+        """Return target/d (b + ceil(log2 d)) / 32, thesis table 3.1.
+
+        Without a target it is b/32.
+        """
         if self.target == 0:
             return super().formula_ratio(width)
         return self.target / width * (self._code.bits + index_bits(width)) / 32

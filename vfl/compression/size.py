@@ -1,4 +1,4 @@
-"""A cut of other width: fewer numbers a row, or a bit for each of n units."""
+"""A cut of another width: fewer numbers a row, or a bit for each of n units."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vfl.core.errors import WidthError
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import permutation
 
-#: As wide as a cut may be.
+#: Largest width of a cut.
 _MOST_UNITS = 65536
 
 
@@ -21,10 +21,10 @@ class Size(DenseCodec):
     """Sends k numbers a row instead of the whole cut (thesis, table 3.1).
 
     Args:
-        k: numbers a row.
+        k: number of values per row.
         kind: ``narrow`` trains a linear layer at each end, from the cut to k numbers and back;
-            ``mask`` keeps k units that never change, as the authors' released program does.
-        values: the bits of a number from 1 to 8, ``bf16`` or ``fp32``.
+            ``mask`` keeps k fixed units, as the authors' released program does.
+        values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
 
@@ -65,7 +65,7 @@ class Size(DenseCodec):
 
 
 class Mask(nn.Module):
-    """k of `width` units, the same at every party and in every run."""
+    """Keeps k of `width` units, the same at every party and in every run."""
 
     def __init__(self, width: int, k: int) -> None:
         super().__init__()
@@ -73,33 +73,32 @@ class Mask(nn.Module):
         self.register_buffer("units", torch.from_numpy(kept).sort().values, persistent=False)
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Axes (rows, width) to (rows, k)."""
+        """Map axes (rows, width) to (rows, k)."""
         return cut.index_select(1, self.get_buffer("units"))
 
 
 class Unmask(Mask):
-    """Puts the k units back to where they were; all others are zero."""
+    """Puts the k units back to their positions; all others are zero."""
 
     def __init__(self, width: int, k: int) -> None:
         super().__init__(width, k)
         self.width = width
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Axes (rows, k) to (rows, width)."""
+        """Map axes (rows, k) to (rows, width)."""
         whole = numbers.new_zeros(len(numbers), self.width)
         return whole.index_copy(1, self.get_buffer("units"), numbers)
 
 
 class Sign(DenseCodec):
-    """Sends +1 or -1 for each of n units that were normalised over the batch and squashed.
+    """Sends the sign of each of n units after batch normalisation and a hyperbolic tangent.
 
-    The gradient of the sign goes through unchanged (straight-through, Bengio et al. 2013), then
-    through the hyperbolic tangent before it (Hubara et al. 2016). The bottom should not end in a
-    rectifier.
+    The gradient of the sign is passed unchanged (straight-through, Bengio et al. 2013), then
+    through the hyperbolic tangent (Hubara et al. 2016). The bottom should not end in a rectifier.
 
     Args:
-        width: units, so bits a row; a linear layer at each end makes them from the cut's and back.
-            0 takes the cut as it is.
+        width: number of units, so of bits per row; a linear layer at each end converts the cut to
+            them and back. 0 uses the cut itself.
         grad: see `DenseCodec`.
 
     >>> import torch

@@ -1,12 +1,12 @@
-"""Top-k: the k values of largest magnitude of each row, and which they are.
+"""Top-k: the k values of largest magnitude of each row, and their indices.
 
 `RandTopK` replaces some of them at random in training. Both random laws replace a random number m
-of the top k by as many of the others. Given m, every choice of indices is equally likely, so a law
-is the distribution of m alone:
+of the top k by as many of the others. Given m, every choice of indices is equally likely, so the
+distribution of m defines a law:
 
 - sequential: m = min(Binomial(k, alpha), d - k), which is exactly thesis equation (3-19);
-- multinomial: k draws without replacement with fixed weights (1 - alpha)/k and alpha/(d - k), what
-  the authors' released program does.
+- multinomial: k draws without replacement with fixed weights (1 - alpha)/k and alpha/(d - k), as in
+  the authors' released program.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ Law = Literal["sequential", "multinomial"]
 Draws = npt.NDArray[np.float64]
 Drops = npt.NDArray[np.bool_]
 
-#: Bits behind a magnitude that name an index, and the bits of a float32 that is infinite.
+#: Bits below a magnitude that hold an index, and the bits of an infinite float32.
 _INDEX_BITS, _INFINITE = 32, 0x7F800000
-#: Draws for each of the k indices of a row.
+#: Number of draws for each of the k indices of a row.
 DRAWS = {"sequential": 1, "multinomial": 3}
 
 
 class SparseCodec(PackedCodec):
-    """Keeps k values of a row; their gradients travel back without indices.
+    """Keeps k values of a row; their gradients are sent without indices.
 
     Args:
-        k: values kept of each row.
-        values: ``fp32``, ``bf16``, or the bits of a value from 1 to 8.
+        k: number of values kept per row.
+        values: format of a value: ``fp32``, ``bf16``, or 1 to 8 bits.
         packer: ``enumerative`` (fewest bits of a fixed number), ``index`` (each index by itself),
             ``bitmap`` (a bit for every index) or ``range`` (adaptive; needs values of 1 to 8 bits).
-        scale: what shares the ends of b-bit values in training: ``batch``, ``row``, or ``agreed``,
-            that of a batch. A query has one a row; with ``agreed`` none, for both ends keep running
-            means.
-        grad: ``fp32``, ``bf16``, or the bits of a gradient from 2 to 8, with a scale a row and
+        scale: group that shares the ends of b-bit values in training: ``batch``, ``row``, or
+            ``agreed`` (a batch). A query has one a row; with ``agreed`` it has none, because both
+            ends keep running means.
+        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row,
             rounded at random without bias.
         pad: ``query``, ``always`` or ``no``, see `PackedCodec`; only ``packer=range`` has lengths
             that differ.
 
     Raises:
-        BadOptionError: k below 1, or an unknown format.
+        BadOptionError: k is below 1, or a format is unknown.
     """
 
     packers = get_args(Packer)
@@ -81,7 +81,7 @@ class SparseCodec(PackedCodec):
 
     @abstractmethod
     def indices(self, cut: Tensor, context: StepContext) -> Indices:
-        """The indices of `cut` that travel, axes (rows, k), increasing."""
+        """Return the indices of `cut` to send, axes (rows, k), increasing."""
 
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
         indices = self.indices(cut, context)
@@ -92,7 +92,7 @@ class SparseCodec(PackedCodec):
         return self._spread(torch.from_numpy(indices), torch.from_numpy(values), width)
 
     def _spread(self, indices: Tensor, kept: Tensor, width: int) -> Decoded:
-        """A row of zeros with the kept values at their indices, where the models run."""
+        """Put the kept values at their indices in rows of zeros, on the models' device."""
         where = self._where(len(indices), width)
         indices, whole = indices.to(where), torch.zeros(len(indices), width, device=where)
         return Decoded(whole.scatter_(1, indices, kept.to(where)).to(self.device), indices)
@@ -115,7 +115,7 @@ class SparseCodec(PackedCodec):
         return self._spread(saved, kept, width).cut
 
     def formula_ratio(self, width: int) -> float:
-        """k/d (b + ceil(log2 d)) / 32, thesis table 3.1 with b = 32 bits a value."""
+        """Return k/d (b + ceil(log2 d)) / 32, thesis table 3.1 with b = 32 bits a value."""
         return self.k / width * (self._code.bits + index_bits(width)) / 32
 
     def layout(self, width: int) -> Layout:
@@ -155,22 +155,22 @@ class TopK(SparseCodec):
 class RandTopK(SparseCodec):
     """Top-k whose choice is random in training; at inference it is plain top-k.
 
-    The draws come from the encoding party's secret: whoever could repeat them would learn which
-    of the indices that travel are the largest.
+    The draws come from the encoding party's secret: an observer that could repeat them would learn
+    which of the sent indices are the largest.
 
     Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
     Top-k Sparsification", IJCAI 2023; thesis equation (3-19).
 
     Args:
-        k: values kept of each row.
+        k: number of values kept per row.
         alpha: weight of the indices outside the top k, in [0, 1]; 0.05 to 0.1 is good.
         law: ``sequential`` replaces each of the top k with probability alpha (equation 3-19);
-            ``multinomial`` is what the authors' released program does, which replaces more.
+            ``multinomial`` follows the authors' released program, which replaces more.
         values, packer, scale, grad, pad: see `SparseCodec`.
 
     Raises:
-        BadOptionError: k below 1, alpha outside [0, 1], or an unknown law, format of
-            values or packer.
+        BadOptionError: k is below 1, alpha is outside [0, 1], or a law, format of values or packer
+            is unknown.
 
     >>> f"{RandTopK(k=6, alpha=0.1).formula_ratio(width=128):.2%}"
     '5.71%'
@@ -212,21 +212,23 @@ class RandTopK(SparseCodec):
 
 
 class Top(NamedTuple):
-    """The largest indices of each row, axes (rows, k), and which rows have others just as large."""
+    """The largest indices of each row, axes (rows, k), and whether others are equally large."""
 
     indices: Indices
     tied: npt.NDArray[np.bool_]
 
 
 def find_top(cut: Tensor, k: int) -> Top:
-    """The k indices of largest magnitude of each row, increasing; the lower index wins a tie.
+    """Return the k indices of largest magnitude of each row, increasing.
+
+    The lower index wins a tie.
 
     Args:
         cut: axes (rows, width), float32.
-        k: indices a row, at most `width`.
+        k: number of indices per row, at most `width`.
 
     Raises:
-        NonFiniteError: a row holds NaN or Inf.
+        NonFiniteError: a row has NaN or Inf.
     """
     if cut.device.type != "cpu":
         return _find_top_on_card(cut, k)
@@ -250,7 +252,7 @@ def find_top(cut: Tensor, k: int) -> Top:
 
 
 def _find_top_on_card(cut: Tensor, k: int) -> Top:
-    """`find_top` by numbers that sort as magnitude and then index do, of which no two are equal."""
+    """Compute `find_top` by distinct numbers that sort by magnitude and then by index."""
     width = cut.shape[1]
     behind = torch.arange(width - 1, -1, -1, device=cut.device)
     keys = (cut.abs().view(torch.int32).long() << _INDEX_BITS) | behind
@@ -269,7 +271,7 @@ def _not_finite() -> NonFiniteError:
 
 
 def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Indices:
-    """All indices above `least` (axes (rows, 1)) and the lowest indices equal to it, k a row."""
+    """Return all indices above `least` and the lowest ones equal to it, k a row."""
     above, level = size > least, size == least
     room = k - above.sum(axis=1, keepdims=True)
     kept = above | (level & (level.cumsum(axis=1) <= room))
@@ -278,18 +280,19 @@ def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Indices:
 
 
 def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draws) -> Indices:
-    """The top indices with some of them replaced at random, increasing.
+    """Replace some of the top indices at random; the result is increasing.
 
     Args:
         top: axes (rows, k), increasing.
         width: width of the cut.
         alpha: weight of the indices outside the top k, in [0, 1].
         law: distribution of the number of replacements.
-        draws: uniform on [0, 1), axes (rows, `DRAWS[law]` k); row r of the result uses row r alone.
+        draws: uniform on [0, 1), axes (rows, `DRAWS[law]` k); row r of the result uses only row r.
     """
     k, others = top.shape[1], width - top.shape[1]
     if law == "sequential":
-        # Below alpha a draw is uniform again. A row with more of those has all others in any case.
+        # Given that it is below alpha, a draw is uniform again. A row with more replacements than
+        # others takes all others anyway.
         drops, unit = sequential_drops(draws, others, alpha), float(alpha)
     else:
         drops, unit = multinomial_drops(draws[:, k:], others, alpha), 1.0
@@ -300,14 +303,14 @@ def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draw
 
 
 def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
-    """Which of the top indices give way under equation (3-19): each with probability alpha.
+    """Mark the top indices to replace under equation (3-19): each with probability alpha.
 
-    There are no more than `others`: a pool that is empty passes its mass to the other pool.
+    At most `others` are marked: an empty pool passes its mass to the other pool.
 
     Args:
         draws: uniform on [0, 1), axes (rows, k).
-        others: indices outside the top k.
-        alpha: weight of those.
+        others: number of indices outside the top k.
+        alpha: their weight.
     """
     drops: Drops = draws < alpha
     if others < draws.shape[1]:
@@ -316,17 +319,17 @@ def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
-    """Which of the top indices give way when k are drawn one by one with fixed weights.
+    """Mark the top indices to replace when k are drawn one by one with fixed weights.
 
     Args:
         draws: uniform on [0, 1), axes (rows, 2 k).
-        others: indices outside the top k.
-        alpha: weight of those.
+        others: number of indices outside the top k.
+        alpha: their weight.
     """
     count_draws, order_draws = np.split(draws, 2, axis=1)
     k = count_draws.shape[1]
     counts = np.zeros(len(draws), np.int64)
-    for drawn in range(k):  # one falls outside in proportion to the weight that is left there
+    for drawn in range(k):  # one falls outside in proportion to the remaining weight
         outside = alpha * (others - counts) / max(others, 1)
         inside = (1 - alpha) * (k - drawn + counts) / k
         counts += count_draws[:, drawn] * (outside + inside) < outside
@@ -334,37 +337,37 @@ def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 def _smallest(draws: Draws, counts: npt.NDArray[np.int64]) -> Drops:
-    """Marks as many of the smallest draws of each row as `counts` says."""
+    """Mark as many of the smallest draws of each row as `counts` gives."""
     ends = np.sort(np.pad(draws, ((0, 0), (0, 1)), constant_values=1.0), axis=1)
     smallest: Drops = draws < np.take_along_axis(ends, counts[:, None], axis=1)
     return smallest
 
 
 def _replace(indices: Indices, drops: Drops, draws: Draws, unit: float, others: int) -> None:
-    """Gives every marked index of a row to one outside the row; see `loops.replace`."""
+    """Replace every marked index of a row by one outside the row; see `loops.replace`."""
     row, slot = drops.nonzero()
     first = row.searchsorted(row)
-    turn = np.arange(len(row)) - first  # 0 for the first that gives way in its row
+    turn = np.arange(len(row)) - first  # 0 for the first replaced one in its row
     numbers = (draws[row, slot] / unit * (others - turn)).astype(np.int64)
     for t in reversed(range(turn.max(initial=0))):  # a Lehmer code becomes distinct numbers
         later = (turn > t).nonzero()[0]
         numbers[later] += numbers[later] >= numbers[first[later] + t]
-    # A number stands behind every index of its row that has at most so many others before it.
+    # A number comes after every index of its row that has at most so many others before it.
     before = indices[row] - np.arange(indices.shape[1])
     indices[row, slot] = numbers + (before <= numbers[:, None]).sum(axis=1)
     indices.sort(axis=1)
 
 
 def break_ties(cut: Tensor, top: Top, secret: Secret, step: int) -> Indices:
-    """The top indices, those that equal the least of their row chosen anew among all that do.
+    """Return the top indices, with ties at the least magnitude of a row broken at random.
 
-    If the lower index always counted as top, a higher one of the same magnitude would have to be a
-    random replacement, and whoever reads the frame would know it.
+    Suppose the lower index always counted as top. Then a higher one of the same magnitude would
+    have to be a random replacement, and an observer of the frame would know that.
 
     Args:
         cut: axes (rows, width), float32.
         top: its k largest indices; axes (rows, k).
-        secret: decides; a row's choice follows from it, the step and its position.
+        secret: source of the choice; a row's choice follows from it, the step and its position.
         step: number of the exchange.
     """
     tied = top.tied.nonzero()[0]

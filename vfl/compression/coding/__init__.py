@@ -1,8 +1,8 @@
-"""How numbers become bytes: bits and sets of indices, values, a range coder, layouts.
+"""Conversion of numbers to bytes: bits and sets of indices, values, a range coder, layouts.
 
-Payloads of codecs. Bits are packed from the most significant down; d is the width, b the bits a
-value. Sizes are never in a payload, and zero bits fill the last byte. With ``none`` a payload is
-rows x width float32, row by row.
+This text defines the payloads of codecs. Bits are packed from the most significant down; d is the
+width, b the bits per value. Sizes are never in a payload, and zero bits fill the last byte. With
+``none`` a payload is rows x width float32, row by row.
 
 ``topk`` and ``randtopk`` write scales and then rows, back to back.
 
@@ -11,9 +11,9 @@ rows x width float32, row by row.
    inference, none there with ``scale=agreed``.
 2. A row is the set of its indices c_1 < ... < c_k, then its values in their order. The set is
    C(c_1, 1) + ... + C(c_k, k) in ceil(log2 C(d, k)) bits (``enumerative``), or k indices of
-   ceil(log2 d) bits (``index``). A value is the 32 bits of a float32, or the code
-   floor((v - min) 2^b / (max - min)), at most 2^b - 1, read as
-   min + (code + 1/2) (max - min) / 2^b; a value equal to both ends is read exactly.
+   ceil(log2 d) bits (``index``). A value is the 32 bits of a float32, or the code floor((v - min)
+   2^b / (max - min)), at most 2^b - 1. The code is read as min + (code + 1/2) (max - min) / 2^b; a
+   value equal to both ends is read exactly.
 3. A gradient is k float32 a row.
 
 ``relu`` and ``l1`` with ``packer=enumerative`` write scales and then three tables.
@@ -25,14 +25,14 @@ rows x width float32, row by row.
    more than half are above zero); the codes, b bits each, row by row. Above 724 units, rows whose
    ranks would need more than 2^18 table entries have a bit for every unit.
 
-Of ``packer=range``, and of ``relu`` and ``l1`` with every packer but ``dense``, this is what
-training frames have. Their queries are packed as by ``enumerative`` for k values a row, and with b
-bits for every value (``dense``) otherwise, unless ``pad=no``. With ``pad=always`` the byte 0x80
-and zeros fill training frames, and gradients of ``relu`` and ``l1``, up to the least size
+This is the format of training frames for ``packer=range``, and for ``relu`` and ``l1`` with every
+packer but ``dense``. Their queries are packed as by ``enumerative`` for k values a row, and with b
+bits for every value (``dense``) otherwise, unless ``pad=no``. With ``pad=always`` the byte 0x80 and
+zeros fill training frames, and gradients of ``relu`` and ``l1``. They fill up to the least size
 ceil(L 2^(-i / 4)), i = 0, 1, ..., that holds them; L is one more than the most bytes of that shape.
 
-``packer=range`` writes a byte that detects ends out of step (3 at first), the scales, and an
-integer ANS code (Duda 2013). Shares are of 2^15, words have 16 bits.
+``packer=range`` writes a byte that detects ends with different counts (3 at first), the scales, and
+an integer ANS code (Duda 2013). Shares are fractions of 2^15, words have 16 bits.
 
 1. One state: its length in the upper half of a byte, the state, at most four bytes, and words.
    Sparse cuts are coded row by row, small whole cuts column by column.

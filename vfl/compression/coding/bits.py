@@ -1,4 +1,4 @@
-"""Numbers and sets of indices as bits, of a length that is known in advance.
+"""Numbers and sets of indices as bits, in formats whose length is known in advance.
 
 A table of fields becomes a table of bits (one byte a bit), tables of bits are joined row by row,
 and the rows are packed back to back; zero bits fill the last byte. Fields have any number of bits,
@@ -31,25 +31,25 @@ from vfl.core.frame import Payload
 Indices = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-#: Whole numbers of any type in an array; or a tensor of uint8, where they stay on a card.
+#: Integers of any type in an array; or a tensor of uint8, which stays on a card.
 Codes: TypeAlias = Any
 Bits = npt.NDArray[np.uint8]
 
 _BYTE = 8
 WORD_BITS = 63  # the widest field an int64 holds
-TABLE_LIMIT = 2**19  # binomials an enumerative packer may hold; 4 MB of them below 2^63
-#: Binomials the table of all sizes may hold; some 30 MB of Python integers, built as rows need it.
+TABLE_LIMIT = 2**19  # most binomials of an enumerative packer; 4 MB of them below 2^63
+#: Most binomials of the table for all sizes; some 30 MB of Python integers, built as rows need it.
 SUPPORT_TABLE_LIMIT = 2**18
 
 
 def word_bytes(field_bits: int) -> int:
-    """Bytes of the smallest machine word (or, above 64 bits, byte string) that holds a field."""
+    """Return the bytes of the smallest machine word (above 64 bits: byte string) for a field."""
     least = -(-field_bits // 8)
     return least if least > 8 else max(1, 1 << (least - 1).bit_length())
 
 
 def to_bits(fields: np.ndarray, field_bits: int) -> Bits:
-    """Spell each field with `field_bits` bits.
+    """Write each field with `field_bits` bits.
 
     Args:
         fields: axes (rows, fields), values in [0, 2^field_bits); of Python integers (dtype object)
@@ -71,12 +71,12 @@ def to_bits(fields: np.ndarray, field_bits: int) -> Bits:
 
 
 def from_bits(bits: Bits, field_bits: int, count: int) -> np.ndarray:
-    """The fields `to_bits` spelt.
+    """Return the fields that `to_bits` wrote.
 
     Args:
         bits: zeros and ones, axes (rows, count x field_bits).
         field_bits: width of every field.
-        count: fields a row.
+        count: number of fields of a row.
 
     Returns:
         Axes (rows, count): int64, or Python integers (dtype object) above 63 bits.
@@ -96,30 +96,30 @@ def from_bits(bits: Bits, field_bits: int, count: int) -> np.ndarray:
 
 
 def packed_bytes(rows: int, row_bits: int) -> int:
-    """Bytes that `rows` rows of `row_bits` bits take."""
+    """Return the number of bytes of `rows` rows of `row_bits` bits."""
     return -(-rows * row_bits // 8)
 
 
 def pack(bits: Bits) -> bytes:
-    """Rows of bits back to back as bytes."""
+    """Pack rows of bits without gaps as bytes."""
     return np.packbits(bits.reshape(-1)).tobytes()
 
 
 def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
-    """The rows of bits in a payload, axes (rows, row_bits).
+    """Unpack the rows of bits of a payload, axes (rows, row_bits).
 
     Raises:
         TruncatedFrameError: the payload is not exactly as long as its rows.
-        CorruptFrameError: a bit behind the last row is set.
+        CorruptFrameError: a bit after the last row is set.
     """
     raw = require_rows(payload, rows, row_bits)
     return np.unpackbits(raw, count=rows * row_bits).reshape(rows, row_bits)
 
 
 def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
-    """Codes of at most 8 bits back to back; what `pack` makes of them, on the device they are on.
+    """Pack codes of at most 8 bits without gaps, as `pack` does, on the codes' device.
 
-    As many codes as fill whole bytes are joined to one number, which is cut into those bytes.
+    As many codes as fill whole bytes are joined to one number, which is split into those bytes.
 
     Args:
         codes: uint8, axes (codes,).
@@ -142,7 +142,7 @@ def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, count: int, code_bits: int) -> Tensor:
-    """The codes that `pack_codes` packed; uint8 of axes (codes,)."""
+    """Unpack the codes of `pack_codes`; uint8 of axes (codes,)."""
     each, size = _whole_bytes(code_bits)
     parts = torch.nn.functional.pad(packed, (0, -len(packed) % size)).reshape(-1, size)
     joined = parts[:, 0]
@@ -154,17 +154,17 @@ def unpack_codes(packed: Tensor, count: int, code_bits: int) -> Tensor:
 
 
 def _whole_bytes(code_bits: int) -> tuple[int, int]:
-    """The fewest codes that fill whole bytes, and how many bytes those are."""
+    """Return the least number of codes that fill whole bytes, and the number of those bytes."""
     shared = math.gcd(code_bits, _BYTE)
     return _BYTE // shared, code_bits // shared
 
 
 def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.uint8]:
-    """The bytes of a payload that holds so many rows of bits and zeros behind them.
+    """Return the bytes of a payload of so many rows of bits, after checks.
 
     Raises:
         TruncatedFrameError: the payload is not exactly as long as its rows.
-        CorruptFrameError: a bit behind the last row is set.
+        CorruptFrameError: a bit after the last row is set.
     """
     require_bytes(payload, packed_bytes(rows, row_bits), rows)
     raw = np.frombuffer(payload, np.uint8)
@@ -178,7 +178,7 @@ def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
     """Refuse a payload of another length.
 
     Raises:
-        TruncatedFrameError: with the length it should have.
+        TruncatedFrameError: the length is wrong; the error states the right one.
     """
     if len(payload) != wanted_bytes:
         raise TruncatedFrameError(
@@ -189,7 +189,7 @@ def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
 
 
 def gather_marked(numbers: np.ndarray, mask: Mask) -> np.ndarray:
-    """The numbers that a mask of the same axes marks, in one line."""
+    """Return the numbers that a mask of the same axes marks, in one line."""
     if not compiled.COMPILED:
         return numbers[mask]
     found = np.empty(numbers.size + 1, numbers.dtype)
@@ -198,10 +198,10 @@ def gather_marked(numbers: np.ndarray, mask: Mask) -> np.ndarray:
 
 
 def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
-    """Numbers where a mask marks, and 0 elsewhere; axes as the mask.
+    """Return numbers at the marked positions, and 0 elsewhere; axes as the mask.
 
     Raises:
-        ValueError: there are not as many as the mask marks.
+        ValueError: there are fewer or more numbers than marks.
     """
     if not compiled.COMPILED:
         numbers = np.zeros(mask.shape, found.dtype)
@@ -217,17 +217,17 @@ def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
 
 
 def index_bits(width: int) -> int:
-    """ceil(log2 width): bits that name one index."""
+    """Return ceil(log2 width), the bits of one index."""
     return (width - 1).bit_length()
 
 
 class Layout(ABC):
-    """How the codes of one codec, and where they stand in a row, become bytes at one end of a link.
+    """Format of a codec's codes, and of their positions in a row, at one end of a link.
 
     Attributes:
-        k: codes a row.
-        fixed: the bytes of so many rows are always as many.
-        device: where codes are wanted by those layouts that can leave them on a card.
+        k: number of codes per row.
+        fixed: whether the same number of rows always takes the same number of bytes.
+        device: device for decoded codes, in layouts that can leave them on a card.
     """
 
     k: int
@@ -236,54 +236,54 @@ class Layout(ABC):
 
     @property
     def tag(self) -> bytes:
-        """What every payload starts with; it differs where another end has learned otherwise."""
+        """First bytes of every payload; they differ if the other end has learned something else."""
         return b""
 
     @abstractmethod
     def limit_bytes(self, rows: int) -> int:
-        """Most bytes so many rows can take, the tag not counted."""
+        """Return the most bytes that so many rows can take, without the tag."""
 
     @abstractmethod
     def pack(self, indices: Indices, codes: Codes) -> bytes:
-        """The bytes of codes.
+        """Pack codes as bytes.
 
         Args:
-            indices: where a row's codes stand in it, strictly increasing, axes (rows, k); none,
-                axes (rows, 0), where there is a code for every value.
+            indices: positions of a row's codes, strictly increasing, axes (rows, k); empty, axes
+                (rows, 0), where every value has a code.
             codes: axes (rows, k).
         """
 
     @abstractmethod
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
-        """The indices and codes `pack` was given.
+        """Unpack the indices and codes of `pack`.
 
         Raises:
-            FrameError: what `pack` could not have made.
+            FrameError: `pack` could not have made these bytes.
         """
 
     def record(self, step: int, indices: Indices, codes: Codes) -> None:
-        """Keep what a training step's frame held until it is committed."""
+        """Keep the content of a training step's frame until it is committed."""
 
     def commit(self, step: int) -> None:
-        """A step is final at this end; see `vfl.compression.Codec.commit`."""
+        """Mark a step as final at this end; see `vfl.compression.Codec.commit`."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Adaptive state."""
+        """Return adaptive state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
 
 
 class IndexSet(Layout):
-    """Sets of `k` indices of a row `width` wide, all spelt with the same number of bits.
+    """Sets of `k` indices of a row `width` wide, all written with the same number of bits.
 
-    A row is its set and then its codes, rows back to back.
+    A row is its set and then its codes; rows follow one another without gaps.
 
     Args:
-        width: of a row.
-        k: indices.
-        code_bits: bits of a code.
+        width: width of a row.
+        k: number of indices.
+        code_bits: bits per code.
 
     Attributes:
         bits: bits of a set.
@@ -299,14 +299,14 @@ class IndexSet(Layout):
 
     @abstractmethod
     def to_bits(self, indices: Indices) -> Bits:
-        """Axes (rows, bits) from strictly increasing indices of axes (rows, k)."""
+        """Return axes (rows, bits) from strictly increasing indices of axes (rows, k)."""
 
     @abstractmethod
     def from_bits(self, bits: Bits) -> Indices:
-        """The indices `to_bits` spelt.
+        """Return the indices that `to_bits` wrote.
 
         Raises:
-            CorruptFrameError: bits that no set of indices has.
+            CorruptFrameError: no set of indices has these bits.
         """
 
     @property
@@ -328,7 +328,7 @@ class IndexSet(Layout):
 
 
 class EveryIndex(IndexSet):
-    """All indices of a row, which need no bits and are not told."""
+    """All indices of a row, which need no bits."""
 
     bits = 0
 
@@ -453,7 +453,7 @@ class Enumerative(IndexSet):
 
     @cached_property
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """The columns and the count for `loops.pack_rows` and `loops.unpack_rows`."""
+        """Columns and count for `loops.pack_rows` and `loops.unpack_rows`."""
         return _limbs(self._columns, self._limb_count), _limbs([[self.count]], self._limb_count)
 
 
@@ -462,17 +462,18 @@ def _no_such_set() -> CorruptFrameError:
 
 
 def _limbs(numbers: Sequence[Any], count: int) -> np.ndarray:
-    """Integers in `count` parts of `loops.LIMB_BITS` bits each, along a new first axis."""
+    """Split integers into `count` parts of `loops.LIMB_BITS` bits each, along a new first axis."""
     whole = np.array(numbers, object)
     parts = [whole >> loops.LIMB_BITS * limb for limb in range(count)]
     return np.array([part & 2**loops.LIMB_BITS - 1 for part in parts], np.int64)
 
 
 def _columns(width: int, k: int) -> list[np.ndarray]:
-    """For j = 0..k-1 the numbers C(j + i, j + 1), i = 0..width-k: what index j + i adds to a rank.
+    """Return for j = 0..k-1 the numbers C(j + i, j + 1), i = 0..width-k: terms of a rank.
 
-    Each column is the running sum of the one before. It is int64 as long as every partial rank of
-    the columns so far fits, and holds Python integers from there on.
+    Entry i of column j is the term of index j + i. Each column is the running sum of the one
+    before. It is int64 as long as every partial rank of the columns so far fits; later columns hold
+    Python integers.
     """
     columns = []
     column: np.ndarray = np.ones(width - k + 1, np.int64)
@@ -487,7 +488,7 @@ def _columns(width: int, k: int) -> list[np.ndarray]:
 
 @lru_cache(maxsize=32)
 def index_set(packer: str, width: int, k: int, code_bits: int = 0) -> IndexSet:
-    """The packer of that name (enumerative, index or bitmap) for `k` of `width` indices.
+    """Return the packer of this name (enumerative, index or bitmap) for `k` of `width` indices.
 
     Raises:
         WidthError: the enumerative packer's table would be too large.
@@ -505,10 +506,10 @@ def index_set(packer: str, width: int, k: int, code_bits: int = 0) -> IndexSet:
 
 
 class Supports:
-    """Sets of indices of a row `width` wide, spelt with ceil(log2 C(width, n)) bits for n indices.
+    """Sets of indices of a row `width` wide, in ceil(log2 C(width, n)) bits for n indices.
 
-    Where that needs more columns than the table may have, a row has a bit for every index instead;
-    up to 724 units that is nowhere so.
+    Where that needs more columns than the table may have, a row has one bit per index instead; up
+    to 724 units that never happens.
 
     Args:
         width: of the cut.
@@ -534,7 +535,7 @@ class Supports:
             self.bits[[size, width - size]] = (count - 1).bit_length()
 
     def to_bits(self, used: Mask) -> Bits:
-        """The sets of all rows, those of fewer indices first; no axes but bits.
+        """Write the sets of all rows, those with fewer indices first; a flat array of bits.
 
         Args:
             used: axes (rows, width).
@@ -554,14 +555,14 @@ class Supports:
         return np.concatenate(spelt)
 
     def from_bits(self, bits: Bits, counts: Counts) -> Mask:
-        """The sets `to_bits` spelt; axes (rows, width).
+        """Read the sets that `to_bits` wrote; axes (rows, width).
 
         Args:
-            bits: exactly as many as `self.bits` says for these counts.
-            counts: indices a row, axes (rows,).
+            bits: exactly as many as `self.bits` requires for these counts.
+            counts: number of indices of each row, axes (rows,).
 
         Raises:
-            CorruptFrameError: bits that no set of so many indices has.
+            CorruptFrameError: no set of so many indices has these bits.
         """
         used = np.zeros((len(counts), self.width), np.bool_)
         ranks = np.zeros(len(counts), object)
@@ -605,14 +606,17 @@ class Supports:
         return min(count, self.width - count)
 
     def _table(self, size: int) -> np.ndarray:
-        """C(j + i, j + 1), axes (size or more, width): what the index j + i adds as the j-th one.
+        """Return C(j + i, j + 1), axes (size or more, width): terms of the j-th indices.
 
-        Machine words up to the size whose sets they number, else Python integers.
+        Entries are machine words up to the size whose sets they can number, else Python integers.
         """
         return self._words if size <= self._most_in_words else self._grown(size)
 
     def _grown(self, size: int) -> np.ndarray:
-        """The table with `size` columns or more; each is the running sum of the one before."""
+        """Return the table with `size` columns or more.
+
+        Each is the running sum of the one before.
+        """
         if (known := len(self._columns)) < size:
             columns = np.empty((min(max(size, 2 * known), self._most), self.width), object)
             columns[:known] = self._columns
@@ -624,5 +628,5 @@ class Supports:
 
 @lru_cache(maxsize=4)
 def supports(width: int) -> Supports:
-    """The sets of a width; several codecs of one process share their table."""
+    """Return the sets of a width; several codecs of one process share their table."""
     return Supports(width)

@@ -1,8 +1,8 @@
-"""Layouts that take fewer bits for what occurs often: codes of mostly zero cuts, and range coding.
+"""Layouts that write frequent symbols shorter: codes of mostly zero cuts, and range coding.
 
-A payload is a tag, the scales of its values, and what a layout makes of their codes. Fixed layouts
-(`bits.IndexSet`) pack bits without gaps, and zero bits up to a whole byte; `Range` codes symbols
-with counts that adapt, and its tag is the byte that says which history those have.
+A payload is a tag, the scales of its values, and a layout's encoding of their codes. Fixed layouts
+(`bits.IndexSet`) pack bits without gaps, with zero bits up to a whole byte. `Range` codes symbols
+with adaptive counts; its tag is a byte that identifies the history of those counts.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from vfl.compression.coding.range_coder import (
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 
-#: Counts an adaptive packer may hold; 32 MB with their running sums.
+#: Most counts that an adaptive packer may hold; 32 MB with their running sums.
 COUNTS_LIMIT = 2**21
 _BYTE = 8
-#: What a symbol adds to its count, and what a code's count starts with.
+#: Increment of a symbol's count, and the first count of a code.
 _WEIGHT, _FIRST_COUNT = 24, 4
-#: What waits for its commit, by the names that checkpoints have for it.
+#: Uncommitted content, by its names in checkpoints.
 _CODED = "waiting-indices", "waiting-codes"
 
 
 def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout:
-    """A layout that has learned nothing.
+    """Make a layout without any history.
 
     Args:
         packer: range; enumerative or bitmap; index for k values a row, or dense for all of them.
-        width: of the cut.
-        k: values a row; None for all, those of code 0 being zeros to all packers but dense.
-        code_bits: bits of a code.
+        width: width of the cut.
+        k: values per row; None for all. Then every packer but dense treats code 0 as zero.
+        code_bits: bits per code.
 
     Raises:
         WidthError: a table would be too large.
@@ -81,11 +81,11 @@ def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout
 
 
 class DenseBitmap(Layout):
-    """One bit a value that says whether its code is not 0, then those codes.
+    """One bit per value that marks codes other than 0, then those codes.
 
     Args:
-        width: of the cut.
-        code_bits: bits of a code; 0 must be that of zero.
+        width: width of the cut.
+        code_bits: bits per code; code 0 must represent zero.
     """
 
     def __init__(self, width: int, code_bits: int) -> None:
@@ -119,11 +119,11 @@ class DenseBitmap(Layout):
 
 
 class DenseEnumerative(DenseBitmap):
-    """A mostly zero cut with as few bits as a code without memory can have.
+    """Packs a mostly zero cut with the fewest bits of a code without memory.
 
-    ceil(log2(width + 1)) bits a row say how many values are not zero, then ceil(log2 C(width, n))
-    which ones (one number among all sets of that size, rows with fewer of them first), then come
-    their codes row by row. How long a payload is tells how many values are not zero.
+    ceil(log2(width + 1)) bits a row give the number of non-zero values. Then ceil(log2 C(width, n))
+    bits identify them (one number among all sets of that size, rows with fewer first). Their codes
+    follow row by row. The length of a payload reveals the number of non-zero values.
     """
 
     def __init__(self, width: int, code_bits: int) -> None:
@@ -153,7 +153,7 @@ class DenseEnumerative(DenseBitmap):
         return _placed(used, spelt.reshape(-1, self.code_bits))
 
     def _counts(self, body: memoryview, rows: int) -> np.ndarray:
-        """How many values of each row are not zero."""
+        """Return the number of non-zero values of each row."""
         bits = rows * self._count_bits
         end = packed_bytes(1, bits)
         _require_head(body, end, "counts")
@@ -174,7 +174,7 @@ def _require_head(body: memoryview, wanted_bytes: int, what: str) -> None:
 
 
 def _placed(used: Mask, spelt: Bits) -> tuple[Indices, Codes]:
-    """The codes of all values from those that are not 0, a line of bits each."""
+    """Return indices and codes of all values, given the bits of the non-zero codes."""
     codes = np.zeros(used.shape, np.int64)
     codes[used] = from_bits(spelt, spelt.shape[1], 1)[:, 0]
     if (codes[used] == 0).any():
@@ -187,16 +187,16 @@ def _marks_a_zero() -> CorruptFrameError:
 
 
 class Range(Layout):
-    """Range coded, so that what occurs often gets short.
+    """Range coding, which writes frequent symbols with fewer bits.
 
-    With k values a row, it is its k indices, each coded knowing which one came before, then its k
-    codes. Otherwise it is a code for every value, with the counts of its unit: one that is mostly
+    With k values a row, it writes the k indices, each coded given the one before, then the k codes.
+    Otherwise it writes a code for every value, with the counts of its unit: a unit that is mostly
     zero costs a fraction of a bit.
 
     Args:
-        width: of the cut.
-        k: values a row; None for all.
-        code_bits: bits of a code, at most 8.
+        width: width of the cut.
+        k: values per row; None for all.
+        code_bits: bits per code, at most 8.
 
     Raises:
         WidthError: the table of counts would be too large.
@@ -206,7 +206,7 @@ class Range(Layout):
         self.width, self.k = width, width if k is None else k
         self._index_count, contexts = (0, width) if k is None else (k, 1)
         self._codes = AdaptiveCounts(np.full((contexts, 2**code_bits), _FIRST_COUNT), _WEIGHT)
-        #: By the names that checkpoints have for them.
+        #: Counts, by their names in checkpoints.
         self._sides = {"": self._codes}
         self._waiting: dict[int, tuple[Indices, Codes]] = {}
         if k is not None:
@@ -285,7 +285,7 @@ class Range(Layout):
         }
 
     def _cells(self, indices: Indices, codes: Codes) -> list[Cells]:
-        """Where the symbols of each side stand in its table, axes (rows, symbols)."""
+        """Return the table positions of the symbols of each side, axes (rows, symbols)."""
         before = np.zeros_like(indices)
         before[:, 1:] = indices[:, :-1] + 1
         contexts = np.arange(self.k) * self.width + before
@@ -301,10 +301,10 @@ def _in_bytes(codes: Codes) -> npt.NDArray[np.uint8]:
 
 @lru_cache(maxsize=16)
 def first_index_counts(width: int, k: int) -> np.ndarray:
-    """Counts as if every set of k indices were equally likely; axes (k x width, width).
+    """Return counts that make every set of k indices equally likely; axes (k x width, width).
 
-    Context j x width + p + 1 is that of the index j whose predecessor is p (-1 for none): index x
-    leaves C(width - 1 - x, r - 1) of the C(width - 1 - p, r) ways to go on, where r = k - j.
+    Context j x width + p + 1 is that of index number j whose predecessor is p (-1 for none): index
+    x leaves C(width - 1 - x, r - 1) of the C(width - 1 - p, r) continuations, where r = k - j.
     """
     counts = np.zeros((k, width, width), np.int64)
     for j in range(k):

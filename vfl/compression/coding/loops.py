@@ -1,8 +1,8 @@
-"""Loops for machine code, and only for it: each has a twin in numpy that gives the same bits.
+"""Loops for machine code only: each has a twin in numpy that gives the same bits.
 
-Rows of a sparse cut are packed by `bits.Enumerative.pack` and `unpack`, the largest values are
-found in `vfl.compression.topk`, and values are quantised by `values`. Machine code checks no
-bounds: a payload's length is checked before, and each rank before it is looked up.
+`bits.Enumerative.pack` and `unpack` pack rows of a sparse cut, `vfl.compression.topk` finds the
+largest values, and `values` quantises them. Machine code checks no bounds, so callers check a
+payload's length first, and each rank before its look-up.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 from vfl.core.compiled import compiled
 
-#: A rank is held as so many numbers at most, of so many bits each, the lowest first.
+#: A rank is held as at most so many numbers of so many bits each, the lowest first.
 MOST_LIMBS, LIMB_BITS = 2, 62
 
-#: Indices lie close together: long steps down and short ones up beat halving.
+#: Indices are close together: long steps down and short ones up are faster than halving.
 _STRIDE = 8
 _LIMB = (1 << LIMB_BITS) - 1
 
@@ -25,12 +25,12 @@ _LIMB = (1 << LIMB_BITS) - 1
 def pack_rows(
     indices: Any, codes: Any, table: Any, rank_bits: int, code_bits: int, out: Any
 ) -> None:
-    """Write the rank of each row's indices and then its codes, back to back.
+    """Write the rank of each row's indices and then its codes, without gaps.
 
     Args:
         indices: increasing, int64, axes (rows, k).
         codes: int64, axes (rows, k).
-        table: what a index adds to the rank, int64 of axes (limbs, k, width - k + 1).
+        table: term of each index in a rank, int64 of axes (limbs, k, width - k + 1).
         rank_bits: bits of a rank.
         code_bits: bits of a code.
         out: uint8, all zero, long enough.
@@ -56,19 +56,19 @@ def pack_rows(
 def unpack_rows(
     raw: Any, table: Any, count: Any, rank_bits: int, code_bits: int, indices: Any, codes: Any
 ) -> bool:
-    """Read what `pack_rows` wrote.
+    """Read rows that `pack_rows` wrote.
 
     Args:
         raw: uint8, exactly as long as the rows take.
         table: see `pack_rows`.
-        count: how many ranks there are, as a table of one number.
+        count: number of ranks, as a table of one number.
         rank_bits: see `pack_rows`.
         code_bits: see `pack_rows`.
         indices: int64, axes (rows, k); filled.
         codes: int64, axes (rows, k); filled.
 
     Returns:
-        Whether every rank is below `count`; if not, nothing in `indices` counts.
+        Whether every rank is below `count`; if not, `indices` must not be used.
     """
     limbs, k, _ = table.shape
     rank, most, narrow = np.zeros(limbs, np.int64), count[:, 0, 0], table[0]
@@ -92,9 +92,9 @@ def unpack_rows(
 
 @compiled
 def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
-    """The indices of a rank of one limb: each is the last whose number is at most what is left.
+    """Find the indices of a rank of one limb: each is the last whose term is at most the remainder.
 
-    The numbers of the first index are 0, 1, 2, ..., so that it is what is left.
+    The terms of the first index are 0, 1, 2, ..., so it equals the remainder.
     """
     last = table.shape[1] - 1
     for j in range(len(table) - 1, 0, -1):
@@ -103,7 +103,8 @@ def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
             first -= _STRIDE
         first = max(first, 0)
         more = 0
-        for at in range(first + 1, min(first + _STRIDE, last + 1)):  # no branch to guess
+        # the loop has no branch to mispredict
+        for at in range(first + 1, min(first + _STRIDE, last + 1)):
             more += table[j, at] <= rank
         last = first + more
         indices[row, j] = last + j
@@ -113,7 +114,7 @@ def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
 
 @compiled
 def _unrank_wide(table: Any, rank: Any, indices: Any) -> None:
-    """`_unrank` for a rank of several limbs, which is used up."""
+    """Run `_unrank` for a rank of several limbs, which is reduced in place."""
     last = table.shape[2] - 1
     for j in range(len(indices) - 1, -1, -1):
         first, size = 0, last + 1
@@ -141,7 +142,7 @@ def _is_at_most(one: Any, other: Any) -> bool:
 
 @compiled
 def _write(out: Any, end: int, number: int, bits: int) -> int:
-    """Append a number of so many bits, the most significant first; the new end."""
+    """Append a number of so many bits, the most significant first; return the new end."""
     while bits > 0:
         room = 8 - (end & 7)
         taken = min(room, bits)
@@ -153,7 +154,7 @@ def _write(out: Any, end: int, number: int, bits: int) -> int:
 
 @compiled
 def _read(raw: Any, start: int, bits: int) -> int:
-    """The number in the bits from `start` on."""
+    """Return the number in the bits from `start` on."""
     number = 0
     while bits > 0:
         room = 8 - (start & 7)
@@ -165,7 +166,7 @@ def _read(raw: Any, start: int, bits: int) -> int:
     return number
 
 
-#: From so many indices a row on, torch finds the largest faster.
+#: Number of indices per row from which torch finds the largest faster.
 MOST_INDICES = 32
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -179,14 +180,15 @@ _FEW = 32
 def find_top(bits: Any, indices: Any, tied: Any) -> bool:
     """Find the indices of the largest magnitudes of each row, the lower index first among equals.
 
-    Without its sign the bit pattern of a float32 sorts as the magnitude does, with infinity and
-    what is not a number above all others. The k-th largest of the largest sizes of blocks says
-    which sizes need not be looked at.
+    Without its sign, the bit pattern of a float32 sorts as the magnitude does, with infinity and
+    NaN above all others. The k-th largest of the blocks' largest magnitudes bounds the values that
+    need a look.
 
     Args:
         bits: float32 values viewed as int32, axes (rows, width).
         indices: int64, axes (rows, k) with k from 1 to the width; filled, increasing.
-        tied: one for each row, set where more than k are as large as the least that is found.
+        tied: one flag per row, set where more than k values are at least as large as the least one
+            found.
 
     Returns:
         Whether all values are finite.
@@ -209,7 +211,7 @@ def find_top(bits: Any, indices: Any, tied: Any) -> bool:
             if largest[at] >= least:
                 for i in range(at * block, min((at + 1) * block, width)):
                     size = bits[row, i] & _MAGNITUDE
-                    sizes[count], candidates[count] = size, i  # written over if too small
+                    sizes[count], candidates[count] = size, i  # overwritten if it is too small
                     count += size >= least
         least = _kth_largest(sizes, count, best)
         tied[row] = _keep(sizes, count, candidates, least, indices, row)
@@ -218,14 +220,14 @@ def find_top(bits: Any, indices: Any, tied: Any) -> bool:
 
 @compiled
 def replace(indices: Any, drops: Any, draws: Any, unit: float, others: int) -> None:
-    """Give every marked index of a row to one outside the row, all choices equally likely.
+    """Replace every marked index of a row by one outside the row, all choices equally likely.
 
     Args:
         indices: increasing before and after, int64, axes (rows, k).
-        drops: which of them give way, axes (rows, k); at most `others` of a row.
-        draws: uniform on [0, unit) where a index is marked; the first k of each row are used.
-        unit: where the draws end.
-        others: indices outside a row.
+        drops: marked indices, axes (rows, k); at most `others` of a row.
+        draws: uniform on [0, unit) where an index is marked; the first k of each row are used.
+        unit: upper end of the draws.
+        others: number of indices outside a row.
     """
     k = indices.shape[1]
     slots, numbers = np.empty(k, np.int64), np.empty(k, np.int64)
@@ -258,9 +260,9 @@ def _largest(part: Any) -> Any:
 
 @compiled
 def _kth_largest(sizes: Any, count: int, best: Any) -> Any:
-    """The k-th largest of at least k sizes, k = len(best); `best` is scratch."""
+    """Return the k-th largest of at least k sizes, k = len(best); `best` is scratch."""
     k = len(best)
-    if count <= _FEW:  # no branch for the processor to guess
+    if count <= _FEW:  # the loop has no branch to mispredict
         least = _MAGNITUDE
         for i in range(count):
             above = np.int32(0)
@@ -282,10 +284,10 @@ def _kth_largest(sizes: Any, count: int, best: Any) -> Any:
 
 @compiled
 def _keep(sizes: Any, count: int, candidates: Any, least: Any, indices: Any, row: int) -> bool:
-    """Keep what is larger than `least`, and the first of what equals it, until `kept` is full.
+    """Keep values larger than `least`, and the first of those equal to it, until `kept` is full.
 
     Returns:
-        Whether something that equals it is left over.
+        Whether a value equal to `least` is left over.
     """
     k = indices.shape[1]
     level, enough = k, 0
@@ -316,10 +318,10 @@ _SIGN, _LARGEST = 0x8000, 0x7F7F
 
 @compiled
 def find_ends(bits: Any, ends: Any) -> None:
-    """The least and the largest value of each group, as numbers that sort as the values do.
+    """Find the least and the largest value of each group, as numbers that sort as the values do.
 
-    Without the sign of a negative one, which is turned around, the bit pattern of a float32 sorts
-    as the value does, with infinities and what is not a number outside all others.
+    With the other bits of negative values inverted, the bit pattern of a float32 sorts as the value
+    does, with infinities and NaN outside all others.
 
     Args:
         bits: float32 values viewed as int32, axes (groups, values).
@@ -360,7 +362,7 @@ def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
 
 @compiled
 def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
-    """Move marked numbers to the front of `found`, which is one longer; how many they are.
+    """Move marked numbers to the front of `found`, which is one longer; return their count.
 
     Args:
         numbers: of any type, in one line.
@@ -369,29 +371,29 @@ def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
     """
     count = 0
     for i in range(len(numbers)):
-        found[count] = numbers[i]  # written over if it is not marked
+        found[count] = numbers[i]  # overwritten if it is not marked
         count += int(marks[i])
     return count
 
 
 @compiled
 def spread_marked(found: Any, marks: Any, numbers: Any) -> None:
-    """Numbers back to where they were marked, and 0 elsewhere.
+    """Move numbers back to their marked positions, with 0 elsewhere.
 
     Args:
-        found: whole numbers, one more than there are marks.
+        found: integers, one more than there are marks.
         marks: see `gather_marked`.
         numbers: of the same type; filled.
     """
     count = 0
     for i in range(len(numbers)):
-        numbers[i] = found[count] * marks[i]  # no branch for the processor to guess
+        numbers[i] = found[count] * marks[i]  # the loop has no branch to mispredict
         count += int(marks[i])
 
 
 @compiled
 def rectify(values: Any, upper: Any, top: float, codes: Any) -> None:
-    """The codes of values of at least 0: ceil(value top / upper), between 0 and top.
+    """Compute the codes of values of at least 0: ceil(value top / upper), between 0 and top.
 
     Args:
         values: float32, finite, axes (groups, values).
@@ -408,7 +410,7 @@ def rectify(values: Any, upper: Any, top: float, codes: Any) -> None:
 
 @compiled
 def unrectify(codes: Any, step: Any, least: Any, values: Any) -> None:
-    """Read back what `rectify` wrote: code step, at least `least`, and 0 for code 0."""
+    """Decode the codes of `rectify`: code times step, at least `least`, and 0 for code 0."""
     for group in range(len(codes)):
         own, found, each = codes[group], values[group], step[group]
         for i in range(len(own)):
@@ -418,7 +420,7 @@ def unrectify(codes: Any, step: Any, least: Any, values: Any) -> None:
 
 @compiled
 def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
-    """Read back what `quantise` wrote.
+    """Decode the codes of `quantise`.
 
     Args:
         ends: see `quantise`; finite.
@@ -427,7 +429,7 @@ def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
         values: float32, axes as `codes`; filled.
 
     Returns:
-        Whether every range ends where it starts or above.
+        Whether no range ends below its start.
     """
     cells = np.empty(2, np.float32)
     raw = cells.view(np.uint32)
@@ -445,7 +447,7 @@ def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
 
 @compiled
 def _below(raw: Any) -> Any:
-    """The bits of the largest finite bfloat16 that is not above a float32 of these bits."""
+    """Return the bits of the largest finite bfloat16 that is not above a float32 of these bits."""
     number: Any = np.int64(raw)
     rounded = (number + (number >> 31) * 0xFFFF) >> 16
     return (rounded & _SIGN) | min(rounded & ~_SIGN, _LARGEST)

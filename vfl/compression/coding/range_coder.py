@@ -1,14 +1,14 @@
-"""An integer coder of symbols by their shares, and the counts those come from, which adapt.
+"""An integer range coder, and the adaptive counts from which its symbols' shares come.
 
-A symbol is coded with its share of 2^15. Counts are alike at both ends and move only when a step
-is committed: a frame that is sent again, or that belongs to an attempt that was given up, was coded
-with the counts of its own step. A byte at the head of each frame says which history the counts
-have, so that ends that lost step are found out, and ends of which one has another coder.
+A symbol is coded with its share of 2^15. Counts are equal at both ends and change only when a step
+is committed. So a frame that is sent again, or that belongs to an abandoned attempt, was coded with
+the counts of its own step. A byte at the head of each frame identifies the history of the counts.
+It exposes ends that lost step, and ends with another coder.
 
-Source: Duda 2013, rANS (arXiv 1311.2540), with several states that take turns (Giesen 2014, arXiv
-1402.3392), so that symbols that follow one another are independent work: of vector instructions
-with numba (`vectors`), of a numpy call without. Quotients are whole numbers and exact, so every
-machine writes the same bytes. The decoder accepts exactly what the encoder writes.
+Source: Duda 2013, rANS (arXiv 1311.2540), with several interleaved states (Giesen 2014, arXiv
+1402.3392). So consecutive symbols are independent work: for vector instructions with numba
+(`vectors`), for one numpy call without. Quotients are integers and exact, so every machine writes
+the same bytes. The decoder accepts exactly the encoder's output.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ from vfl.core.compiled import compiled, native
 from vfl.core.errors import CheckpointError, CorruptFrameError
 from vfl.core.frame import Payload
 
-#: Shares are of 2^15; a state stays in [2^16, 2^32), and gives and takes words of 16 bits.
+#: Shares are fractions of 2^15; a state stays in [2^16, 2^32), and gives and takes words of 16
+#: bits.
 TOTAL_BITS, _WORD_BITS, _LOW, _STATE_BYTES = 15, 16, 1 << 16, 4
 _MASK = (1 << TOTAL_BITS) - 1
-#: A state costs 24 bits: there is one more for each so many bits of symbols.
+#: A state costs 24 bits, so there is one more for each so many bits of symbols.
 _BITS_A_STATE, _MOST_STATES = 2048, 256
-#: The fewest beside one, and what their number is a multiple of: the states of a vector.
+#: Least number of states besides one, and its unit: the states of a vector.
 LANES = 16
-#: Symbols from whose shares it is guessed how many bits all take.
+#: Number of symbols whose shares serve to estimate the bits of all.
 _SAMPLED = 2048
-#: A context whose counts exceed this, which is less than 2^16, forgets half of them.
+#: A context whose counts exceed this, which is below 2^16, halves them.
 _FORGET_ABOVE = 60_000
-#: Of the bytes a coder of this module writes; the first history.
+#: Version of this module's coded bytes, as the first history.
 _FORMAT = 3
 
 Cells = npt.NDArray[np.int32]
 Symbols = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int32]
-#: A symbol's share, uint32: where it starts in the upper 16 bits, and how large it is in the lower.
+#: A symbol's share, uint32: its start in the upper 16 bits, and its size in the lower.
 Shares: TypeAlias = npt.NDArray[np.uint32]
 States = npt.NDArray[np.uint32]
 
 
 def encode(shares: Shares) -> bytes:
-    """Symbols of these shares as bytes, by one state; no symbols take none.
+    """Code symbols of these shares as bytes, by one state; without symbols there are no bytes.
 
-    A byte says how many bytes the state takes; then come the state and words. The state starts at 0
-    and is spelt without leading zeros.
+    The first byte is the number of bytes of the state; then come the state and words. The state
+    starts at 0 and is written without leading zeros.
 
     >>> encode(np.array([1 << 13 << 16 | 1 << 13], np.uint32)).hex()  # the second quarter of all
     '200020'
@@ -66,12 +67,12 @@ def encode(shares: Shares) -> bytes:
 
 
 def encode_columns(table: Shares, codes: Symbols) -> bytes:
-    """Codes of a cut as bytes, each column a context of the table.
+    """Code a cut's codes as bytes; each column is a context of the table.
 
-    One state codes a few columns one after another, as `encode` does. Several code as many columns
-    as they are at once, one each, row by row, and then the next columns. A byte says which power of
-    two they are, then come the states, and then words; in a row the last state takes its word
-    first.
+    One state codes a few columns one after another, as `encode` does. Several states code as many
+    columns at once, one each, row by row, and then the next columns. The first byte is the power of
+    two of their number; then come the states, and then words. In a row the last state takes its
+    word first.
 
     Args:
         table: axes (columns, symbols).
@@ -93,10 +94,10 @@ def encode_columns(table: Shares, codes: Symbols) -> bytes:
 
 
 def state_count(table: Shares, codes: Symbols) -> int:
-    """How many states code a cut, at most one a column: about as its bits ask for.
+    """Return the number of states for a cut, at most one a column: about as its bits require.
 
-    Bits are counted by chords of the logarithm between powers of two, which is what the bits of a
-    float32 say of it.
+    Bits are estimated by chords of the logarithm between powers of two, which the bits of a float32
+    give directly.
     """
     rows, columns = codes.shape
     sample = codes[:: max(1, rows * columns // _SAMPLED)]
@@ -109,25 +110,25 @@ def state_count(table: Shares, codes: Symbols) -> int:
 
 
 def symbols_limit_bytes(symbols: int) -> int:
-    """Most bytes so many symbols take: a word each, their states, and the first byte."""
+    """Return the most bytes of so many symbols: a word each, their states, and the first byte."""
     states = max(1, min(_MOST_STATES, symbols * TOTAL_BITS // _BITS_A_STATE))
     return 2 * symbols + _STATE_BYTES * states + 1
 
 
 class Reader:
-    """Decodes one payload; a decoding loop is handed `words`, `states` and `taken`.
+    """Decodes one payload; a decoding loop receives `words`, `states` and `taken`.
 
     Args:
-        payload: what `encode` gave.
-        most: states there may be.
+        payload: result of `encode`.
+        most: most states allowed.
 
     Attributes:
-        words: those of the payload, uint16.
-        states: int64; they move on.
-        taken: how many words are read, one int64.
+        words: words of the payload, uint16.
+        states: int64; changed by decoding.
+        taken: number of words read, one int64.
 
     Raises:
-        CorruptFrameError: no encoder makes such states.
+        CorruptFrameError: no encoder makes these states.
     """
 
     def __init__(self, payload: Payload, most: int = 1) -> None:
@@ -154,10 +155,10 @@ class Reader:
             raise CorruptFrameError("a range-coded payload spells a state with leading zeros")
 
     def finish(self) -> None:
-        """After the last symbol: nothing may be left.
+        """Check that no bytes are left after the last symbol.
 
         Raises:
-            CorruptFrameError: it has more bytes, fewer, or others.
+            CorruptFrameError: the payload has more, fewer or other bytes.
         """
         if self.taken[0] != len(self.words) or (self.states != self._start).any():
             raise CorruptFrameError("a range-coded payload does not end where its symbols end")
@@ -165,15 +166,15 @@ class Reader:
 
 @compiled
 def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, count: int) -> int:
-    """The next symbol of a context, of the only state; -1 where the context has none.
+    """Decode the next symbol of a context, by the only state; -1 where the context has no symbol.
 
     Args:
-        words: of the `Reader`.
-        states: of the `Reader`; they move on.
-        taken: of the `Reader`.
-        table: shares of all contexts, in one line; this one's are `first` to `first + count`.
-        first: where the context starts.
-        count: how many symbols it has.
+        words: words of the `Reader`.
+        states: states of the `Reader`; changed by decoding.
+        taken: count of the `Reader`.
+        table: shares of all contexts, in one line; this context's are `first` to `first + count`.
+        first: start of the context.
+        count: number of its symbols.
     """
     if not table[first + count - 1]:
         return -1
@@ -199,16 +200,16 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
 def decode_columns(
     payload: Payload, table: Shares, splits: npt.NDArray[np.uint16], rows: int
 ) -> Symbols:
-    """The codes that `encode_columns` was given.
+    """Decode the codes of `encode_columns`.
 
     Args:
-        payload: what it gave.
+        payload: result of `encode_columns`.
         table: axes (columns, symbols).
         splits: see `AdaptiveCounts.splits`.
-        rows: of the cut.
+        rows: rows of the cut.
 
     Raises:
-        CorruptFrameError: what it could not have given.
+        CorruptFrameError: `encode_columns` could not have made this payload.
     """
     columns, choices = table.shape
     codes = np.empty((rows, columns), np.uint8)
@@ -228,7 +229,7 @@ def decode_columns(
 
 @compiled
 def _encode(shares: Any, states: Any, words: Any) -> int:
-    """Write words from the end of `words` forwards, last symbol first; where they start."""
+    """Write words from the end of `words` backwards, last symbol first; return their start."""
     at, state = len(words), states[0]
     for i in range(len(shares) - 1, -1, -1):
         share = int(shares[i])
@@ -237,7 +238,7 @@ def _encode(shares: Any, states: Any, words: Any) -> int:
             at -= 1
             words[at] = state & 0xFFFF
             state >>= _WORD_BITS
-        # Exact: the state is below 2^52, so that no quotient is rounded up to the next number.
+        # This is exact: the state is below 2^52, so no quotient is rounded up to the next number.
         state += start + int(state / size) * ((1 << TOTAL_BITS) - size)
     states[0] = state
     return at
@@ -255,7 +256,7 @@ def _decode_columns(
             slot = state & _MASK
             most = slot << 16 | 0xFFFF  # of a share that starts there
             cell, step = first, choices >> 1
-            while step > 0:  # no branch for the processor to guess
+            while step > 0:  # the loop has no branch to mispredict
                 cell += step * int(table[cell + step] <= most)
                 step >>= 1
             share = int(table[cell])
@@ -294,7 +295,7 @@ def _decode_in_vectors(
 
 
 def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
-    """With columns added up to whole vectors, whose only symbol is certain and changes no state."""
+    """Add columns up to whole vectors; their only symbol is certain and changes no state."""
     if not (more := -len(table) % LANES):
         return table, codes
     certain = np.full((more, table.shape[1]), 1 << TOTAL_BITS << 16, np.uint32)
@@ -303,7 +304,7 @@ def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
 
 
 def _blocks(columns: int, count: int) -> Iterator[slice]:
-    """The columns that are coded at once."""
+    """Yield the columns that are coded at once."""
     return (slice(first, min(first + count, columns)) for first in range(0, columns, count))
 
 
@@ -357,11 +358,11 @@ class AdaptiveCounts:
 
     Args:
         start: first counts, axes (contexts, symbols); 0 for a symbol that cannot occur.
-        weight: what a symbol adds to its count.
+        weight: increment of a symbol's count.
 
     Attributes:
-        table: shares of 2^15, axes (contexts, symbols), uint32, see `Shares`; a symbol that can
-            occur has 1 at least, and a context without one none.
+        table: shares of 2^15, axes (contexts, symbols), uint32, see `Shares`. A symbol that can
+            occur has a share of at least 1; a context without symbols has no shares.
     """
 
     def __init__(self, start: npt.NDArray[Any], weight: int) -> None:
@@ -379,9 +380,9 @@ class AdaptiveCounts:
 
     @property
     def splits(self) -> npt.NDArray[np.uint16]:
-        """Where sixteenths of the symbols of each context start, axes (15, contexts).
+        """Starts of sixteenths of the symbols of each context, axes (15, contexts).
 
-        There are contexts up to whole vectors, see `_whole_vectors`.
+        Contexts are padded to whole vectors, see `_whole_vectors`.
         """
         if self._splits is None:
             contexts, choices = self.table.shape
@@ -392,17 +393,17 @@ class AdaptiveCounts:
         return self._splits
 
     def cells(self, contexts: np.ndarray, symbols: np.ndarray) -> Cells:
-        """Where symbols stand in the table."""
+        """Return the positions of symbols in the table."""
         firsts = np.asarray(contexts, np.int32) * np.int32(self.table.shape[1])
         found: Cells = np.add(firsts, symbols, dtype=np.int32)
         return found
 
     def count(self, step: int, cells: Cells) -> None:
-        """Count what a step's frame held."""
+        """Count the symbols of a step's frame."""
         width = self.table.shape[1]
         touched: slice | np.ndarray = slice(None)
         places = cells
-        if self.table.size > 8 * len(cells):  # few of many contexts
+        if self.table.size > 8 * len(cells):  # few of many contexts are touched
             touched, which = np.unique(cells // width, return_inverse=True)
             places = which * width + cells % width
         counts = self._counts[touched]
@@ -412,7 +413,7 @@ class AdaptiveCounts:
         self._commit(step, cells.astype("<i4", copy=False).tobytes())
 
     def count_columns(self, step: int, codes: Symbols) -> None:
-        """Count what a step's frame held, of axes (rows, contexts)."""
+        """Count a step's frame of axes (rows, contexts)."""
         if loops.COMPILED:
             _count_columns(codes, self._counts, self._weight, self.table)
             self._splits = None
@@ -425,15 +426,15 @@ class AdaptiveCounts:
         self._commit(step, codes.tobytes())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Counts and history."""
+        """Return counts and history."""
         history = torch.tensor([_FORMAT, self._history])
         return {"counts": torch.tensor(self._counts), "history": history}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave.
+        """Restore the result of `state_dict`.
 
         Raises:
-            CheckpointError: these are the counts of another coder.
+            CheckpointError: the counts belong to another coder.
         """
         history = state["history"].reshape(-1).tolist()
         if len(history) != 2 or history[0] != _FORMAT:
@@ -455,7 +456,7 @@ class AdaptiveCounts:
         return counts
 
     def _share(self, touched: slice | np.ndarray, counts: np.ndarray) -> None:
-        """Shares of 2^15 of counts: one for each that is not 0, the rest in proportion."""
+        """Compute shares of 2^15: at least 1 where a count is not 0, the rest in proportion."""
         sums, used = counts.cumsum(axis=1, dtype=np.int64), (counts > 0).cumsum(axis=1)
         rest = ((1 << TOTAL_BITS) - used[:, -1:]) * sums // np.maximum(sums[:, -1:], 1)
         ends = (used + rest).astype(np.uint32)
@@ -467,7 +468,7 @@ class AdaptiveCounts:
 
 @compiled
 def _count_columns(codes: Any, counts: Any, weight: int, table: Any) -> None:
-    """Count codes of axes (rows, contexts), forget, and make the table of shares anew."""
+    """Count codes of axes (rows, contexts), halve large counts, and update the shares."""
     contexts, choices = counts.shape
     for context in range(contexts):
         own, shares = counts[context], table[context]
@@ -487,6 +488,6 @@ def _count_columns(codes: Any, counts: Any, weight: int, table: Any) -> None:
         for symbol in range(choices):
             sums += own[symbol]
             before += own[symbol] > 0
-            end = before + int(rest * sums / total)  # exact, for the product is below 2^52
+            end = before + int(rest * sums / total)  # exact, because the product is below 2^52
             shares[symbol] = start << 16 | end - start
             start = end

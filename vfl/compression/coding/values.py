@@ -1,12 +1,12 @@
 """Values and gradients as codes of a fixed number of bits.
 
-`Float32Values` keeps values exact, `BFloat16Values` their upper half. `AffineValues` writes b bits
-each between two ends that travel as two bfloat16, the lower rounded down and the upper rounded up,
-so that no value lies outside. `RectifiedValues` does so for a cut without negative values, where
-zero must stay zero.
+`Float32Values` keeps values exact, `BFloat16Values` keeps their upper half. `AffineValues` writes b
+bits each between two ends. The ends are sent as two bfloat16, the lower rounded down and the upper
+rounded up, so that no value lies outside. `RectifiedValues` does the same for a cut without
+negative values, where zero must stay zero.
 
-Gradients travel back for the kept values, in their order. Both ends know which those are, so no
-indices travel (`GradientCode`).
+Gradients are sent for the kept values, in their order. Both ends know which values those are, so no
+indices are sent (`GradientCode`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ GRADIENTS = ("fp32", "bf16", "2", "3", "4", "5", "6", "7", "8")
 _SIGN = np.uint16(0x8000)
 _UPPER_SIGN = np.array([0, 0x8000], np.uint16)
 _UPPER_MINUS = np.array([1, -1], np.float32)
-LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # the largest finite one
-_LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # that of bfloat16
+LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # the largest finite bfloat16
+_LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # the lowest finite bfloat16
 _SMALLEST = np.float32(2**-149)
 
 
@@ -61,12 +61,12 @@ class Coded(NamedTuple):
 
 
 class ValueCode(ABC):
-    """How kept values become codes.
+    """Conversion of kept values to codes.
 
     Attributes:
-        bits: bits a value.
-        scale_bytes: that travel ahead of the codes for each group of rows.
-        checks: what is NaN or Inf in an array is refused, for it is seen in passing.
+        bits: bits per value.
+        scale_bytes: bytes sent ahead of the codes for each group of rows.
+        checks: whether encoding an array refuses NaN and Inf, because it notices them anyway.
     """
 
     bits: int
@@ -75,21 +75,21 @@ class ValueCode(ABC):
 
     @abstractmethod
     def encode(self, values: Any, groups: int) -> Coded:
-        """Codes of values of axes (rows, k); `groups` is the number of rows, or 1 for the batch.
+        """Encode values of axes (rows, k); `groups` is the number of rows, or 1 for the batch.
 
-        Values are an array; `AffineValues` also takes a tensor that is on a card.
+        Values are an array; `AffineValues` also accepts a tensor on a card.
         """
 
     def encode_within(self, values: Any, scale: bytes) -> Any:
-        """Codes of values between ends that are known already; what lies outside is clipped."""
+        """Encode values between known ends; values outside are clipped."""
         return self.encode(values, 1).codes
 
     @abstractmethod
     def decode(self, scale: Payload, codes: Any, groups: int) -> Any:
-        """The values of codes of axes (rows, k); float32.
+        """Decode codes of axes (rows, k); float32.
 
         Raises:
-            FrameError: what `encode` could not have made.
+            FrameError: `encode` could not have made these bytes.
         """
 
 
@@ -123,10 +123,10 @@ class BFloat16Values(ValueCode):
 
 
 class RectifiedValues(ValueCode):
-    """b bits a value of at least 0: code 0 is exactly zero, every other value is above it.
+    """b bits for a value of at least 0: code 0 is exactly zero, every other value is above it.
 
-    The upper end of a group travels as one bfloat16; a value v has the code ceil(v top / upper)
-    and is read back as code upper / top, where top = 2^b - 1.
+    The upper end of a group is sent as one bfloat16; a value v has the code ceil(v top / upper) and
+    is read as code upper / top, where top = 2^b - 1.
     """
 
     scale_bytes = 2
@@ -199,7 +199,7 @@ class SignValues(ValueCode):
 
 
 class WholeValues(ValueCode):
-    """Whole numbers from 0 to 2^bits - 1; others are rounded or clipped to one."""
+    """Integers from 0 to 2^bits - 1; other values are rounded or clipped."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -214,7 +214,7 @@ class WholeValues(ValueCode):
 class AffineValues(ValueCode):
     """b bits a value, uniform between the ends of its group (thesis, equations 3-1 and 3-2).
 
-    Values that are a tensor become codes on its device and come back there.
+    Values in a tensor become codes on its device and are decoded there.
     """
 
     scale_bytes = 4
@@ -227,7 +227,7 @@ class AffineValues(ValueCode):
         if isinstance(values, Tensor):
             return self._encode_there(values, groups)
         grouped = _in_groups(values, groups)
-        outer = _outer(grouped) + np.float32(0)  # leaves one zero of the two
+        outer = _outer(grouped) + np.float32(0)  # this turns -0 into 0
         outer[:, 1] *= -1
         ends, codes = self._between(grouped, outer)
         return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
@@ -252,13 +252,13 @@ class AffineValues(ValueCode):
         return Coded(ends.astype("<u2").tobytes(), codes)
 
     def _codes_there(self, grouped: Tensor, ends: Tensor) -> Tensor:
-        """What `quantise` says, by the same operations; `ends` of axes (groups, 2)."""
+        """Compute the codes of `quantise` by the same operations; `ends` of axes (groups, 2)."""
         low, span = ends[:, :1], ends[:, 1:] - ends[:, :1]
         steps = (grouped.double() - low) / (torch.where(span > 0, span, 1.0) / 2.0**self.bits)
         return steps.clamp_(0, 2**self.bits - 1).to(torch.uint8)
 
     def _between(self, grouped: Values, outer: Values) -> tuple[np.ndarray, np.ndarray]:
-        """Ends and codes, from the least value of each group and minus the largest."""
+        """Return ends and codes, from the least value of each group and minus the largest."""
         codes: np.ndarray
         if compiled.COMPILED:
             ends, codes = np.empty(outer.shape, np.uint16), np.empty(grouped.shape, np.uint8)
@@ -303,9 +303,9 @@ def _out_of_order() -> CorruptFrameError:
 def quantise(
     values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float, bits: int
 ) -> Codes:
-    """min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 where high equals low.
+    """Return min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 where high equals low.
 
-    Equation (3-1) with the code of `high` clamped, which the equation leaves one bit too large.
+    Equation (3-1) with the code of `high` clamped; by the equation that code has one bit too many.
     """
     span = np.subtract(high, low, dtype=np.float64)
     steps: npt.NDArray[np.float64] = np.subtract(values, low, dtype=np.float64)
@@ -317,7 +317,7 @@ def quantise(
 def dequantise(
     codes: Codes, low: np.ndarray | float, high: np.ndarray | float, bits: int
 ) -> Values:
-    """The middle of each step: low + (code + 1/2)(high - low) / 2^bits, equation (3-2).
+    """Return the middle of each step: low + (code + 1/2)(high - low) / 2^bits, equation (3-2).
 
     >>> dequantise(quantise(np.array([0.0, 0.3, 1.0]), 0, 1, bits=1), 0, 1, bits=1).tolist()
     [0.25, 0.25, 0.75]
@@ -328,16 +328,16 @@ def dequantise(
 
 
 class AgreedScale:
-    """Ends for values of predictions: running means of those that went with training frames.
+    """Scale of values in predictions: running means of the scales in training frames.
 
-    Both ends of a link count a frame at its commit, so that predictions need no scale of their own
-    and no row depends on who shares its batch.
+    Both ends of a link count a frame at its commit. So predictions need no scale of their own, and
+    no row depends on other rows of its batch.
 
     Attributes:
         scale: as a `ValueCode` reads it; empty before the first commit.
     """
 
-    #: What a frame adds to the means.
+    #: Weight of a frame in the means.
     _RATE = 0.1
 
     def __init__(self) -> None:
@@ -356,7 +356,7 @@ class AgreedScale:
         self._waiting[step] = bytes(scale)
 
     def commit(self, step: int) -> None:
-        """Count the scale of a step; that of a batch without rows is none."""
+        """Count the scale of a step; a batch without rows has none."""
         if not (scale := self._waiting.pop(step, b"")):
             return
         ends = from_bfloat16(np.frombuffer(scale, "<u2")).astype(np.float64)
@@ -365,7 +365,7 @@ class AgreedScale:
         self._set(ends, zlib.crc32(scale, self._history))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Means, history, and what waits for its commit."""
+        """Return means, history, and uncommitted scales."""
         state = {
             "scale-means": torch.from_numpy(self._means.copy()),
             "scale-history": torch.tensor(self._history),
@@ -375,7 +375,7 @@ class AgreedScale:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         self._set(state["scale-means"].numpy().copy(), int(state["scale-history"]))
         self._waiting = {
             int(name.removeprefix("scale-step-")): bytes(scale.tolist())
@@ -389,10 +389,10 @@ class AgreedScale:
 
 
 def value_code(values: str) -> ValueCode:
-    """The code an option names: ``fp32``, ``bf16`` or a number of bits from 1 to 8.
+    """Return the code that an option names: ``fp32``, ``bf16`` or a number of bits from 1 to 8.
 
     Raises:
-        BadOptionError: anything else.
+        BadOptionError: the option names no code.
     """
     require_choice("values", values, VALUES)
     if values in ("fp32", "bf16"):
@@ -401,7 +401,7 @@ def value_code(values: str) -> ValueCode:
 
 
 def nearest_bfloat16(values: Values) -> npt.NDArray[np.uint16]:
-    """The bits of the nearest finite bfloat16, ties to the even one."""
+    """Return the bits of the nearest finite bfloat16, ties to the even one."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     finite: npt.NDArray[np.uint16] = np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
@@ -409,19 +409,19 @@ def nearest_bfloat16(values: Values) -> npt.NDArray[np.uint16]:
 
 
 def bfloat16_above(values: Values) -> npt.NDArray[np.uint16]:
-    """The bits of the smallest finite bfloat16 that is not below a value."""
+    """Return the bits of the smallest finite bfloat16 that is not below a value."""
     return bfloat16_below(-values) ^ _SIGN
 
 
 def from_bfloat16(bits: npt.NDArray[np.uint16]) -> Values:
-    """The values of bfloat16 bits."""
+    """Return the values of bfloat16 bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
-    """The bits of the largest finite bfloat16 that is not above a value.
+    """Return the bits of the largest finite bfloat16 that is not above a value.
 
-    Below the range of bfloat16 its lowest number is taken; `quantise` then clips.
+    For a value below the range of bfloat16 this is its lowest number; `quantise` then clips.
     """
     bits = np.maximum(values, _LOWEST).view(np.uint32)
     below = (bits + (bits >> 31) * np.uint32(0xFFFF)) >> 16
@@ -429,16 +429,16 @@ def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
 
 
 def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of each group, float64 of axes (groups, 1)."""
+    """Return the lower and upper end of each group, float64 of axes (groups, 1)."""
     exact = from_bfloat16(ends).astype(np.float64)
     return exact[:, :1], exact[:, 1:]
 
 
 def _outer(grouped: Values) -> Values:
-    """The least and the largest value of each group, axes (groups, 2).
+    """Return the least and the largest value of each group, axes (groups, 2).
 
     Raises:
-        NonFiniteError: a value is NaN or Inf, which the ends then are too.
+        NonFiniteError: a value is NaN or Inf, and so an end is.
     """
     outer = np.empty((len(grouped), 2), np.float32)
     if compiled.COMPILED:
@@ -454,18 +454,18 @@ def _outer(grouped: Values) -> Values:
 
 
 def _in_groups(rows: np.ndarray, groups: int) -> np.ndarray:
-    """Numbers of axes (rows, k) with one line for each scale."""
+    """Group numbers of axes (rows, k) into one line for each scale."""
     return np.ascontiguousarray(rows).reshape(groups, max(1, rows.size // max(1, groups)))
 
 
 class GradientCode:
-    """The format of gradients that an option names: ``fp32``, ``bf16``, or 2 to 8 bits a value.
+    """Format of gradients that an option names: ``fp32``, ``bf16``, or 2 to 8 bits per value.
 
-    With b bits every row has its own scale and is rounded at random, so that on average nothing is
-    lost (Alistarh et al. 2017, QSGD).
+    With b bits, every row has its own scale, and values are rounded at random without bias
+    (Alistarh et al. 2017, QSGD).
 
     Raises:
-        BadOptionError: any other name.
+        BadOptionError: the option names no format.
     """
 
     def __init__(self, grad: str) -> None:
@@ -480,13 +480,13 @@ class GradientCode:
         return not self._float_bytes
 
     def payload_bytes(self, rows: int, values: int) -> int:
-        """Bytes of `values` gradients of `rows` rows."""
+        """Return the bytes of `values` gradients of `rows` rows."""
         if self._float_bytes:
             return self._float_bytes * values
         return 2 * rows + packed_bytes(values, self.bits)
 
     def encode(self, grad: Tensor, mask: Mask | None, context: StepContext) -> bytes:
-        """The payload of gradients of axes (rows, k); with a mask of those it marks only.
+        """Encode gradients of axes (rows, k); with a mask, only those it marks.
 
         Raises:
             NonFiniteError: a gradient is NaN or Inf.
@@ -508,10 +508,10 @@ class GradientCode:
         )
 
     def decode(self, payload: Payload, rows: int, width: int, mask: Mask | None) -> Values:
-        """The gradients of a payload, axes (rows, width); 0 where the mask does not mark.
+        """Decode the gradients of a payload, axes (rows, width); 0 where the mask does not mark.
 
         Raises:
-            FrameError: what `encode` could not have made.
+            FrameError: `encode` could not have made these bytes.
         """
         marked = np.ones((rows, width), np.bool_) if mask is None else mask
         count = int(np.count_nonzero(marked))
@@ -536,18 +536,18 @@ class GradientCode:
         if (codes > self._top).any() or (ends > LARGEST_BFLOAT16).any():
             raise CorruptFrameError("a payload holds gradients out of their range")
         scale = from_bfloat16(ends).astype(np.float64)
-        with np.errstate(over="ignore"):  # what is not finite is refused next
+        with np.errstate(over="ignore"):  # infinite values are refused next
             values: Values = (codes * scale[np.nonzero(marked)[0]]).astype(np.float32)
         return values
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or Inf: both ends are NaN where any value is, and quickly found."""
+    """Whether no value is NaN or Inf; NaN reaches both ends, so this check is fast."""
     return not values.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 
 
 def _draws(shape: tuple[int, ...], context: StepContext) -> np.ndarray | float:
-    """Uniform draws of the label party's own; half, for the nearest, where nothing is random."""
+    """Return the label party's own uniform draws, or 1/2, for the nearest, without randomness."""
     if not context.training or context.secret is None:
         return 0.5
     return context.secret.uniform(shape, "gradient", context.step)

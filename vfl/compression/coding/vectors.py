@@ -1,13 +1,13 @@
 """The range coder's loops over several states, 16 of them in each vector of the processor.
 
-Numba makes no vectors of such loops, because of their tables and because a state gives and takes
-words only sometimes. What a loop does to 16 states is therefore put into the LLVM code that numba
-compiles: `_give` and `_take`. LLVM makes of it what the processor has, from AVX-512 down to plain
-SSE2, with the same results. This module is imported where numba is to be used, and nowhere else.
+Numba does not vectorise such loops, because of their table look-ups and because a state gives and
+takes words only sometimes. So `_give` and `_take` insert the work on 16 states into the LLVM code
+that numba compiles. LLVM translates it to the processor's instructions, from AVX-512 down to plain
+SSE2, with the same results. Only code that uses numba imports this module.
 
-Nothing here checks an index of an array, so callers hold to the sizes that are written down. What a
-payload says never becomes an index: symbols are masked or found between bounds, and words are
-counted before each row.
+No code here checks an index of an array, so callers must keep to the documented sizes. Numbers from
+a payload never become an index: symbols are masked or found between bounds, and words are counted
+before each row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: States of a vector, and how often a share is halved before a table is looked at.
+#: States of a vector, and how often a share is halved before a table look-up.
 LANES, _SPLITS = 16, 4
 _TOTAL_BITS, _WORD_BITS = 15, 16
 
@@ -28,7 +28,7 @@ _Bit, _Byte, _Word, _Number, _Index = (ir.IntType(bits) for bits in (1, 8, 16, 3
 
 
 class _Lanes:
-    """Unsigned numbers in a vector, with the operators that numpy's arrays have."""
+    """Unsigned numbers in a vector, with the operators of numpy's arrays."""
 
     def __init__(self, builder: ir.IRBuilder, value: Any) -> None:
         self.builder, self.value = builder, value
@@ -64,31 +64,34 @@ class _Lanes:
         return self._of(lambda one, two: self.builder.icmp_unsigned(">=", one, two), other)
 
     def where(self, yes: _Lanes, no: _Lanes) -> _Lanes:
-        """`yes` in lanes where this holds, `no` in the others."""
+        """Return `yes` in lanes where this holds, `no` in the others."""
         return _Lanes(self.builder, self.builder.select(self.value, yes.value, no.value))
 
     def to(self, kind: ir.IntType) -> _Lanes:
-        """As numbers of another size: what is too large loses its upper bits."""
+        """Convert to numbers of another size: numbers that are too large lose their upper bits."""
         narrower = kind.width < self.value.type.element.width
         convert = self.builder.trunc if narrower else self.builder.zext
         return _Lanes(self.builder, convert(self.value, _vector(kind)))
 
     def quotient(self, other: _Lanes) -> _Lanes:
-        """Rounded float32 division: at most one off, where the quotient is below 2^22."""
+        """Divide by rounded float32 division: at most one off, where the quotient is below 2^22."""
         floats = _vector(ir.FloatType())
         one, two = (self.builder.uitofp(each.value, floats) for each in (self, other))
         quotient = self.builder.fdiv(one, two)
         return _Lanes(self.builder, self.builder.fptoui(quotient, _vector(_Number)))
 
     def compressed(self, mask: _Lanes) -> _Lanes:
-        """The marked lanes ahead, in their order; behind them anything."""
+        """Move the marked lanes to the front, in their order.
+
+        The lanes after them are arbitrary.
+        """
         kinds = [self.value.type, mask.value.type, self.value.type]
         function = _llvm(self.builder, "llvm.experimental.vector.compress.v16i32", kinds[0], kinds)
         parts = [self.value, mask.value, ir.Constant(kinds[0], ir.Undefined)]
         return _Lanes(self.builder, self.builder.call(function, parts))
 
     def chosen(self, lanes: _Lanes) -> _Lanes:
-        """Of each lane, the number in the lane that it names, from 0 to 15."""
+        """Return, for each lane, the number in the lane that it names, from 0 to 15."""
         found = ir.Constant(self.value.type, ir.Undefined)
         for lane in range(LANES):
             which = self.builder.extract_element(lanes.value, _Number(lane))
@@ -97,7 +100,7 @@ class _Lanes:
         return _Lanes(self.builder, found)
 
     def sum_of_later(self) -> _Lanes:
-        """Of each lane, the sum of the lanes after it."""
+        """Return, for each lane, the sum of the lanes after it."""
         zeros = ir.Constant(self.value.type, [0] * LANES)
         found: _Lanes | None = None
         for step in (1, 1, 2, 4, 8):
@@ -110,7 +113,7 @@ class _Lanes:
         return found
 
     def marked(self) -> Any:
-        """How many lanes hold, as a 64-bit number."""
+        """Return the number of lanes that hold, as a 64-bit number."""
         bits = self.builder.bitcast(self.value, ir.IntType(LANES))
         return self.builder.zext(self.builder.ctpop(bits), _Index)
 
@@ -136,20 +139,20 @@ class _Memory:
         self._data = context.make_array(kind)(context, builder, array).data
 
     def load(self, first: Any) -> _Lanes:
-        """16 of them that follow one another."""
+        """Load 16 consecutive numbers."""
         kind = self._data.type.pointee
         read = self._builder.load(self._place(first, kind))
         read.align = kind.width // 8
         return _Lanes(self._builder, read)
 
     def store(self, first: Any, numbers: _Lanes) -> None:
-        """Write 16 that follow one another."""
+        """Store 16 consecutive numbers."""
         kind = self._data.type.pointee
         written = self._builder.store(numbers.value, self._place(first, kind))
         written.align = kind.width // 8
 
     def gather(self, places: _Lanes) -> _Lanes:
-        """Those 32-bit numbers at 16 places."""
+        """Load the 32-bit numbers at 16 positions."""
         numbers, mask = _vector(_Number), _vector(_Bit)
         pointers = self._builder.gep(self._data, [places.value], source_etype=_Number)
         pointers.type = ir.VectorType(self._data.type, LANES)
@@ -178,10 +181,10 @@ def _numbered(builder: ir.IRBuilder) -> _Lanes:
 
 
 def _move(state: _Lanes, start: _Lanes, size: _Lanes) -> _Lanes:
-    """What a state becomes with a symbol of that share, if it is below size x 2^17."""
+    """Return a state after a symbol of that share, if the state is below size x 2^17."""
     quotient = state.quotient(size)
     rest = state - quotient * size
-    short = rest >= (1 << 31)  # the quotient is one too large, and the rest is below zero
+    short = rest >= (1 << 31)  # the quotient is one too large, and the remainder is negative
     quotient, rest = short.where(quotient - 1, quotient), short.where(rest + size, rest)
     long = rest >= size
     quotient, rest = long.where(quotient + 1, quotient), long.where(rest - size, rest)
@@ -200,9 +203,9 @@ def _giving(
     lane: Any,
     end: Any,
 ) -> Any:
-    """Code the symbols of 16 columns in a row; the new end of the words.
+    """Code the symbols of 16 columns in a row; return the new end of the words.
 
-    The first state gives its word first, which `encode` turns around.
+    The first state gives its word first; `encode` reverses that order.
     """
     arrays = table, codes, states, words
     signature = types.int64(*arrays, *(types.int64,) * 5)
@@ -244,7 +247,7 @@ def _taking(
     lane: Any,
     taken: Any,
 ) -> Any:
-    """Decode the symbols of 16 columns in a row; the new number of words that are taken.
+    """Decode the symbols of 16 columns in a row; return the new number of words taken.
 
     A symbol is found by halving: four times among the splits, which all columns have side by side,
     and `levels` times in the table, which has 16 x 2^levels symbols a column. With fewer symbols
@@ -298,7 +301,7 @@ _take: Any = intrinsic(_taking)
 
 
 def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_Lanes, ...]:
-    """Which of 16 parts of all shares each slot lies in, and where that starts and ends."""
+    """Return which sixteenth of the shares each slot is in, and where that part starts and ends."""
     builder = slots.builder
     lines = [column]
     for _ in range(1, (1 << _SPLITS) - 1):
@@ -321,19 +324,19 @@ def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_La
 def encode(
     table: Any, choices: int, codes: Any, rows: int, width: int, states: Any, words: Any
 ) -> int:
-    """Code all symbols, last one first; the words they give, in the order a decoder takes them.
+    """Code all symbols, last one first; write the words in the order in which a decoder takes them.
 
     Args:
         table: shares, uint32, width x choices of them.
         choices: symbols of a context, a power of two.
         codes: uint8, rows x width of them.
-        rows: of the cut.
-        width: of the cut, a multiple of `LANES`.
-        states: uint32, a multiple of `LANES`; they move on.
+        rows: rows of the cut.
+        width: width of the cut, a multiple of `LANES`.
+        states: uint32, a multiple of `LANES`; changed by coding.
         words: uint16, axes (2, rows x width + LANES); the first line is filled.
 
     Returns:
-        How many words there are.
+        The number of words.
     """
     count, end, given = len(states), 0, words[1]
     for first in range((width - 1) // count * count, -1, -count):
@@ -359,7 +362,7 @@ def decode(
     rows: int,
     width: int,
 ) -> int:
-    """Read what `encode` wrote.
+    """Decode the words that `encode` wrote.
 
     Args:
         table: see `encode`.
@@ -373,7 +376,7 @@ def decode(
         width: see `encode`.
 
     Returns:
-        How many words were taken; more than the payload has if those do not suffice.
+        The number of words taken; more than the payload has if those do not suffice.
     """
     count, taken = len(states), 0
     most = len(words) - count - LANES
