@@ -280,6 +280,15 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([_line(heads), _line(["---"] * len(heads)), *map(_line, rows)])
 
 
+def _file(link: str) -> str:
+    """The file that holds ours, as a link of the page."""
+    if link.startswith("codec:"):
+        return "formula"
+    found = re.search(r"[\w]+\.(?:csv|jsonl)", link)
+    name = found[0] if found else "published_ours.csv" if link else ""
+    return f"[{name.partition('.')[0]}]({name})" if name else ""
+
+
 def _cells(row: PublishedRow) -> list[str]:
     it = row.printed
     state = row.state if row.state != "not run" else it.why
@@ -295,6 +304,7 @@ def _cells(row: PublishedRow) -> list[str]:
         it.unit,
         "" if row.ratio is None else f"{row.ratio:.3g}",
         state,
+        _file(it.ours),
     ]
 
 
@@ -393,6 +403,66 @@ def _line_words(found: Sequence[LineRow]) -> str:
     )
 
 
+def _simulated(folder: Path) -> str:
+    """Figure 5.2: distance correlations by distribution and width."""
+    rows = _records(folder / "published_correlation.csv")
+    widths = list(dict.fromkeys(row["width"] for row in rows))
+    ways = {"projected": "Y = A X", "estimated": "eq 5-19", "permuted": "Y permuted"}
+    lines = []
+    for name in dict.fromkeys(row["distribution"] for row in rows):
+        own = {row["width"]: row for row in rows if row["distribution"] == name}
+        lines += [
+            [name if way == "projected" else "", said, *(own[width][way] for width in widths)]
+            for way, said in ways.items()
+        ]
+    return _table(["distribution", "with X", *widths], lines)
+
+
+def _simulated_words(folder: Path) -> str:
+    rows = _records(folder / "published_correlation.csv")
+    single = {row["distribution"]: row["projected"] for row in rows if row["width"] == "1"}
+    # One number has one order.
+    wide = [row for row in rows if row["width"] != "1"]
+    below = sum(float(row["permuted"]) < float(single[row["distribution"]]) for row in wide)
+    off = max(abs(float(row["estimated"]) - float(row["projected"])) for row in rows)
+    return (
+        f"In {below} of {len(wide)} cells the permuted vector has less than a projection to one "
+        f"number, as the source says; eq 5-19 is off by {off:.3f} at most."
+    )
+
+
+def _usage(folder: Path) -> str:
+    """Figure 3.8: how even the top k is, by codec."""
+    rows = _records(folder / "published_usage.csv")
+    columns = ["never", "least", "quarter", "median", "three_quarters", "most"]
+    lines = []
+    for variant, codec in dict.fromkeys((row["variant"], row["codec"]) for row in rows):
+        own = [row for row in rows if (row["variant"], row["codec"]) == (variant, codec)]
+        means = {name: fmean(float(row[name]) for row in own) for name in columns}
+        shares = [f"{100 * means[name]:.2f} %" for name in columns[1:]]
+        never = f"{means['never']:.1f} of {own[0]['units']}"
+        lines.append([variant.replace("_", " "), f"`{codec}`", str(len(own)), never, *shares])
+    heads = ["before the cut", "codec", "seeds", "units never chosen"]
+    return _table([*heads, "least", "quarter", "median", "three quarters", "most"], lines)
+
+
+def _widths(folder: Path) -> str:
+    """Figure 5.3: time and bytes by hidden width, in both forms."""
+    rows = _records(folder / "published_widths.csv")
+    lines = []
+    for width in dict.fromkeys(row["width"] for row in rows):
+        cells = [width]
+        for form in ("thesis", "fast"):
+            (own,) = [row for row in rows if (row["width"], row["form"]) == (width, form)]
+            sent = float(own["mib_online"]) + float(own["mib_offline"])
+            cells += [f"{float(own['seconds']):.3f}", f"{sent:.2f}", own["mib_offline"]]
+        lines.append(cells)
+    heads = ["units"]
+    for form in ("thesis' form", "fast"):
+        heads += [f"{form}, s", "MiB", "of which P2 deals"]
+    return _table(heads, lines)
+
+
 def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> str:
     """The page: what begins it, the summary, a table a paper.
 
@@ -402,13 +472,28 @@ def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> 
         folder: of the stored results.
     """
     found = line_rows(rows, folder)
-    heads = ["source", "what", "setting", "printed", "ours", "also", "unit", "ratio", "state"]
+    heads = [
+        "source",
+        "what",
+        "setting",
+        "printed",
+        "ours",
+        "also",
+        "unit",
+        "ratio",
+        "state",
+        "stored in",
+    ]
     of = Counter(row.state for row in rows)
     total = of.total()
     fields = {
         "summary": _summary(rows),
         "line": _line_table(found),
         "line-words": _line_words(found),
+        "simulated": _simulated(folder),
+        "simulated-words": _simulated_words(folder),
+        "usage": _usage(folder),
+        "widths": _widths(folder),
         "total": str(total),
         "run": f"{100 * (1 - of['not run'] / total):.0f}",
         "held": f"{100 * (of['equal'] + of['better']) / total:.0f}",
