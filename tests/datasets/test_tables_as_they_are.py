@@ -113,7 +113,8 @@ def test_dates_of_people(tmp_path, name):
     report, frame = read_as_described(path)
     assert [one.kind for one in report.columns] == ["id", "date", "date"]
     days = [
-        (np.datetime64(one) - np.datetime64("1970-01-01")) / np.timedelta64(1, "D") for one in want
+        (np.datetime64(one, "us") - np.datetime64("1970-01-01")) / np.timedelta64(1, "D")
+        for one in want
     ]
     found = as_days(frame["x"], report.form.dates["x"])
     assert found[:2].tolist() == pytest.approx(days, nan_ok=True)
