@@ -47,7 +47,7 @@ def test_what_people_see(capsys):
         "test log loss    0.0001234",
         "bank             1.50 kB up, 2.00 MB down",
         "shop             999 B up, 3 B down",
-        "of dense fp32    12.34% (topk:k=3)",
+        "bytes            12.34% of dense float32 (codec topk:k=3)",
         "steps a second   12.5",
         "run              runs/one",
     ]

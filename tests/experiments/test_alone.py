@@ -121,13 +121,13 @@ def test_a_training_says_what_joining_gained_over_the_label_party(vfl, two_table
         chances = trees.predict_proba(inputs[split.test])[:, 1]
         assert alone == pytest.approx(roc_auc_score(truth[split.test], chances))
         assert joined > alone + 0.1
-        gain = f"{100 * (joined - alone):+.1f} points of AUC beside bank alone"
+        gain = f"{100 * (joined - alone):+.1f} points of AUC over bank alone"
     else:
         error = trees.predict(inputs[split.test]) - truth[split.test]
         assert alone == pytest.approx(np.sqrt(np.mean(error**2)))
         assert joined < alone - 0.1
-        gain = f"{joined - alone:+.4g} RMSE beside bank alone"
-    assert f"joining          {gain}" in done.out
+        gain = f"{joined - alone:+.4g} RMSE over bank alone"
+    assert f"gain of joining  {gain}" in done.out
     assert gain in glance(folder).sentence
 
 

@@ -225,7 +225,9 @@ def show(summary: Mapping[str, Any]) -> None:
             whose = f"{party} to {name}"
             print(f"{whose:<16} {size(sent)} up, {size(own['bytes_down'][party])} down")
     if summary.get("wire_ratio"):
-        print(f"{'of dense fp32':<16} {summary['wire_ratio']:.2%} ({summary['codec']})")
+        print(
+            f"{'bytes':<16} {summary['wire_ratio']:.2%} of dense float32 (codec {summary['codec']})"
+        )
     if summary.get("secure", "none") != "none":
         print(f"{'secure':<16} {summary['secure']}: {summary['trust']}")
     for stated in summary.get("privacy", ()):
@@ -259,7 +261,7 @@ def show_training(folder: Path, json: bool) -> None:
     else:
         show(summary)
         if gain := gain_of(LoadedRun(folder)):
-            print_lines([("joining", gain)])
+            print_lines([("gain of joining", gain)])
         print_lines(threshold_lines(LoadedRun(folder)))
         print(f"{'report':<16} {page}")
 

@@ -378,7 +378,7 @@ def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
     alone = score_text(Estimate(float(score), None, 1), measure)
     name = run.experiment().label.party
     of = f" {'points of ' * (measure in SHARES)}{MEASURES.get(measure, measure.upper())}"
-    return f"{less}{of} beside {name} alone, which reaches {alone} by {BOOSTING} on its own columns"
+    return f"{less}{of} over {name} alone ({alone}, {BOOSTING} on its own columns)"
 
 
 def measure_of(experiment: Experiment) -> str:

@@ -77,17 +77,17 @@ def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tu
     if tested is None:
         return []
     rate = tested.positives / tested.rows
-    guess = f"of a guess {rate:.4f}, the share of positives"
-    lines = [("average precision", f"{average_precision(tested):.4f}, {guess}")]
+    guess = f"(a guess has {rate:.4f}, the share of positives)"
+    lines = [("average precision", f"{average_precision(tested):.4f} {guess}")]
     for how, one in _chosen(run, missed_cost):
-        found = f"finds {one.recall:.1%} of positives"
+        found = f"recall {one.recall:.1%}"
         if one.precision is not None:
-            found += f"; {one.precision:.1%} of what it flags are"
-        lines.append((f"at {one.threshold:.3g}", f"{found} ({how})"))
-    off = f"off by {100 * calibration_error(tested):.1f} points, on average"
+            found += f", precision {one.precision:.1%}"
+        lines.append((f"threshold {one.threshold:.3g}", f"{found} ({how})"))
+    off = f"{100 * calibration_error(tested):.1f} points between predicted and observed shares"
     if (before := run.scored.get("uncalibrated")) is not None:
         off += f"; before calibration {100 * calibration_error(before):.1f}"
-    lines.append(("calibration", off))
+    lines.append(("calibration error", off))
     return lines + ([("look at", _WEIGHTED)] if _is_weighted(run) else [])
 
 
@@ -108,7 +108,7 @@ def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iter
         tables=[_threshold_table(run, tested, missed_cost)],
         pairs=[
             ("Average precision", number_text(average_precision(tested))),
-            ("That of a guess", f"{number_text(rate)}, the share of positives"),
+            ("Average precision of a guess", f"{number_text(rate)}, the share of positives"),
             ("Gini", f"{number_text(tested.gini())}, 2 AUC - 1"),
             ("KS", f"{number_text(tested.kolmogorov_smirnov())}, {_OF_KS}"),
         ],
@@ -135,10 +135,10 @@ def _class_lines(run: LoadedRun, tested: Guessed) -> Iterator[tuple[str, str]]:
         "least recall",
         f"{recall[worst]:.1%} of {rows} rows of class {worst + 1}, in sorted order",
     )
-    off = f"off by {100 * calibration_error(tested.sure):.1f} points, on average"
+    off = f"{100 * calibration_error(tested.sure):.1f} points between confidence and accuracy"
     if (before := run.guessed.get("uncalibrated")) is not None:
         off += f"; before calibration {100 * calibration_error(before.sure):.1f}"
-    yield "calibration", off
+    yield "calibration error", off
     if _is_weighted(run):
         yield "look at", _WEIGHTED
 
