@@ -66,6 +66,18 @@ def test_every_example_is_tested():
     assert max(len((EXAMPLES / name).read_text().splitlines()) for name in found) <= SHORT
 
 
+def test_the_index_lists_every_example_and_nothing_else():
+    index = (EXAMPLES / "README.md").read_text()
+    listed, folder = set(), ""
+    for line in index.splitlines():
+        found = re.findall(r"`([\w/]+(?:\.(?:py|toml|ipynb)|/))`", line.rpartition("|")[0])
+        folder = found.pop(0) if found and found[0].endswith("/") else ""
+        listed |= {folder + name for name in found}
+    kept = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*")
+            if path.suffix in (".py", ".toml", ".ipynb")}  # fmt: skip
+    assert listed == kept
+
+
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """What each program prints, and nothing else is left of it: no file, no member, no message."""

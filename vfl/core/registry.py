@@ -9,6 +9,7 @@ functions, because it is called from Python too.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -21,8 +22,10 @@ import typing
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from vfl.core.errors import (
@@ -82,46 +85,72 @@ def parts(spec: str) -> list[str]:
     return re.split(r"\+(?=\s*[A-Za-z_])", spec)
 
 
+#: SHA-256 of the plug-in files that this process ran, by path.
+_RUN: dict[Path, bytes] = {}
 #: Files of loaded plug-ins; child processes load them as well.
 PLUGINS = "VFL_PLUGINS"
 
 
 def load_plugin(path: Path) -> None:
-    """Run a file that registers members, as `--plugin` does.
+    """Run a file that registers members, as `--plugin` does; run it again once it has changed.
+
+    Classes of the changed file replace those of the same names; objects that exist keep their code.
+    A file that fails leaves its former version in place.
 
     Raises:
         UserError: the file does not exist, a module of that name is loaded, the file fails, or it
             uses a name of another member.
     """
     path, name = path.resolve(), path.stem
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if file is not None and Path(file).resolve() == path:
+    former = sys.modules.get(name)
+    file = getattr(former, "__file__", None)
+    is_same = file is not None and Path(file).resolve() == path
+    digest = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
+    if is_same and _RUN.get(path, digest) == digest:
         return
-    if name in sys.modules or not path.is_file():
+    if (former is not None and not is_same) or not path.is_file():
         raise UserError(
             "no plug-in can be loaded from this file", got=str(path),
             want="a Python file whose name is not that of a loaded module",
         )  # fmt: skip
-    sys.path.append(str(path.parent))  # for imports of files in its folder
-    spec = importlib.util.spec_from_file_location(name, path)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for imports of files in its folder
+    loader = _Uncached(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except UserError:  # for example, a name that is in use
-        del sys.modules[name]
+        _restore_module(name, former)
         raise
     except Exception as error:
-        del sys.modules[name]
+        _restore_module(name, former)
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
             "a plug-in does not run", where=f"{last.filename}:{last.lineno}",
             got=type(error).__name__,
         ) from error  # fmt: skip
+    _RUN[path] = digest
     known = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
     if str(path) not in known:
         os.environ[PLUGINS] = os.pathsep.join([*known, str(path)])
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles a file anew: Python's cache misses an edit of equal length in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+def _restore_module(name: str, former: ModuleType | None) -> None:
+    if former is None:
+        del sys.modules[name]
+    else:
+        sys.modules[name] = former
 
 
 def command_of(*words: str, settings: Sequence[str] = (), device: str = "cpu") -> str:
