@@ -1,10 +1,10 @@
 """Horizontal federated averaging with differential privacy: clients hold rows, not columns.
 
-`settings` is the file of `vfl horizontal`. `plan` says how much noise a budget needs and what that
-promises, `client` trains on a client's rows, `average` joins what clients send, `flower` carries
-both as a Flower ServerApp and ClientApp, and `simulation` plays everybody in one process. `party`
-and `server` are the ends of a project's parties, and `ledger` keeps what a party has spent. A user
-starts `study` and `command`.
+`settings` is the file of `vfl horizontal`. `plan` computes the noise for a privacy budget and the
+resulting guarantees. `client` trains on a client's rows, and `average` averages the clients'
+updates. `flower` runs both as a Flower ServerApp and ClientApp; `simulation` runs all clients in
+one process. `party` and `server` are the ends of a project's parties, and `ledger` keeps a party's
+spent budget. `study` and `command` are the entry points.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server's end of a round: who takes part, the mean of what they send, the server's noise."""
+"""The server's end of a round: sampling of clients, the mean of updates, the server's noise."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Averager:
     """Averages changes of weights.
 
     Args:
-        settings: of the training.
-        plan: its noise.
-        model: with the first weights.
-        secret: the server's own; its noise and who takes part follow from it.
+        settings: settings of the training.
+        plan: noise plan.
+        model: model with the first weights.
+        secret: the server's own secret, from which its noise and the sampling follow.
 
     Attributes:
         layers: flat weights by number of the layer.
-        norm: of a whole change, where the server adds noise.
+        norm: clip norm of a whole change, where the server adds noise.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Averager:
         self.norm = settings.clip_norm if settings.noise == "server" else math.inf
 
     def participants(self, round_number: int) -> list[int]:
-        """The clients of a round; with noise of the server each comes by itself, maybe none."""
+        """Return the clients of a round; with the server's noise each is sampled independently."""
         settings = self.settings
         if settings.noise != "server":
             return participants(settings, round_number)
@@ -49,7 +49,7 @@ class Averager:
         """Change the weights by the mean of some updates.
 
         Raises:
-            PeerFailedError: an update that does not fit the network, or is not finite.
+            PeerFailedError: an update does not fit the network, or is not finite.
         """
         for update in updates:
             self._check(update)
@@ -69,7 +69,7 @@ class Averager:
                 self.layers[number] = self.layers[number] + total / len(changes)
 
     def _absorb_private(self, updates: Sequence[Update], round_number: int) -> None:
-        """The noisy sum of whole updates over the expected ones; each is clipped here too."""
+        """Add the noisy sum of clipped updates, divided by the expected number of clients."""
         count = sum(len(one) for one in self.layers.values())
         law = kernel.NoisySum(self.norm, self.plan.multiplier * self.norm, count)
         total = torch.zeros(count, dtype=torch.float64)
@@ -105,7 +105,7 @@ class Averager:
             )
 
     def _follow(self, within: Sequence[int], round_number: int) -> None:
-        """Andrew et al. 2021, algorithm 1: a client counts plus or minus one half."""
+        """Follow Andrew et al. 2021, algorithm 1: a client counts plus or minus one half."""
         counted = sum(within) - len(within) / 2
         counts = torch.tensor([counted], dtype=torch.float64)
         purpose = "horizontal noise", "count", round_number

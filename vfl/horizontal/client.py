@@ -1,4 +1,4 @@
-"""A client's end of a round: clipped steps on its own rows, and the noise on what leaves."""
+"""A client's end of a round: clipped steps on its own rows, and noise on its update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vfl.privacy.dpsgd import RowClipper
 from vfl.privacy.premise import prove
 from vfl.privacy.row_gradients import Call
 
-#: Norms that a client remembers, the newest ones.
+#: Number of newest norms that a client remembers.
 _MOST_NORMS = 100_000
 #: How fast a clip norm follows a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
@@ -29,10 +29,10 @@ _QUANTILE_RATE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """What a client keeps from round to round; it stays with the client.
+    """A client's state from round to round; it stays with the client.
 
     Attributes:
-        norms: of rows' gradients so far, float32, axes (rows,).
+        norms: norms of rows' gradients so far, float32, axes (rows,).
         norm: the clip norm that follows a quantile; 0 before the first round.
     """
 
@@ -42,13 +42,13 @@ class ClientState:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How a client changed the weights.
+    """A client's change of the weights.
 
     Attributes:
-        layers: flat changes by number of the layer; those that are left out do not travel.
+        layers: flat changes by number of the layer; omitted layers are not sent.
         within: 1 if the whole change was within the server's norm, else 0.
-        moved: how far another value of one row moves the changes (2-norm).
-        deviation: of the noise that must be added before it leaves the client.
+        moved: sensitivity: largest change (2-norm) of the update when one row has another value.
+        deviation: standard deviation of the noise to add before the update leaves the client.
     """
 
     layers: Mapping[int, Tensor]
@@ -58,25 +58,25 @@ class Update:
 
 
 def build_model(settings: HorizontalSettings, shape: Shape, outputs: int) -> nn.Module:
-    """The network with its first weights, the same at everybody."""
+    """Build the network with its first weights, which are the same at all clients."""
     with seeds.scoped(seeds.derive(settings.seed, "model")):
         return make_bottom(settings.model).build(shape, outputs)
 
 
 def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
-    """The weights of each layer that has any."""
+    """Return the weights of each layer that has any."""
     found = [list(module.parameters(recurse=False)) for module in model.modules()]
     return [weights for weights in found if weights]
 
 
 def flat(weights: list[nn.Parameter]) -> Tensor:
-    """A copy of a layer's weights, axes (numbers,)."""
+    """Return a copy of a layer's weights, axes (numbers,)."""
     return torch.cat([one.detach().reshape(-1) for one in weights])
 
 
 @torch.no_grad()
 def load(model: nn.Module, layers: Mapping[int, Tensor]) -> None:
-    """Put flat weights into a model."""
+    """Load flat weights into a model."""
     for number, weights in enumerate(layers_of(model)):
         parts = torch.split(layers[number], [one.numel() for one in weights])
         for weight, part in zip(weights, parts, strict=True):
@@ -87,14 +87,14 @@ class ClientTrainer:
     """Trains on the rows of one client.
 
     Args:
-        settings: of the training.
-        plan: its noise.
+        settings: settings of the training.
+        plan: noise plan.
         inputs: axes (rows, *shape); labels: axes (rows,), int64.
-        outputs: how many classes.
-        model: to train with, where several clients of one process share it.
+        outputs: number of classes.
+        model: model to train with, where several clients of one process share it.
 
     Raises:
-        PrivacyError: a model whose rows depend on each other, where rows are clipped.
+        PrivacyError: rows of the model depend on each other, while rows are clipped.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class ClientTrainer:
         secret: Secret,
         norm: float = math.inf,
     ) -> tuple[Update, ClientState]:
-        """The change after some local steps, without the noise of `Update.deviation`.
+        """Return the change after some local steps, without the noise of `Update.deviation`.
 
         Args:
-            layers: the weights everybody begins with.
-            state: what the last round left.
-            round_number: draws are bound to it.
-            secret: the client's own; which rows a step has follows from it.
-            norm: of the whole change, where the server adds the noise.
+            layers: weights at the start of the round.
+            state: state after the last round.
+            round_number: number to which random draws are bound.
+            secret: the client's own secret, from which the rows of a step follow.
+            norm: clip norm of the whole change, where the server adds the noise.
         """
         settings = self.settings
         load(self.model, layers)
@@ -163,7 +163,7 @@ class ClientTrainer:
         return Update(_as_sent(changes), moved=moved_by, deviation=deviation), state
 
     def _batches(self, round_number: int, secret: Secret) -> Iterator[Tensor]:
-        """Rows of each local step: a new order every pass, or each row by itself."""
+        """Yield rows of each local step: a new order every pass, or independent samples."""
         settings, rows = self.settings, len(self.labels)
         if settings.noise == "steps":
             rate = settings.batch_size / rows
@@ -188,7 +188,7 @@ class ClientTrainer:
     def _clipped_step(
         self, rows: Tensor, size: float, state: ClientState, at: tuple[int, int], secret: Secret
     ) -> tuple[ClientState, float]:
-        """One step with clipped rows; the state after it, and the norm that clipped."""
+        """Run one step with clipped rows; return the state after it, and the clip norm."""
         assert self.clipper is not None
         settings = self.settings
         norms = torch.zeros(0, dtype=torch.float64)
@@ -215,7 +215,7 @@ class ClientTrainer:
             total = kernel.release([law], total, secret, "horizontal noise", "steps", *at)
         self._descend(kernel.shared_out(total / size, self._begin))
         if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
-            # Of the first step alone where one noise is added at the end: a later one's rows all
+            # Only of the first step, where one noise is added at the end: in later steps all rows
             # depend on each row of the first.
             state = ClientState(state.norms, self._next_norm(norms, norm, size, at, secret))
         return state, norm
@@ -223,10 +223,10 @@ class ClientTrainer:
     def _next_norm(
         self, norms: Tensor, norm: float, size: float, at: tuple[int, int], secret: Secret
     ) -> float:
-        """The norm after a noisy count of the rows that were within it.
+        """Return the next norm, from a noisy count of the rows within it.
 
-        Andrew et al. 2021, algorithm 1. Each row counts plus or minus one half: half of what one
-        more row can change, and half of what another value of a row can.
+        Source: Andrew et al. 2021, algorithm 1. Each row counts plus or minus one half: half of the
+        change by one more row, and half of the change by another value of a row.
         """
         counted = float(((norms <= norm).to(torch.float64) - 0.5).sum())
         moved = 0.5 if self.settings.noise == "steps" else 1.0
@@ -239,10 +239,10 @@ class ClientTrainer:
 
     @torch.no_grad()
     def _descend(self, grads: Sequence[Tensor]) -> None:
-        """Change the weights, and count the change in float64.
+        """Change the weights, and accumulate the change in float64.
 
-        The difference of float32 weights would round by more than a row moves them, where whoever
-        chose the first weights made them large.
+        The difference of float32 weights would round by more than the effect of one row, if an
+        attacker chose large first weights.
         """
         for weight, begin, moved, grad in zip(
             self.weights, self._begin, self._moved, grads, strict=True
@@ -252,21 +252,22 @@ class ClientTrainer:
 
 
 def followed(norm: float, share_within: float, quantile: float) -> float:
-    """A clip norm one step nearer to a quantile of what it clips.
+    """Return a clip norm one step nearer to a quantile of the clipped norms.
 
-    C exp(-0.2 (b - gamma)), b the share that was *not* clipped (Andrew et al. 2021, section 3.1).
+    It is C exp(-0.2 (b - gamma)), where b is the share that was *not* clipped (Andrew et al. 2021,
+    section 3.1).
 
     >>> round(followed(1.0, share_within=1.0, quantile=0.5), 4)  # all are within: smaller
     0.9048
     """
-    share = min(2.0, max(-1.0, share_within))  # noise alone must not move it by a factor
+    share = min(2.0, max(-1.0, share_within))  # noise alone must not change it by a large factor
     return norm * math.exp(-_QUANTILE_RATE * (share - quantile))
 
 
 def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
-    """What may leave the client: the changes with the noise that they need.
+    """Return the update that may leave the client: the changes with their noise.
 
-    The noise is bound to the changes: two of them never share a draw.
+    The noise is bound to the changes, so two different updates never share a draw.
     """
     if not update.deviation:
         return update
@@ -285,12 +286,12 @@ def _as_sent(changes: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 
 def whole_norm(changes: Mapping[int, Tensor]) -> float:
-    """The 2-norm of all changes together."""
+    """Return the 2-norm of all changes together."""
     return float(kernel.norms_of(torch.cat(list(changes.values()))[None]))
 
 
 def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
-    """A whole change within a norm."""
+    """Clip a whole change to a norm."""
     length = whole_norm(changes)
     factor = float(kernel.clip_factors(torch.tensor([length]), norm))
     within = int(length <= norm)
@@ -300,7 +301,7 @@ def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
 def _most_changed(
     changes: Mapping[int, Tensor], layers: Mapping[int, Tensor], share: float
 ) -> dict[int, Tensor]:
-    """The layers whose new weights correlate least with the old ones; at least one of them."""
+    """Return the layers whose new weights correlate least with the old ones; at least one layer."""
 
     def correlation(number: int) -> float:
         old = layers[number].double()

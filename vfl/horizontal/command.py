@@ -40,7 +40,7 @@ def horizontal(
 ) -> None:
     """Train one network over clients that hold rows of the same columns.
 
-    The same command goes on where an earlier one stopped, and trains only what is new. Settings are
+    The command continues an earlier, interrupted one, and trains only what is missing. Settings are
     changed as in -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
     """
     from vfl.core.seeds import use_one_thread
@@ -70,7 +70,7 @@ def horizontal(
 
 
 def _list(trainings: Sequence[tuple[str, Any]]) -> None:
-    """Every training with its promises, for the rows that an even share would have."""
+    """List every training with its guarantees, for an even share of the rows."""
     from vfl.horizontal import plan_noise
     from vfl.horizontal.simulation import shared_rows
 
@@ -96,7 +96,7 @@ def _on_the_federation(settings: Any, project: Path, json: bool) -> None:
 
 
 def _table(done: Sequence[Trained]) -> list[str]:
-    """Mean accuracy with its interval, over the seeds of each line."""
+    """Return mean accuracies with intervals, over the seeds of each line."""
     from vfl.experiments.statistics import estimate
 
     groups: dict[str, list[float]] = {}

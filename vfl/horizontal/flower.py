@@ -1,4 +1,4 @@
-"""A horizontal training over Flower: the strategy, a client's handler, and the mod that noises."""
+"""A horizontal training over Flower: the strategy, a client's handler, the mod that adds noise."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class HorizontalStrategy(Strategy):
     """Flower's rounds around an `Averager`.
 
     Args:
-        averager: who takes part, and what becomes of what they send.
-        evaluator: told the end of each round.
+        averager: samples clients and averages their updates.
+        evaluator: called at the end of each round.
         run: name of the training, which parties bind to its settings.
         nodes: Flower's ids of all clients; the position is a client's number.
-        known: gives the largest count of a client's store that the server has met.
-        admit: told the count that a client answers with; see `vfl.session.store.witness`.
+        known: returns the largest count of a client's store that the server has met.
+        admit: called with the count in a client's answer; see `vfl.session.store.witness`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HorizontalStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """A message to each client of the round."""
+        """Return a message to each client of the round."""
         averager = self._averager
         terms: dict[str, Any] = {
             "run": self._run,
@@ -82,11 +82,11 @@ class HorizontalStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """The weights after a round, in the order of the clients' numbers.
+        """Return the weights after a round, in the order of the clients' numbers.
 
         Raises:
-            PeerFailedError: a client failed; averages of the others alone would be of other rows
-                than was agreed.
+            PeerFailedError: a client failed; an average of the others would cover other rows than
+                agreed.
             LostPeerError: a client did not answer in time.
         """
         answers = sorted(replies, key=lambda one: self._nodes.index(one.metadata.src_node_id))
@@ -113,26 +113,26 @@ class HorizontalStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Nothing: the server tests, on rows of its own."""
+        """Send no evaluation: the server tests on rows of its own."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Nothing."""
+        """Ignore evaluations: there are none."""
 
     def summary(self) -> None:
-        """Nothing: `vfl horizontal` prints what is promised."""
+        """Print no summary: `vfl horizontal` prints the guarantees."""
 
     def run(self, grid: Grid, timeout_s: float) -> None:
-        """All rounds."""
+        """Run all rounds."""
         arrays = arrays_of(self._averager.layers)
         self.start(grid, arrays, self._averager.settings.rounds, timeout_s)
 
 
 def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
-    """Flower's ids of all nodes, in order, once there are so many.
+    """Return Flower's ids of all nodes, in order, once so many are connected.
 
     Raises:
-        MissingPartyError: they do not come in time.
+        MissingPartyError: they do not connect in time.
     """
     deadline = time.monotonic() + patience_s
     while len(nodes := sorted(grid.get_node_ids())) < count:
@@ -145,15 +145,15 @@ def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
 
 
 def arrays_of(layers: Mapping[int, Tensor]) -> ArrayRecord:
-    """Flat layers as Flower sends them."""
+    """Convert flat layers to a record of Flower."""
     return ArrayRecord({str(number): Array(one.numpy()) for number, one in layers.items()})
 
 
 def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
-    """The layers of such a record.
+    """Return the layers of such a record.
 
     Raises:
-        ProtocolError: it holds something else.
+        ProtocolError: the record has other content.
     """
     found = {}
     for name, array in record.items():
@@ -164,7 +164,7 @@ def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
 
 
 def _floats(content: bytes) -> Tensor:
-    """The numbers of a .npy file, whose size is checked before anything of it is allocated."""
+    """Return the numbers of a .npy file, whose size is checked before memory is allocated."""
     stream = BytesIO(content)
     try:
         version = np.lib.format.read_magic(stream)
@@ -186,7 +186,7 @@ def _update_of(content: RecordDict) -> Update:
 
 
 def _count_of(content: RecordDict) -> int:
-    """The count of a client's store; 0 of a simulated one, which has none."""
+    """Return the count of a client's store; 0 for a simulated client, which has no store."""
     try:
         return int(content[_STORE]["count"]) if _STORE in content else 0  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
@@ -194,7 +194,7 @@ def _count_of(content: RecordDict) -> int:
 
 
 def _raise_refusal(answer: Message) -> None:
-    """The error of a client that answered with one."""
+    """Raise the error of a client that answered with one."""
     told = answer.content.config_records.get("failure")
     if told is not None:
         raise PeerFailedError(
@@ -206,11 +206,11 @@ def _raise_refusal(answer: Message) -> None:
 
 
 class Terms:
-    """What a message of a round says.
+    """Content of a round's message.
 
     Raises:
-        ProtocolError: it is no such message.
-        ConfigError: its settings are none.
+        ProtocolError: the message is no such message.
+        ConfigError: its settings are invalid.
     """
 
     def __init__(self, content: RecordDict) -> None:
@@ -236,9 +236,9 @@ def answer(
     secret: Secret,
     count: int = 0,
 ) -> Message:
-    """One round at a client, with the count of its store if it has one; the mod adds the noise.
+    """Run one round at a client, and answer with its store's count; the mod adds the noise.
 
-    What the client keeps from round to round is in Flower's state of this node, at the node alone.
+    The client's state from round to round is in Flower's state of this node, and only there.
     """
     state = _state_of(context)
     update, state = trainer.update(terms.layers, state, terms.round, secret, terms.norm)
@@ -261,10 +261,10 @@ def _state_of(context: Context) -> ClientState:
 
 
 class NoiseMod:
-    """A client mod: adds the noise that an update needs, and takes out how much that is.
+    """A client mod: adds the noise that an update needs, and removes the deviation from the answer.
 
     Args:
-        secret_of: whose draws; of a party one that is fresh for each update.
+        secret_of: returns the secret for draws; at a party it is fresh for each update.
     """
 
     def __init__(self, secret_of: Callable[[Terms], Secret]) -> None:
@@ -273,7 +273,7 @@ class NoiseMod:
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """The reply that may leave the node."""
+        """Return the reply that may leave the node."""
         reply = call_next(message, context)
         if reply.has_error() or _UPDATE not in reply.content:
             return reply
@@ -288,7 +288,7 @@ class NoiseMod:
 
 
 def simulated_client_app() -> ClientApp:
-    """The ClientApp of a simulation: a message says whose rows its node plays with."""
+    """Make the ClientApp of a simulation; a message says which client its node plays."""
     app = ClientApp()
 
     @app.train(ACTION, mods=[NoiseMod(_simulated_secret)])

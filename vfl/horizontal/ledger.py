@@ -1,4 +1,4 @@
-"""What a party keeps of the horizontal trainings it takes part in: settings, rounds and epsilon."""
+"""A party's record of its horizontal trainings: settings, rounds and epsilon."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Rounds(Settings):
     """One name of a horizontal training, at one party.
 
     Attributes:
-        run: the name.
-        settings: digest of what it is bound to.
-        rounds: that this party took part in.
-        epsilon: what it may spend in all; that it began is enough. None where none is stated.
+        run: name of the training.
+        settings: digest of the settings to which the name is bound.
+        rounds: number of rounds in which this party took part.
+        epsilon: budget of the whole training, counted from its start on. None if none is stated.
     """
 
     run: str
@@ -42,13 +42,13 @@ class RoundLedger(Spending[Rounds]):
         """Count one more round of a training, on the disk.
 
         Args:
-            new: the entry of a training that has not begun.
-            most: rounds that it has for one client.
-            allow: asked for the epsilon of a name that is not known yet; raises if it is too much.
+            new: entry of a training that has not begun.
+            most: most rounds of the training for one client.
+            allow: called with the epsilon of a new name; raises if it is too large.
 
         Raises:
             DisagreementError: the name is bound to other settings.
-            ConsentError: the rounds are spent, or what `allow` raises.
+            ConsentError: the rounds are spent, or `allow` raises it.
         """
         with self.locked():
             known = self._read(new.run)
@@ -83,6 +83,6 @@ class RoundLedger(Spending[Rounds]):
 
 
 def rounds_of(party: PartyFile) -> RoundLedger:
-    """The horizontal trainings of a party."""
+    """Return the ledger of a party's horizontal trainings."""
     store = party.store_path / "sessions"
     return RoundLedger(store / "horizontal", party.party, store)

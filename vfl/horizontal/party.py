@@ -1,4 +1,4 @@
-"""A party as a client of a horizontal training: its rows, its consent, and what it has spent."""
+"""A party as a client of a horizontal training: its rows, its consent, and its spent budget."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None
     """Let a ClientApp take part in horizontal trainings, one message a round.
 
     Args:
-        app: of the party.
-        own_file: gives its own file.
+        app: ClientApp of the party.
+        own_file: returns the party's own file.
     """
 
     @app.train(ACTION, mods=[NoiseMod(lambda terms: Secret.fresh())])
@@ -49,7 +49,7 @@ def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None
 def take_round(
     message: Message, context: Context, own_file: Callable[[Context], PartyFile]
 ) -> Message:
-    """One round of one party, and its answer: its update, or why there is none."""
+    """Run one round of one party, and answer with its update, or with the reason for refusal."""
     torch.set_num_threads(1)
     name = f"of node {context.node_id}"
     with redacted_output():
@@ -74,11 +74,11 @@ def take_round(
 
 
 def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
-    """The noise of this party by its own count of rows, if it consents to the training.
+    """Return this party's noise plan for its number of rows, if it consents to the training.
 
     Raises:
-        ConsentError: what is asked, and what the party's own file allows.
-        DisagreementError: the server's network is not one of this party's columns.
+        ConsentError: the error shows the request, and the limits of the party's own file.
+        DisagreementError: the server's network does not fit this party's columns.
     """
     settings, consent = terms.settings, party.consent
     refused: list[tuple[str, str]] = []
@@ -90,7 +90,7 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
     refused += out_of_products_range(settings, "horizontal", consent, specs)
     if settings.batch_size > consent.max_batch_size:
         refused.append((f"batch_size {settings.batch_size}", f"<= {consent.max_batch_size}"))
-    _refuse(terms, refused)  # before anything is counted with these numbers
+    _refuse(terms, refused)  # before these numbers are used in a computation
     passes = most_rounds(settings) * settings.local_steps * settings.batch_size / len(inputs)
     if passes > consent.max_epochs:
         refused.append((f"{passes:.4g} passes over the rows", f"epochs <= {consent.max_epochs}"))
@@ -116,7 +116,7 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
 
 
 def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
-    """Refuse what is asked, each beside what the party's own file allows, if anything is there."""
+    """Refuse requests, each with the limit in the party's own file, if there is one."""
     if refused:
         raise ConsentError(
             "this party does not consent to the horizontal training",
@@ -128,18 +128,18 @@ def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
 
 
 def _counted(plan: NoisePlan) -> float | None:
-    """The epsilon of a record that a party counts: the largest that is stated."""
+    """Return the epsilon of a record that a party counts: the largest one stated."""
     stated = [one.epsilon or 0.0 for one in plan.statements if one.unit == "record"]
     return max(stated) if stated else None
 
 
 def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> int:
-    """Count one more round, on the disk, before anything of it leaves; the count of the store.
+    """Count one more round, on the disk, before any result leaves; return the store's count.
 
     Raises:
-        RolledBackError: the server has met a larger count: the store was put back from a copy.
-        ConsentError: more rounds than the training has for one client, or more epsilon than the
-            party gives under all names together.
+        RolledBackError: the server has met a larger count, so the store was restored from a copy.
+        ConsentError: there are more rounds than the training has for one client, or more epsilon
+            than the party allows for all names together.
         DisagreementError: the name is bound to other settings.
     """
     settings = terms.settings

@@ -1,4 +1,4 @@
-"""How much noise a budget needs, what one record can change, and what that promises to whom."""
+"""Noise for a privacy budget: sensitivity of an update, noise plan, and its guarantees."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from vfl.privacy.accountants import (
 )
 from vfl.privacy.statement import EMPTY_PLACE
 
-#: Noise of the counts that a quantile needs, over that of what is clipped, in sensitivities.
+#: Noise of the counts for a quantile, divided by that of clipped sums, in sensitivities.
 _COUNTS_NOISE = 2.0
 _PUBLIC_NORMS = "clip norms were public, while they are percentiles of the client's own norms"
 
 
 @dataclass(frozen=True, slots=True)
 class NoisePlan:
-    """Deviations of all that is drawn, in units of what one record or client can change.
+    """Standard deviations of all noise, in units of the sensitivity to one record or client.
 
     Attributes:
-        multiplier: of gradients or updates; 0 draws none.
-        counts: of the counts that a quantile follows; 0 counts exactly.
-        statements: what it promises; the first is of the settings' epsilon.
+        multiplier: noise of gradients or updates; 0 adds no noise.
+        counts: noise of the counts that a quantile follows; 0 counts exactly.
+        statements: guarantees; the first is for the settings' epsilon.
     """
 
     multiplier: float = 0.0
@@ -42,13 +42,13 @@ class NoisePlan:
 
 
 def participants(settings: HorizontalSettings, round_number: int) -> list[int]:
-    """The clients of a round, which everybody can compute; not used with noise of the server."""
+    """Return the clients of a round, which every party can compute; not with the server's noise."""
     order = seeds.permutation(settings.seed, settings.clients, "clients", round_number)
     return sorted(int(one) for one in order[: settings.sampled])
 
 
 def most_rounds(settings: HorizontalSettings) -> int:
-    """The most rounds that any one client takes part in."""
+    """Return the most rounds in which any one client takes part."""
     taken: Counter[int] = Counter()
     for number in range(1, settings.rounds + 1):
         taken.update(participants(settings, number))
@@ -61,17 +61,17 @@ def update_sensitivity(
     batch_rows: int,
     kind: Literal["paper", "rigorous"],
 ) -> float:
-    """How far another value of one row moves what a client's local steps give (2-norm).
+    """Return the sensitivity (2-norm) of a client's local steps to another value of one row.
 
-    "paper" has every step move by the row alone, 2 eta E C / B with equal norms; from the second
-    step on that is no bound, for every row's gradient is at other weights then. "rigorous" takes
-    each later step to move by all it can.
+    "paper" lets every step move by the row alone, 2 eta E C / B with equal norms. From the second
+    step on that is no bound, because every row's gradient is then at other weights. "rigorous" lets
+    each later step move by the most it can.
 
     Args:
-        norms: the clip norm of each local step.
-        learning_rate: of the steps (eta).
+        norms: clip norm of each local step.
+        learning_rate: learning rate of the steps (eta).
         batch_rows: rows of a step (B).
-        kind: which of the two.
+        kind: which of the two bounds.
 
     >>> update_sensitivity([1.0] * 5, 0.1, 100, "paper")  # 2 * 0.1 * 5 / 100
     0.01
@@ -84,11 +84,11 @@ def update_sensitivity(
 
 
 def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
-    """Deviation over sensitivity by the classic formula, the budget shared out over the rounds.
+    """Return deviation over sensitivity by the classic formula, the budget divided by the rounds.
 
-    sqrt(2 ln(1.25 / d)) / e with e = epsilon / T and d = delta / T (Dwork and Roth 2014, theorem
-    A.1), which holds for e up to 1; for a larger one the exact deviation of the mechanism, which is
-    then the larger of the two.
+    For e = epsilon / T up to 1 it is sqrt(2 ln(1.25 / d)) / e with d = delta / T. Source: Dwork and
+    Roth 2014, theorem A.1. For a larger e it is the exact deviation of the mechanism, which is then
+    the larger of the two.
 
     >>> round(classic_multiplier(0.5, 1e-5, rounds=50), 1)
     559.4
@@ -100,14 +100,14 @@ def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
 
 @lru_cache(maxsize=32)
 def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
-    """The noise of a training.
+    """Return the noise plan of a training.
 
     Args:
-        settings: with a budget, or with noise = "none".
-        rows: of the client that has fewest.
+        settings: settings with a budget, or with noise = "none".
+        rows: rows of the client that has fewest.
 
     Raises:
-        PrivacyError: no noise keeps the budget.
+        PrivacyError: no amount of noise keeps the budget.
     """
     if settings.noise == "none":
         return NoisePlan()
@@ -130,7 +130,7 @@ def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
 
 
 def _of_the_paper(settings: HorizontalSettings, rows: int, epsilon: float) -> NoisePlan:
-    """Its claim, and what the same noise is proven to give."""
+    """Return the paper's claim, and the proven guarantee of the same noise."""
     multiplier = classic_multiplier(epsilon, settings.delta, settings.rounds)
     one = [1.0] * settings.local_steps
     batch = min(settings.batch_size, rows)
@@ -161,7 +161,7 @@ def _statement(
     if settings.noise == "server":
         return PrivacyStatement(
             protects="model",
-            against="whoever has the model, and is neither the server nor a client",
+            against="an owner of the model that is neither the server nor a client",
             epsilon=epsilon,
             delta=settings.delta,
             unit="client",
@@ -176,7 +176,7 @@ def _statement(
         )
     return PrivacyStatement(
         protects="records",
-        against="the server, other clients and whoever has the model",
+        against="the server, other clients and any owner of the model",
         epsilon=epsilon,
         delta=settings.delta,
         unit="record",

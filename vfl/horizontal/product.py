@@ -1,4 +1,4 @@
-"""What `vfl.horizontal` adds to the kernel."""
+"""Registration of `vfl.horizontal` with the kernel."""
 
 from __future__ import annotations
 

@@ -39,24 +39,24 @@ from vfl.session.store.party_folder import own_ledger
 
 _ROUND_S = 3600.0
 _LOOK_S = 0.2
-#: What is there once a training has ended well.
+#: File that exists once a training has ended well.
 OUTCOME = "horizontal.json"
 
 
 def run_horizontal(
     grid: Grid, experiment: Experiment, party: PartyFile, changes: Sequence[str], run: str
 ) -> None:
-    """One training, with every party that has columns as a client.
+    """Run one training, with every party that has columns as a client.
 
     Args:
         grid: Flower's way to the nodes.
-        experiment: of the project: its parties, and how long they may take to come.
+        experiment: settings of the project: its parties, and the time they have to connect.
         party: the label party's own file.
-        changes: the settings, as ``key=value``.
-        run: its name.
+        changes: settings, as ``key=value``.
+        run: name of the training.
 
     Raises:
-        VFLError: left in the run's folder as well.
+        VFLError: the run's folder has it as well.
     """
     path = party.run_path(run)
     private_folder(path)
@@ -89,7 +89,7 @@ def _train(
         )
     inputs, labels = own_rows(party, settings)
     model = build_model(settings, tuple(inputs.shape[1:]), len(settings.classes or ()))
-    # What is promised to the parties is by their own counts of rows; the server's noise needs none.
+    # Guarantees to the parties depend on their own numbers of rows; the server's noise does not.
     plan = plan_noise(settings, settings.batch_size)
     averager = Averager(settings, plan, model, Secret.fresh())
 
@@ -116,7 +116,7 @@ def _train(
 
 
 def _wait_for(grid: Grid, names: Sequence[str], patience_s: float) -> list[int]:
-    """Flower's ids of the parties' nodes, in the order of their names."""
+    """Return Flower's ids of the parties' nodes, in the order of their names."""
     deadline = time.monotonic() + patience_s
     while True:
         found = nodes_by_name([node for node in grid.get_nodes() if node.name in names])

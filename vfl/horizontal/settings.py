@@ -16,35 +16,35 @@ Noise = Literal["none", "client", "steps", "server"]
 
 
 class HorizontalSettings(Settings):
-    """Who trains, how, and what is promised to whom.
+    """Settings of a training: its clients, its steps, and its privacy guarantees.
 
     Attributes:
-        name: of the study, and the beginning of its runs' names.
-        seed: what everybody may know is drawn from it.
-        source: a data set by name, whose training rows the clients of a simulation share evenly.
+        name: name of the study, and prefix of its runs' names.
+        seed: seed of all public draws.
+        source: name of a data set, whose training rows the clients of a simulation share evenly.
         rows: use only the first rows of it.
-        classes: the labels of the parties' own tables, in one order for all; only in a project.
+        classes: labels of the parties' own tables, in one order for all; only in a project.
         model: the network as the spec of a bottom, whose outputs are the classes.
-        clients: of a simulation; in a project every party with a node is one.
-        sampled: clients of a round; with noise of the server each comes by itself, with probability
-            sampled / clients.
-        rounds: how often weights are averaged.
+        clients: number of clients of a simulation; in a project every party with a node is one.
+        sampled: clients of a round; with the server's noise each is sampled independently, with
+            probability sampled / clients.
+        rounds: number of averaging rounds.
         local_steps: gradient steps of a client in one round (E).
-        batch_size: rows of a step; with noise in every step expected ones.
-        learning_rate: of a client's steps, plain SGD.
-        clip: what bounds a gradient: "fixed" is `clip_norm`; "percentile" the percentile of the
-            client's own norms so far, which is neither private nor counted; "quantile" follows the
-            same percentile by a noisy count of each round or step, which is counted.
-        percentile: of norms that are left as they are, in percent.
-        clip_norm: with "fixed", and where "quantile" begins.
-        noise: "client" on what a client uploads (ADP_FL), "steps" in each of its steps (DP-SGD);
-            both clip rows and protect a record from everybody. "server" clips whole updates and
-            protects a client from everybody but the server.
-        epsilon, delta: of the whole training.
-        sensitivity: of noise = "client": "paper" takes a record to change one step alone; it is
-            proven for one local step. "rigorous" is the worst case of several.
-        layers: share of the layers that a client uploads, those it changed most (Layer-Based FL).
-        test_every: rounds between two tests.
+        batch_size: rows of a step; with noise in every step, their expected number.
+        learning_rate: learning rate of a client's steps, plain SGD.
+        clip: bound of a gradient. "fixed" is `clip_norm`. "percentile" is a percentile of the
+            client's own norms so far; it is neither private nor accounted for. "quantile" follows
+            the same percentile by a noisy count of each round or step, which is accounted for.
+        percentile: percentage of norms that stay unclipped.
+        clip_norm: bound of "fixed", and start of "quantile".
+        noise: "client" adds noise to a client's upload (ADP_FL), "steps" in each of its steps
+            (DP-SGD); both clip rows and protect a record from all others. "server" clips whole
+            updates and protects a client from all but the server.
+        epsilon, delta: budget of the whole training.
+        sensitivity: for noise = "client". "paper" assumes that a record changes only one step; that
+            is proven for one local step. "rigorous" is the worst case for several steps.
+        layers: share of the layers that a client uploads: those it changed most (Layer-Based FL).
+        test_every: number of rounds between two tests.
     """
 
     usual_ranges: ClassVar = {
@@ -89,7 +89,7 @@ class HorizontalSettings(Settings):
         return self
 
     def _dp_mistake(self) -> str | None:
-        """Why settings of privacy do not go together."""
+        """Return why privacy settings contradict each other, or None."""
         if self.noise == "none":
             if self.epsilon is not None:
                 return "noise = 'none' keeps no epsilon; leave epsilon out, or choose a noise"
@@ -120,7 +120,7 @@ class HorizontalStudy(Settings):
     """A file of `vfl horizontal`: one training, or many.
 
     Attributes:
-        horizontal: the settings of all.
+        horizontal: settings of all trainings.
         variants: by name, settings that differ.
         sweep: by setting, values to try; every combination of them is trained with each variant.
     """
@@ -132,10 +132,10 @@ class HorizontalStudy(Settings):
     sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict, max_length=8)
 
     def trainings(self) -> list[tuple[str, HorizontalSettings]]:
-        """Every training: variant and swept values as a title, and its settings.
+        """Return every training: its variant and swept values as a title, and its settings.
 
         Raises:
-            ConfigError: a variant or value that is no setting, or does not go with the others.
+            ConfigError: a variant or value is no setting, or contradicts the others.
         """
         base = self.horizontal.model_dump(mode="json", exclude_none=True)
         combinations: list[dict[str, Any]] = [{}]
@@ -147,7 +147,7 @@ class HorizontalStudy(Settings):
                 title = " ".join([variant, *(f"{k}={v}" for k, v in combination.items())]).strip()
                 content = base | changed | combination
                 for name, value in list(content.items()):
-                    if value == "unset":  # TOML has no way to say nothing
+                    if value == "unset":  # TOML has no null value
                         del content[name]
                 found.append((title, check(content, HorizontalSettings, where=title)))
         return found

@@ -1,4 +1,4 @@
-"""A horizontal training with every client in this process, and what a test of it tells."""
+"""A horizontal training with every client in this process, and tests of its weights."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from vfl.privacy import PrivacyStatement
 from vfl.session.store.party_folder import own_table, require_numbers
 
 _TEST_ROWS = 4096
-#: A test: the round, and its figures.
+#: A test: its round, and its figures.
 Tested = Callable[[Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a training ended with.
+    """Result of a training.
 
     Attributes:
         layers: flat weights by number of the layer.
         tests: figures of each test, with its round; the last is of the end.
-        statements: what was promised, of the settings' epsilon first.
-        seconds: that it took.
+        statements: guarantees, that for the settings' epsilon first.
+        seconds: duration.
     """
 
     layers: Mapping[int, Tensor]
@@ -54,7 +54,7 @@ class Outcome:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """For JSON, without weights."""
+        """Return the outcome for JSON, without weights."""
         told = [one.as_dict() for one in self.statements]
         last = {name: value for name, value in self.tests[-1].items() if name != "round"}
         tests = [dict(one) for one in self.tests]
@@ -74,9 +74,9 @@ class SharedRows:
 
     Attributes:
         inputs: axes (rows, *shape); labels: axes (rows,).
-        train: rows of each client.
-        test: rows that nobody trains on.
-        outputs: how many classes.
+        train: training rows of each client.
+        test: rows without part in the training.
+        outputs: number of classes.
     """
 
     inputs: Tensor
@@ -92,10 +92,10 @@ class SharedRows:
 
 
 def shared_rows(settings: HorizontalSettings) -> SharedRows:
-    """The data set of a simulation, its training rows dealt out evenly by the public seed.
+    """Load a simulation's data set, its training rows dealt out evenly by the public seed.
 
     Raises:
-        TooFewRowsError: fewer rows than clients.
+        TooFewRowsError: there are fewer rows than clients.
         DataError: see `vfl.datasets.load_bundled`.
     """
     return _shared(settings.source, settings.rows, settings.seed, settings.clients)
@@ -122,7 +122,7 @@ def _shared(source: str, rows: int | None, seed: int, clients: int) -> SharedRow
 
 @torch.no_grad()
 def figures_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy and loss on some rows."""
+    """Return accuracy and loss on some rows."""
     model.eval()
     right, loss = 0.0, 0.0
     for start in range(0, len(labels), _TEST_ROWS):
@@ -134,14 +134,14 @@ def figures_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, fl
 
 
 class Evaluator:
-    """Tests an averager's weights now and then.
+    """Tests an averager's weights at some rounds.
 
     Args:
-        settings: say when.
-        averager: whose weights.
-        model: to load them into.
+        settings: settings that choose the rounds.
+        averager: averager whose weights are tested.
+        model: model to load them into.
         inputs: axes (rows, *shape); labels: axes (rows,).
-        on_test: told every test.
+        on_test: called with every test.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Evaluator:
         self.tests: list[Mapping[str, float]] = []
 
     def after(self, round_number: int) -> None:
-        """Test, if this round's number asks for it."""
+        """Test, if the settings choose this round."""
         settings = self._settings
         if round_number % settings.test_every and round_number != settings.rounds:
             return
@@ -173,7 +173,7 @@ class Evaluator:
             self._on_test(found)
 
     def outcome(self) -> Outcome:
-        """What there is at the end."""
+        """Return the result at the end."""
         averager, seconds = self._averager, time.monotonic() - self._started
         return Outcome(averager.layers, tuple(self.tests), averager.plan.statements, seconds)
 
@@ -181,10 +181,11 @@ class Evaluator:
 def simulate(settings: HorizontalSettings, on_test: Tested | None = None) -> Outcome:
     """Train with every client in this process; its secrets follow from the seed.
 
-    Flower's simulation of the same settings ends in the same weights, bit for bit.
+    Flower's simulation of the same settings gives the same weights, bit for bit.
 
     Raises:
-        PrivacyError: no noise keeps the budget, or rows of the model depend on each other.
+        PrivacyError: no amount of noise keeps the budget, or rows of the model depend on each
+            other.
         PeerFailedError: the training diverged.
         DataError: see `shared_rows`.
     """
@@ -216,24 +217,24 @@ def simulate(settings: HorizontalSettings, on_test: Tested | None = None) -> Out
 def simulated_client(
     settings: HorizontalSettings, data: SharedRows, client: int, model: nn.Module | None = None
 ) -> ClientTrainer:
-    """One client of a simulation, with its rows."""
+    """Return one client of a simulation, with its rows."""
     rows, plan = data.train[client], plan_noise(settings, data.fewest)
     return ClientTrainer(settings, plan, data.inputs[rows], data.labels[rows], data.outputs, model)
 
 
 def secret_of_client(settings: HorizontalSettings, client: int) -> Secret:
-    """A repeatable stand-in for a simulation; it protects nobody who knows the seed."""
+    """Return a repeatable secret for a simulation; the seed reveals it, so it protects no row."""
     return Secret.of_simulation(settings.seed, f"horizontal client {client}")
 
 
 def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Tensor]:
-    """All rows of a party's table: inputs, and labels by their place in the settings' classes.
+    """Return all rows of a party's table: inputs, and labels as positions in the settings' classes.
 
-    Numbers are standardised by the party's own table; what that finds stays with the party.
+    Numbers are standardised by the party's own table; its means and scales stay with the party.
 
     Raises:
-        DataError: no label column, a class that the settings do not name, or columns of text, whose
-            categories parties would number each in their own way.
+        DataError: there is no label column, or a class that the settings do not name, or columns of
+            text, whose categories each party would number differently.
     """
     own = party.table
     if own.label is None:

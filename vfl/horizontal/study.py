@@ -1,4 +1,4 @@
-"""Horizontal trainings: a study of many, Flower's simulation on Ray, the parties of a project."""
+"""Horizontal trainings: a study of many, Flower's simulation on Ray, parties of a project."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-#: How long the clients of one round may take.
+#: Most seconds for the clients of one round.
 _ROUND_S = 3600.0
-#: How long Flower's simulation may take to start.
+#: Most seconds for the start of Flower's simulation.
 _START_S = 120.0
 _RUN = "simulation"
 
@@ -44,8 +44,8 @@ class Trained:
 
     Attributes:
         title: variant and swept values.
-        settings: all of them.
-        record: what `Outcome.record` gave.
+        settings: all settings.
+        record: result of `Outcome.record`.
     """
 
     title: str
@@ -59,16 +59,16 @@ def train_study(
     engine: Literal["process", "ray"] = "process",
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Trained]:
-    """Every training of a study; those whose file is in the folder already are not done again.
+    """Train all trainings of a study, except those whose file is in the folder already.
 
     Args:
-        study: of `vfl.horizontal.settings`.
+        study: a study of `vfl.horizontal.settings`.
         folder: one file a training, named by a digest of its settings.
-        engine: who plays the clients; both end in the same weights.
-        say: told one line about each.
+        engine: engine of the clients; both give the same weights.
+        say: called with one line about each training.
 
     Raises:
-        VFLError: a training that failed; the others' files stay.
+        VFLError: a training failed; the others' files stay.
     """
     private_folder(folder)
     found, trainings = [], study.trainings()
@@ -101,15 +101,15 @@ def train_project(
     """Train with the parties of a project as clients, on their own tables.
 
     Args:
-        settings: of the training; every party with a node is a client.
+        settings: settings of the training; every party with a node is a client.
         label: the label party's folder, whose SuperLink runs.
-        say: told each test, and who came.
+        say: called with each test, and with the parties that connect.
 
     Returns:
         The run's folder at the label party.
 
     Raises:
-        VFLError: what ended the training, in the words of who failed.
+        VFLError: the error that ended the training, as its party reported it.
     """
     clients = len(label.experiment().feature_parties)
     told = settings.model_dump(mode="json", exclude_none=True) | {
@@ -134,9 +134,9 @@ def train_project(
 
 
 def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None) -> Outcome:
-    """Train in Flower's simulation, where Ray plays the clients; see `vfl.horizontal.simulate`.
+    """Train in Flower's simulation on Ray; see `vfl.horizontal.simulate`.
 
-    Nothing is reported to anybody, and nothing listens beyond the loopback.
+    Usage reports are off, and no socket listens beyond the loopback.
 
     Raises:
         MissingPackageError: Ray is not installed.
@@ -189,7 +189,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What keeps Flower and Ray from reporting and listening, in the environment of a block."""
+    """Set environment variables that keep Flower and Ray from reporting and listening."""
     before = dict(os.environ)
     os.environ |= QUIET
     try:

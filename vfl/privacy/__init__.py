@@ -1,7 +1,7 @@
-"""Differential privacy that can be stated: statements, accountants, DP-SGD of one half.
+"""Differential privacy that can be stated: statements, accountants, DP-SGD of one party's half.
 
-A statement says whose privacy, against whom, by which accountant, under which assumptions. An
-accountant says what a mechanism costs. `dpsgd` clips and noises one party's half of a network.
+A statement names the protected unit, the attacker, the accountant and the assumptions. An
+accountant computes the cost of a mechanism. `dpsgd` clips and noises one party's half of a network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A lower bound of a training's epsilon, from guesses about which rows were in it.
 
-A claimed epsilon is an upper bound of what a training costs one row. Guesses that are right more
-often than that epsilon allows refute it; what they prove is a lower bound, at a confidence.
+A claimed epsilon is an upper bound of a training's cost for one row. Guesses that are right more
+often than that epsilon allows refute it. They prove a lower bound, at a confidence.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from vfl.core.registry import require
 
 _HALVINGS = 40
 _MOST = 50.0
-#: Shares of the canaries that are guessed about, the surest first.
+#: Shares of the canaries that are guessed, the surest first.
 _SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
-#: Fewest guesses that are worth a test.
+#: Fewest guesses for which a test makes sense.
 _FEWEST = 8
 
 
@@ -29,13 +29,13 @@ class LowerBound:
     """The result of an audit.
 
     Attributes:
-        epsilon: no less than this, at the confidence.
-        confidence: that the bound holds, over the coins and the noise of the audit.
+        epsilon: lower bound, at the confidence.
+        confidence: probability that the bound holds, over the coins and the noise of the audit.
         method: "one run" or "many runs".
-        score: what the guesses were made by; of all that were tried, which the confidence pays for.
-        guesses, right: how many, and how many of them were right.
-        canaries: rows whose being there was a coin.
-        trainings: how many it took.
+        score: score behind the guesses; the confidence accounts for all scores that were tried.
+        guesses, right: number of guesses, and of right ones.
+        canaries: number of rows whose inclusion was decided by a coin.
+        trainings: number of trainings.
     """
 
     epsilon: float
@@ -48,18 +48,18 @@ class LowerBound:
     trainings: int
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the bound for JSON."""
         return asdict(self)
 
 
 def one_run_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """The least epsilon under which so many right guesses are no surprise, of one training.
+    """Return the least epsilon under which so many right guesses of one training are plausible.
 
-    Steinke, Nasr and Jagielski 2023, theorem 5.2: every canary's being there is a coin of its own.
-    Of r guesses the right ones are at most Binomial(r, e / (1 + e)), e = exp(epsilon), but for
-    2 delta m max_i P[v - i <= W < v] / i.
+    Source: Steinke, Nasr and Jagielski 2023, theorem 5.2. An independent coin decides each canary's
+    inclusion. With p = e / (1 + e), e = exp(epsilon), the right ones of r guesses are at most
+    Binomial(r, p); the exception has probability 2 delta m max_i P[v - i <= W < v] / i.
 
     >>> round(one_run_epsilon(1000, 300, 300, 1e-5), 2)
     4.57
@@ -67,7 +67,7 @@ def one_run_epsilon(
     0.0
 
     Raises:
-        BadOptionError: more right guesses than guesses, or numbers out of range.
+        BadOptionError: there are more right guesses than guesses, or numbers are out of range.
     """
     require("guesses", guesses, "0 to the canaries", 0 <= guesses <= canaries)
     require("right", right, "0 to the guesses", 0 <= right <= guesses)
@@ -94,13 +94,14 @@ def many_runs_epsilon(
     delta: float,
     confidence: float = 0.95,
 ) -> tuple[float, int, int]:
-    """A lower bound from trainings of their own, each with one canary or without; and its guesses.
+    """Return a lower bound from independent trainings with or without one canary; and its guesses.
 
-    Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021: a threshold from the first half
-    of the trainings, and exact bounds (Clopper and Pearson 1934) of both errors in the second.
+    Source: Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021. The first half of the
+    trainings gives a threshold, the second half exact bounds of both errors (Clopper and Pearson
+    1934).
 
     Returns:
-        Epsilon, guesses, and how many of them were right.
+        Epsilon, number of guesses, and number of right ones.
     """
     value, truth = np.asarray(scores, float), np.asarray(included, bool)
     first = np.arange(len(value)) < len(value) // 2
@@ -117,15 +118,15 @@ def many_runs_epsilon(
 def bound_of(
     scores: Mapping[str, np.ndarray], included: np.ndarray, delta: float, confidence: float
 ) -> LowerBound:
-    """The best lower bound of one training, by whichever score and number of guesses gives it.
+    """Return the best lower bound of one training, over scores and numbers of guesses.
 
-    All that are tried share the risk (Bonferroni), so the confidence holds for the best as well.
+    All tried combinations share the risk (Bonferroni), so the confidence holds for the best too.
 
     Args:
-        scores: by name, axes (canaries,): higher where a canary is thought to have been there.
-        included: whether it was, axes (canaries,).
-        delta: at which epsilon is meant.
-        confidence: of the bound.
+        scores: by name, axes (canaries,): higher where a canary was more likely included.
+        included: whether each canary was included, axes (canaries,).
+        delta: delta for which epsilon is bounded.
+        confidence: confidence of the bound.
     """
     canaries = len(included)
     counts = sorted({max(min(_FEWEST, canaries), int(share * canaries)) for share in _SHARES})
@@ -145,7 +146,7 @@ def bound_of(
 def bound_of_many(
     scores: Mapping[str, np.ndarray], included: np.ndarray, delta: float, confidence: float
 ) -> LowerBound:
-    """The best lower bound of many trainings with one canary; see `bound_of`."""
+    """Return the best lower bound of many trainings with one canary; see `bound_of`."""
     risk = (1 - confidence) / len(scores)
     found = []
     for name, values in scores.items():
@@ -159,7 +160,7 @@ def bound_of_many(
 
 
 def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: float) -> float:
-    """From the two errors: exp(epsilon) >= (true - delta) / false, for both kinds of guesses."""
+    """Bound epsilon by exp(epsilon) >= (true - delta) / false, for both kinds of guesses."""
     risk = (1 - confidence) / 2
     there, absent = int(told.sum()), int((~told).sum())
     if not there or not absent:
@@ -176,7 +177,7 @@ def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: f
 
 
 def _least(allowed: Callable[[float], bool]) -> float:
-    """The smallest epsilon that is allowed; from some epsilon on all are."""
+    """Return the smallest allowed epsilon; all epsilons above some value are allowed."""
     if allowed(0.0):
         return 0.0
     low, high = 0.0, _MOST

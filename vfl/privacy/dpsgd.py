@@ -1,9 +1,9 @@
 """DP-SGD of one half of a split network: clip each row's gradient, add noise to the sum.
 
-Abadi et al. 2016, algorithm 1, at each party for its own half. What a half needs is the gradient of
-each row's own loss at its output, which a split round brings anyway. Gradients of rows follow from
-it layer by layer (see `vfl.privacy.row_gradients`); a model with a layer that has no rule there
-gets a backward pass a row. Norms, sums and noise are those of `vfl.privacy.kernel`.
+Source: Abadi et al. 2016, algorithm 1, at each party for its own half. A half needs the gradient of
+each row's own loss at its output, which a split round sends anyway. Gradients of rows follow from
+it layer by layer (see `vfl.privacy.row_gradients`); a model with a layer without a rule there needs
+one backward pass a row. Norms, sums and noise are those of `vfl.privacy.kernel`.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from vfl.core.seeds import Secret
 from vfl.privacy import kernel
 from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_of
 
-#: The scope of a clip norm: all weights of a half together, or each layer's by themselves.
+#: Scope of a clip norm: all weights of a half together, or each layer separately.
 Group = Literal["half", "layer"]
 #: How fast a clip norm follows a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
-#: Noise of the counts that a quantile needs, over that of the gradients, in sensitivities.
+#: Noise of the counts for a quantile, divided by that of the gradients, in sensitivities.
 _COUNTS_NOISE = 10.0
 _OVER_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
-#: A model's output, the gradient of each row's own loss at it, and what `recording` gave for it.
+#: A model's output, the gradient of each row's own loss at it, and the calls of `recording`.
 Pass = tuple[Tensor, Tensor, Sequence[Call]]
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Rows of a half that lie at branches of its party.
+    """Rows of a half that belong to branches of its party.
 
     Attributes:
-        count: of branches.
+        count: number of branches.
         clipped: whether the mean gradient of a branch's rows is clipped as one, so that the noise
-            hides a branch; else each branch clips rows, and adds noise to its own sum before
-            anybody has it.
-        at: branch of each row of the batches that are on their way, by step.
+            hides a branch. Otherwise each branch clips rows, and adds noise to its own sum before
+            any other branch receives it.
+        at: branch of each row of the batches in transit, by step.
     """
 
     count: int
@@ -64,13 +64,14 @@ class RowClipper:
 
     Attributes:
         model: the same.
-        trusts_rules: whether rules of layers give gradients of rows; None until `prove` tries them.
-        norms: of each group of weights, float64, axes (groups,).
-        sizes: how many weights each group has, axes (groups,).
+        trusts_rules: whether rules of layers give correct gradients of rows; None until `prove`
+            tests that.
+        norms: clip norm of each group of weights, float64, axes (groups,).
+        sizes: number of weights of each group, axes (groups,).
 
     Raises:
-        PrivacyError: a layer that normalises over the batch, with what to use instead.
-        BadOptionError: a norm that bounds nothing.
+        PrivacyError: a layer normalises over the batch; the error suggests a replacement.
+        BadOptionError: the norm bounds no gradient.
     """
 
     def __init__(self, model: nn.Module, norm: float, by: Group = "half") -> None:
@@ -94,7 +95,7 @@ class RowClipper:
         groups = max(1, len(self._layers)) if by == "layer" else 1
         self._group_of_layer = [at if by == "layer" else 0 for at in range(len(owned))]
         self._size_of_layer = [sum(one.numel() for one in own) for own in owned]
-        #: Of each weight, in the order of the model's, which has group after group.
+        #: Group of each weight, in the order of the model's weights, group after group.
         self.group_of = [owner[id(weight)] if by == "layer" else 0 for weight in self._weights]
         self.norms = torch.full((groups,), norm / math.sqrt(groups), dtype=torch.float64)
         self.sizes = [0] * groups
@@ -103,19 +104,19 @@ class RowClipper:
         self._recorder = Recorder(self._layers)
 
     def recording(self) -> AbstractContextManager[list[Call]]:
-        """Records the calls of the layers meanwhile."""
+        """Record the calls of the layers in this context."""
         return self._recorder.recording()
 
     def row_norms(
         self, output: Tensor, grad: Tensor, weights: Sequence[Tensor], calls: Sequence[Call]
     ) -> Tensor:
-        """The 2-norm of each row's gradient by group of weights, float64, axes (groups, rows).
+        """Return each row's gradient norm (2-norm) by group, float64, axes (groups, rows).
 
         Args:
-            output: of the model, axes (rows, width); its graph stays usable.
-            grad: of each row's own loss, not of a mean; axes (rows, width).
-            weights: of the model, or copies that made this output.
-            calls: what `recording` gave for this output.
+            output: output of the model, axes (rows, width); its graph stays usable.
+            grad: gradient of each row's own loss, not of a mean; axes (rows, width).
+            weights: weights of the model, or copies that made this output.
+            calls: calls that `recording` recorded for this output.
         """
         layers = self._of_layers(output, grad, calls)
         if layers is not None:
@@ -132,20 +133,20 @@ class RowClipper:
         bounds: Tensor | None = None,
         units: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The sum over rows of each row's gradient, clipped.
+        """Return the sum over rows of each row's clipped gradient.
 
         Args:
             output: see `row_norms`.
             grad: likewise.
             weights: likewise.
             calls: likewise.
-            bounds: of each group, axes (groups,); the clipper's norms if not given.
-            units: number of the unit each row is of, axes (rows,); the mean gradient of a unit's
-                rows is then clipped in place of each row's.
+            bounds: bound of each group, axes (groups,); the clipper's norms if not given.
+            units: number of each row's unit, axes (rows,); the mean gradient of a unit's rows is
+                then clipped instead of each row's.
 
         Returns:
-            The sum, of the numbers of all weights one behind the other, axes (numbers,); and the
-            norms before clipping, axes (groups, rows or units). Both are float64.
+            The sum over all weights concatenated, axes (numbers,); and the norms before clipping,
+            axes (groups, rows or units). Both are float64.
         """
         if [one.shape for one in weights] != [one.shape for one in self._weights]:
             raise ValueError("weights of other shapes than the model's")
@@ -162,14 +163,14 @@ class RowClipper:
     def sums_of_passes(
         self, passes: Sequence[Pass], weights: Sequence[Tensor], bounds: Tensor
     ) -> Tensor:
-        """The sum of `sums` of rows that went through the model each by itself.
+        """Return the result of `sums` for rows that passed through the model one by one.
 
-        Float32 then rounds a row's gradient alike whatever rows are beside it.
+        Float32 then rounds a row's gradient independently of the other rows.
 
         Args:
-            passes: what each row made.
+            passes: the model's result for each row.
             weights: see `row_norms`.
-            bounds: of each group, axes (groups,).
+            bounds: bound of each group.
         """
         whole = torch.zeros(sum(self.sizes), dtype=torch.float64)
         one_position = all(
@@ -190,7 +191,7 @@ class RowClipper:
     def _clipped(
         self, layers: Sequence[LayerGradients | None], bounds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What `sums` gives, from gradients of rows of each layer."""
+        """Compute the result of `sums` from gradients of rows of each layer."""
         norms = self._norms(layers)
         factors = kernel.clip_factors(norms, bounds[:, None])
         parts = []
@@ -208,7 +209,10 @@ class RowClipper:
     def _of_layers(
         self, output: Tensor, grad: Tensor, calls: Sequence[Call]
     ) -> list[LayerGradients | None] | None:
-        """Gradients of rows of each layer, None of one without a part; None without a rule."""
+        """Return gradients of rows of each layer, None for a layer without a part.
+
+        The result is None where a layer has no rule.
+        """
         found = self._passed_back(output, grad, calls)
         if found is None:
             return None
@@ -218,7 +222,10 @@ class RowClipper:
     def _passed_back(
         self, output: Tensor, grad: Tensor, calls: Sequence[Call]
     ) -> list[tuple[Call, Tensor]] | None:
-        """Calls with a part, and the gradient of what each gave; None where rules do not hold."""
+        """Return calls with a part, and the gradient of each output.
+
+        The result is None where rules do not hold.
+        """
         if not self.follows_rules(calls, len(output)):
             return None
         outputs = [call.output for call in calls]
@@ -234,7 +241,7 @@ class RowClipper:
         return torch.stack([torch.zeros_like(one) + each for each in squares]).sqrt()
 
     def _norms_of(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Of one row's gradient, axes (groups,)."""
+        """Return the norms of one row's gradient, axes (groups,)."""
         squares = gradients[0].new_zeros(len(self.norms), dtype=torch.float64)
         for group, one in zip(self.group_of, gradients, strict=True):
             squares[group] += one.double().square().sum()
@@ -243,11 +250,11 @@ class RowClipper:
     def _one_by_one(
         self, output: Tensor, grads: Iterable[Tensor], weights: Sequence[Tensor], bounds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """By one backward pass a row or unit.
+        """Compute sums by one backward pass per row or unit.
 
         Raises:
-            NonFiniteError: what went through the model for one row is not finite, which makes every
-                gradient NaN: leaving all rows out would show that the row is there.
+            NonFiniteError: an intermediate value of one row is not finite, which makes every
+                gradient NaN; omitting all rows would reveal that the row is there.
         """
         totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
         norms: list[Tensor] = []
@@ -269,21 +276,22 @@ class RowClipper:
 
 
 class PrivateHalf:
-    """DP-SGD of one party's half: what its optimiser is given in place of a gradient.
+    """DP-SGD of one party's half: noisy sums that its optimiser uses instead of a gradient.
 
     Args:
         model: the half.
-        norm: bound of a row's gradient; where it follows a quantile, the one to start from.
-        noise: deviation of the noise over the sensitivity, of all that is drawn here together.
-        batch_size: what the sum is divided by: the expected rows of a batch, not those it has; or
-            the expected branches, where those are clipped.
-        secret: the party's own; the noise follows from it.
-        party: keeps two halves of one secret apart.
+        norm: bound of a row's gradient; the first bound where it follows a quantile.
+        noise: standard deviation of the noise divided by the sensitivity, for all draws here
+            together.
+        batch_size: divisor of the sum: the expected number of rows of a batch, not the actual one;
+            or of branches, where those are clipped.
+        secret: the party's own secret, from which the noise follows.
+        party: name that separates two halves with one secret.
         by: see `RowClipper`.
-        quantile: the share of rows whose gradients should be left as they are. Each group's norm
-            follows it by a noisy count of each step (Andrew et al. 2021); None keeps the norms.
-        branches: where its rows lie at branches, or the rows of another half of the same network;
-            the other one's branches are clipped here too.
+        quantile: share of rows whose gradients should stay unclipped. Each group's norm follows it
+            by a noisy count of each step (Andrew et al. 2021); None keeps the norms.
+        branches: where its rows belong to branches, or the rows of another half of the same
+            network, whose branches are clipped here too.
     """
 
     def __init__(
@@ -306,7 +314,7 @@ class PrivateHalf:
         # n groups of noise s sqrt(n), each in units of its own norm, are one of noise s.
         self._noise = noise * math.sqrt(len(self.clipper.norms))
         self._quantile, self.batch_size = quantile, batch_size
-        #: Told the step, and what was left at the weights; an audit looks on.
+        #: Called with the step and the gradients at the weights; used by an audit.
         self.watch: Callable[[int, Sequence[Tensor]], None] = lambda step, noisy: None
         if quantile is not None:
             require("quantile", quantile, "between 0 and 1", 0 < quantile < 1)
@@ -320,11 +328,11 @@ class PrivateHalf:
         return self.clipper.recording()
 
     def state(self) -> list[float]:
-        """The norms, where they follow a quantile; for a checkpoint."""
+        """Return the norms, where they follow a quantile; for a checkpoint."""
         return [] if self._quantile is None else self.clipper.norms.tolist()
 
     def restore(self, norms: Sequence[float]) -> None:
-        """Restore what `state` gave."""
+        """Restore the result of `state`."""
         if norms:
             self.clipper.norms = torch.tensor(norms, dtype=torch.float64)
 
@@ -336,14 +344,15 @@ class PrivateHalf:
         step: int,
         weights: Sequence[Tensor] | None = None,
     ) -> None:
-        """Leave at the weights what the optimiser takes: noisy sums over the batch size.
+        """Set the weights' gradients to noisy sums divided by the batch size.
 
         Args:
-            output: of the half, axes (rows, width); rows may be 0, and the noise is there anyway.
-            grad: of each row's own loss; axes (rows, width).
-            calls: what `recording` gave for this output.
+            output: output of the half, axes (rows, width); with 0 rows the noise is added all the
+                same.
+            grad: gradient of each row's own loss; axes (rows, width).
+            calls: calls that `recording` recorded for this output.
             step: number of the exchange.
-            weights: copies that made this output; None where the half's own did.
+            weights: copies that made this output; None where the half's own weights did.
         """
         clipper, branches, weights = self.clipper, self.branches, weights or self._weights
         parts: dict[str, Tensor] = {self._party: grad}
@@ -375,7 +384,7 @@ class PrivateHalf:
     def _follow(self, norms: Tensor, step: int) -> None:
         """Move each norm towards the quantile (Andrew et al. 2021, section 3.1).
 
-        A row counts as plus or minus a half, so that counts of n groups move by sqrt(n) / 2.
+        A row counts as plus or minus a half, so the counts of n groups move by sqrt(n) / 2.
         """
         assert self._quantile is not None, "only where norms follow one"
         counts = (norms <= self.clipper.norms[:, None]).sum(1) - norms.shape[1] / 2
@@ -391,7 +400,10 @@ def _own_weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of each weight by one backward pass, which leaves the graph; 0 without one."""
+    """Return each weight's gradient by one backward pass, which keeps the graph.
+
+    The gradient of an unused weight is 0.
+    """
     found = torch.autograd.grad(output, weights, grad, retain_graph=True, allow_unused=True)
     pairs = zip(found, weights, strict=True)
     return [torch.zeros_like(weight) if one is None else one for one, weight in pairs]
@@ -402,7 +414,7 @@ def _finite(values: Sequence[Tensor]) -> bool:
 
 
 def _alone(grad: Tensor) -> Iterator[Tensor]:
-    """Each row's gradient, the others' being 0."""
+    """Yield each row's gradient, with 0 for the other rows."""
     for row in range(len(grad)):
         alone = torch.zeros_like(grad)
         alone[row] = grad[row]

@@ -1,4 +1,4 @@
-"""Events on a record: steps of noise, apart from what they cost."""
+"""Events on a record: steps of noise, separate from their cost."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from vfl.core.registry import require
 
-#: Steps that one event may have.
+#: Most steps of one event.
 MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianSteps:
-    """Steps of Gaussian noise on a sum of records, as one record meets them.
+    """Steps of Gaussian noise on a sum of records, as they concern one record.
 
     Attributes:
-        noise: deviation of the noise over the sensitivity.
-        steps: how many.
-        sampling_rate: probability that a step has the record, for each record by itself (Poisson
-            sampling); 1 is a record in every step.
+        noise: standard deviation of the noise divided by the sensitivity.
+        steps: number of steps.
+        sampling_rate: probability that a step has the record, independently for each record
+            (Poisson sampling); 1 means that every step has it.
 
     Raises:
         BadOptionError: a number out of range.
@@ -42,7 +42,7 @@ Steps = GaussianSteps | Sequence[GaussianSteps]
 
 
 def poisson_steps(rows: int, batch_size: int) -> int:
-    """Steps of an epoch of Poisson sampling; each has a row with probability batch_size / rows.
+    """Return the steps of an epoch of Poisson sampling, with rate batch_size / rows.
 
     >>> poisson_steps(60_000, 600), poisson_steps(5, 600)
     (100, 1)

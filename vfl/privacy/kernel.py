@@ -1,13 +1,13 @@
-"""Clipping and noise for everything that states an epsilon: one kernel.
+"""Clipping and noise for all code that states an epsilon: one kernel.
 
-Two properties hold for any finite or non-finite float32 input, whoever chose it:
+Two properties hold for any finite or non-finite float32 input, even one that an attacker chose:
 
 - One row moves a sum by at most its bound. Norms and sums are float64, which holds the square of
   every float32, so no norm underflows to 0 or overflows; a row whose norm is not finite adds 0.
-- The released numbers are whole multiples of a grid step, noise included, so their low bits say
-  nothing about what the noise was added to (Mironov 2012). The value is rounded to the grid
-  first; then rounding the sum of value and Gaussian noise equals adding rounded noise, so the
-  release is post-processing of the continuous mechanism that the accountants bound.
+- The released numbers are whole multiples of a grid step, noise included, so their low bits reveal
+  no input (Mironov 2012). The value is rounded to the grid first. Then rounding the sum of value
+  and Gaussian noise equals adding rounded noise, so the release is post-processing of the
+  continuous mechanism that the accountants bound.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Law = Literal["gaussian", "laplace"]
 #: Bounds of a norm: its grid and its noise are then ordinary float32 numbers.
 LEAST_NORM, MOST_NORM = 2.0**-60, 2.0**60
 _NO_NORM = 2.0**-80
-#: A smaller delta is less than what draws of 75 bits lack at the ends of a law.
+#: A smaller delta is below the error of draws from 75 bits at the ends of a law.
 LEAST_DELTA = 1e-12
-#: Bounds of a noise multiplier; less hides nothing, and more leaves the range of float64 sums.
+#: Bounds of a noise multiplier; less hides no row, and more leaves the range of float64 sums.
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e9
 #: A bound is lowered by this share: float64 sums of clipped rows round by less.
 _ROUNDING = 2.0**-40
@@ -55,16 +55,16 @@ def require_noise(name: str, noise: float) -> None:
     """Refuse a noise multiplier outside 1e-12 to 1e9.
 
     Raises:
-        BadOptionError: as said.
+        BadOptionError: the multiplier is outside that range.
     """
     require(name, noise, "1e-12 to 1e9", LEAST_NOISE <= noise <= MOST_NOISE)
 
 
 def norms_of(rows: Tensor, law: Law = "gaussian") -> Tensor:
-    """The 2-norm (gaussian) or 1-norm (laplace) of each row, float64, axes (rows,).
+    """Return the 2-norm (gaussian) or 1-norm (laplace) of each row, float64, axes (rows,).
 
-    Float64 holds the square of every float32. Squares of float64 rows may underflow, of rows that
-    are shorter than every norm allowed here.
+    Float64 holds the square of every float32. Squares of float64 rows may underflow, but only for
+    rows shorter than every allowed norm.
 
     >>> [f"{norm:.3g}" for norm in norms_of(torch.tensor([[3e-30, 4e-30], [3e30, 4e30]]))]
     ['5e-30', '5e+30']
@@ -75,11 +75,11 @@ def norms_of(rows: Tensor, law: Law = "gaussian") -> Tensor:
 
 
 def norm_bounds(rows: Tensor) -> Tensor:
-    """At least the 2-norm of each row, and about as much; float64, axes (rows,).
+    """Return a close upper bound of each row's 2-norm; float64, axes (rows,).
 
     In float32, n squares and their sum round by a share of at most n 2^-24 (Higham 2002, section
-    3.1), and squares below 2^-126 may be lost. What is added is more than that. Float64 takes over
-    for rows whose squares may overflow; a row's bound never depends on another row.
+    3.1), and squares below 2^-126 may be lost. The bound adds more than that. Float64 is used for
+    rows whose squares may overflow; a row's bound never depends on another row.
 
     Args:
         rows: float32, axes (rows, parts, numbers); a few hundred numbers, for a close bound.
@@ -94,7 +94,7 @@ def norm_bounds(rows: Tensor) -> Tensor:
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """The factors that bring rows within a bound: min(1, bound / norm), float64.
+    """Return the factors that bring rows within a bound: min(1, bound / norm), float64.
 
     A row whose norm is not finite gets 0.
 
@@ -107,13 +107,16 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
 
 
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """Rows times their factors, float64; a factor of 0 gives 0 whatever the row holds."""
+    """Return rows times their factors, float64.
+
+    A factor of 0 gives 0 for any content of the row.
+    """
     factors = factors.reshape(-1, *(1,) * (rows.dim() - 1))
     return (rows.double() * factors).masked_fill(factors == 0, 0.0)
 
 
 def clip_rows(rows: Tensor, norm: float, law: Law = "gaussian") -> Tensor:
-    """Rows within a norm, differentiable; rounding to their type may lengthen them by a last bit.
+    """Clip rows to a norm, differentiably; rounding to their type may lengthen them by a last bit.
 
     Args:
         rows: axes (rows, width).
@@ -128,9 +131,9 @@ class NoisySum:
     """A sum of clipped rows that is released with Gaussian noise.
 
     Attributes:
-        norm: what one row may move the released sum by (2-norm), before noise.
-        deviation: of the noise in each number.
-        count: numbers in the sum.
+        norm: most that one row may move the released sum (2-norm), before noise.
+        deviation: standard deviation of the noise in each number.
+        count: number of numbers in the sum.
 
     >>> NoisySum(1.0, 1.0, 10_000).step == 2.0**-24
     True
@@ -160,16 +163,16 @@ class NoisySum:
 
 
 def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: str | int) -> Tensor:
-    """A sum rounded to its grid, with noise of whole steps; float64, axes (count,), on the CPU.
+    """Round a sum to its grid and add noise of whole steps; float64, axes (count,), on the CPU.
 
-    The noise is bound to the laws and to the sum: were it repeated with other rows, or under
-    another law, equal noise would show the difference.
+    The noise is bound to the laws and to the sum. If equal noise were added to other rows, or under
+    another law, the difference would be visible.
 
     Args:
-        laws: of the parts of the sum, one behind the other.
+        laws: laws of the consecutive parts of the sum.
         total: float64, axes (count,), of rows that were clipped to the bounds of the laws.
-        secret: the noise follows from it.
-        purpose: of the noise.
+        secret: secret from which the noise follows.
+        purpose: purpose of the noise.
 
     Raises:
         PrivacyError: the sum has another length or is not finite, so noise would not cover it.
@@ -191,18 +194,18 @@ def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: s
 
 
 def shared_out(total: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """A sum, axes (numbers,), in parts of the shape, type and device of each weight."""
+    """Split a sum, axes (numbers,), into parts of the shape, type and device of each weight."""
     parts = torch.split(total, [one.numel() for one in weights])
     return [one.to(of).view(of.shape) for one, of in zip(parts, weights, strict=True)]
 
 
 def release_counts(counts: Tensor, deviation: float, secret: Secret, *purpose: str | int) -> Tensor:
-    """Counts in halves of one, which every grid here holds exactly, with noise; see `release`."""
+    """Release counts in halves of one, which every grid here holds exactly, with noise."""
     return release([NoisySum(0.5, deviation, 1)] * len(counts), counts, secret, *purpose)
 
 
 def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tensor) -> Tensor:
-    """Each row clipped to a norm, rounded towards 0, with noise; axes and type of `rows`.
+    """Release each row clipped to a norm, rounded towards 0, with noise; axes and type of `rows`.
 
     Rounding towards 0 shortens, so any two rows are at most twice the norm apart. A released
     number has at most 24 bits, which float32 holds exactly. The gradient is that of `clip_rows`.
@@ -210,9 +213,9 @@ def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tenso
     Args:
         rows: axes (rows, width).
         norm: the bound, in the norm of the law.
-        scale: deviation (gaussian) or scale (laplace) of the noise; 0 adds none.
+        scale: deviation (gaussian) or scale (laplace) of the noise; 0 adds no noise.
         law: see `norms_of`.
-        draws: of the law, of scale 1; axes (rows, width).
+        draws: draws of the law, of scale 1; axes (rows, width).
     """
     clipped = scaled(rows, clip_factors(norms_of(rows, law), norm))
     step = 2.0 ** math.ceil(math.log2((norm + _LONGEST[law] * scale) * 2.0**-23))
@@ -223,7 +226,7 @@ def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tenso
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Gives the second value the gradient of the first."""
+    """Returns the second value, and passes its gradient to the first."""
 
     @staticmethod
     def forward(ctx: object, value: Tensor, given: Tensor) -> Tensor:
@@ -235,7 +238,7 @@ class _InPlaceOf(torch.autograd.Function):
 
 
 def normal_draws(secret: Secret, count: int, *purpose: str | int) -> Tensor:
-    """Standard normal draws from a stream of a secret; float64, axes (count,).
+    """Draw standard normal numbers from a stream of a secret; float64, axes (count,).
 
     Both of each pair of Box and Muller (1958), from 53 random bits each. 22 spare bits fill the
     gaps of the tail; see `vfl.core.seeds.log_unit`.

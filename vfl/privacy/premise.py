@@ -1,11 +1,11 @@
-"""The premise of DP-SGD, tried on made-up rows before a model sees a party's own.
+"""Check of DP-SGD's premise on synthetic rows, before a model sees a party's own rows.
 
-DP-SGD clips each row's gradient. That bounds how far one row moves what is released only where a
-row's output and gradient depend on no other row, where a pass through the model changes nothing
-else that lasts, and where the norms are those of the true gradients. `prove` tries all three;
-`require_rows_apart` tries outputs alone, for noise on rows. Batches have several sizes, lengths of
-the model's own inner axes among them, because a module that takes the steps of a sequence first may
-work only while a batch has as many rows.
+DP-SGD clips each row's gradient. That bounds the effect of one row on the release only under three
+conditions: a row's output and gradient depend on no other row, a pass through the model changes no
+other lasting state, and the norms are those of the true gradients. `prove` tests all three;
+`require_rows_apart` tests only outputs, for noise on rows. Batches have several sizes, among them
+lengths of the model's own inner axes: a module that takes the steps of a sequence first may work
+only for such a number of rows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from vfl.core.seeds import scoped
 from vfl.privacy.dpsgd import RowClipper, gradients
 from vfl.privacy.row_gradients import Call
 
-#: From rows of each input to outputs, as the training runs it.
+#: Maps rows of each input to outputs, as the training runs it.
 Forward = Callable[..., object]
 
 _SIZE, _OTHER_SIZE = 3, 2
-#: Rows of the largest batch that is as large as an inner axis.
+#: Most rows of a tested batch that is as large as an inner axis.
 _LARGEST_INNER = 64
-#: Larger differences, relative to the largest value, are no rounding.
+#: A larger difference, relative to the largest value, is more than rounding.
 _SAME_BATCH, _OTHER_BATCH, _NORM = 1e-5, 1e-3, 5e-3
 _FIX = "a model that treats each row on its own and keeps nothing of it, such as mlp, cnn or vit"
 
@@ -52,7 +52,7 @@ def _codes(shape: tuple[int, ...], draw: torch.Generator) -> tuple[Tensor, Tenso
     return rows, 1 - rows
 
 
-#: Kinds of rows, and others to replace them; the first kind that a model takes is used.
+#: Kinds of rows, and others to replace them; the first kind that a model accepts is used.
 _KINDS = (_normal, _moderate, _codes)
 Rows = Sequence[Tensor]
 
@@ -64,21 +64,21 @@ def prove(
     where: str,
     most_rows: int = _LARGEST_INNER,
 ) -> None:
-    """Refuse a model that does not keep rows apart; the trial leaves the model as it was.
+    """Refuse a model that does not keep rows apart; the test leaves the model unchanged.
 
-    The clipper trusts the rules of layers from then on where they gave the true gradients of
-    batches of every size. Elsewhere, as with weights that a function uses beside their own layer
-    or with layers that take the steps of a sequence first, it takes one backward pass a row.
+    Where the rules of layers gave the true gradients of batches of every size, the clipper trusts
+    them from then on. Otherwise it takes one backward pass a row, as for weights that a function
+    uses beside their own layer, or layers that take the steps of a sequence first.
 
     Args:
-        clipper: of the model.
-        forward: from rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
+        clipper: clipper of the model.
+        forward: maps rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
         shapes: axes of one row of each input.
-        where: whose model it is.
-        most_rows: of a batch; no larger one is tried, but for three rows.
+        where: name of the model's owner.
+        most_rows: most rows of a batch; larger ones are not tested, except three rows.
 
     Raises:
-        PrivacyError: with the layer, where it can be told.
+        PrivacyError: the model mixes rows; the error names the layer where it can be identified.
     """
     if not any(weight.requires_grad for weight in clipper.model.parameters()):
         return
@@ -92,13 +92,13 @@ def require_rows_apart(
     """Refuse a model whose outputs of a row depend on other rows, in training or evaluation.
 
     Args:
-        model: its modules; nothing of the trial stays in them.
-        forward: from rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
+        model: the model; the test leaves no trace in it.
+        forward: maps rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
         shapes: axes of one row of each input.
-        where: whose model it is.
+        where: name of the model's owner.
 
     Raises:
-        PrivacyError: with the layer, where it can be told.
+        PrivacyError: the model mixes rows; the error names the layer where it can be identified.
     """
     with _tried(_Trial(model, forward, shapes, where)) as trial:
         trial.rows_apart()
@@ -114,7 +114,7 @@ class _Pass:
 
 
 class _Trial:
-    """One model under trial, whose clipper may be tried with it."""
+    """A test of one model, perhaps together with its clipper."""
 
     def __init__(
         self,
@@ -128,11 +128,11 @@ class _Trial:
         self._clipper, self._kind = clipper, _KINDS[0]
         self._weights = [one for one in model.parameters() if one.requires_grad]
         self._before: dict[str, Tensor] = {}
-        #: Of a trial of outputs alone, where every pass begins with the same buffers.
+        #: For a test of outputs only, where every pass begins with the same buffers.
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def all(self, most_rows: int) -> None:
-        """Try everything."""
+        """Run all tests."""
         self.model.train()
         _move(self._weights)
         self._before = self._tensors()
@@ -147,7 +147,7 @@ class _Trial:
         self._require_unchanged()
 
     def rows_apart(self) -> None:
-        """Try outputs alone."""
+        """Test only outputs."""
         _move(self._weights)
         self._buffers = [(one, one.detach().clone()) for one in self.model.buffers()]
         for training in (True, False):
@@ -157,21 +157,21 @@ class _Trial:
             self._try_sizes(rows)
 
     def refusal(self, what: str, layer: str = "", **said: str) -> PrivacyError:
-        """An error about this model."""
+        """Return an error about this model."""
         where = f"{self._where}, {layer}" if layer else self._where
         return PrivacyError(what, where=where, **({"fix": _FIX} | said))
 
-    # Rows, and what the model makes of them.
+    # Rows, and the model's results for them.
 
     def _made_up(self, size: int) -> tuple[Rows, Rows]:
-        """Rows of every input, and others."""
+        """Make synthetic rows of every input, and others."""
         draw = torch.Generator().manual_seed(0)
         device = next((one.device for one in self.model.parameters()), None)
         found = [self._kind((size, *shape), draw) for shape in self._shapes]
         return [one.to(device) for one, _ in found], [other.to(device) for _, other in found]
 
     def _choose_rows(self) -> tuple[Rows, Rows]:
-        """Rows that the model takes; a model of numbers of words takes few."""
+        """Choose rows that the model accepts; a model of word numbers accepts few values."""
         for self._kind in _KINDS:
             rows, others = self._made_up(_SIZE)
             try:
@@ -187,7 +187,7 @@ class _Trial:
         raise ArithmeticError("no kind of rows has finite outputs")
 
     def _outputs(self, rows: Rows, key: int = 0) -> Tensor:
-        """Outputs, with the same draws for the same key."""
+        """Return outputs, with the same random draws for the same key."""
         for buffer, before in self._buffers:
             buffer.copy_(before)
         with _seeded(key):
@@ -205,7 +205,7 @@ class _Trial:
         return found
 
     def _passes(self, rows: Rows) -> list[_Pass]:
-        """The calls of every module."""
+        """Return the calls of every module."""
         passes: list[_Pass] = []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -220,17 +220,20 @@ class _Trial:
         return passes
 
     def _inner_sizes(self, passes: Sequence[_Pass], most_rows: int) -> list[int]:
-        """Lengths of axes where a batch of as many rows may look like something else."""
+        """Return lengths of inner axes.
+
+        A batch with as many rows may be mistaken for another axis.
+        """
         tensors = [one for each in passes for one in (each.inputs, each.output) if one is not None]
         fit = set(range(2, min(most_rows, _LARGEST_INNER) + 1)) - {_SIZE, _OTHER_SIZE}
         first = sorted(fit & {one.shape[0] for one in tensors if one.dim()})
         second = sorted(fit & {one.shape[1] for one in tensors if one.dim() > 1})
         return [*first[:2], *[one for one in second if one not in first][:1]]
 
-    # Properties that must hold.
+    # Required properties.
 
     def _try_state(self, rows: Rows, others: Rows) -> None:
-        """A pass changes no weight or buffer, and no later pass knows of it."""
+        """Test that a pass changes no weight or buffer, and has no effect on later passes."""
         before = self._outputs(rows)
         gradients(before, self._gradients_at(before, range(len(before))), self._weights)
         self._require_unchanged()
@@ -240,7 +243,7 @@ class _Trial:
             self._outputs(others)
             everywhere = list(range(len(before)))
             raise self.refusal(
-                "a layer carries something from one batch to the next, which no noise hides",
+                "a layer carries state from one batch to the next, which no noise hides",
                 self._culprit(first, self._passes(rows), everywhere, everywhere),
                 got="other outputs for the same rows after other rows, with the same random draws",
                 want="outputs that follow from rows, weights and torch's own generator alone",
@@ -254,7 +257,7 @@ class _Trial:
             self._try_batch(size, [[0, size - 1]])
 
     def _try_batch(self, size: int, kept: Sequence[list[int]]) -> None:
-        """Kept rows stay where all others are replaced, and their gradients are true ones."""
+        """Test that kept rows, and their gradients, stay where all others are replaced."""
         rows, others = self._made_up(size)
         clipper = self._clipper
         recording = nullcontext(list[Call]()) if clipper is None else clipper.recording()
@@ -276,7 +279,7 @@ class _Trial:
             )
 
     def _try_gradients(self, output: Tensor, again: Tensor, row: list[int]) -> None:
-        """A row has one gradient, whatever the other rows are."""
+        """Test that a row has the same gradient for any other rows."""
         grad = self._gradients_at(output, row)
         found = (gradients(made, grad, self._weights) for made in (output, again))
         pairs = zip(*found, strict=True)
@@ -303,10 +306,10 @@ class _Trial:
         return close and apart <= 2 * _NORM * float(true_norms.minimum(bounds).sum())
 
     def _try_sizes(self, rows: Rows) -> None:
-        """A row's output is the same among fewer rows, and at another place among them.
+        """Test that a row's output is the same among fewer rows, and at another position.
 
-        Layers of torch that drop units at random are switched off. A model that draws still would
-        draw something else for another size, and is left out.
+        torch's dropout layers are switched off. A model that still draws would draw differently for
+        another size, and is not tested.
         """
         _switch_off_dropout(self.model)
         output = self._outputs(rows)
@@ -318,10 +321,10 @@ class _Trial:
                 to = list(range(len(part)))
                 raise self._mixes(self._passes(rows), self._passes(fewer), part, to)
 
-    # How.
+    # Helpers of the tests.
 
     def _gradients_at(self, output: Tensor, rows: Sequence[int]) -> Tensor:
-        """Made-up gradients at the outputs of some rows, 0 at the others."""
+        """Make synthetic gradients at the outputs of some rows, 0 at the others."""
         draw = torch.Generator().manual_seed(1)
         drawn = torch.randn(output.shape, generator=draw).to(output)
         kept = torch.zeros(len(output), 1).index_fill(0, torch.tensor(list(rows)), 1.0)
@@ -330,7 +333,7 @@ class _Trial:
     def _clipped(
         self, clipper: RowClipper, output: Tensor, grad: Tensor, rows: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
-        """Sums of clipped gradients of some rows, and their norms, axes (groups, rows)."""
+        """Return sums of clipped gradients of some rows, and their norms, axes (groups, rows)."""
         bounds, group_of = clipper.norms, clipper.group_of
         sums = [torch.zeros_like(weight) for weight in self._weights]
         norms = torch.zeros(len(bounds), len(rows), dtype=torch.float64, device=output.device)
@@ -377,7 +380,7 @@ class _Trial:
     def _culprit(
         self, first: Sequence[_Pass], second: Sequence[_Pass], at: list[int], to: list[int]
     ) -> str:
-        """The first module that made different outputs of equal inputs."""
+        """Return the first module with different outputs for equal inputs."""
         for one, two in zip(first, second, strict=False):
             if one.module is not two.module or None in (one.inputs, two.inputs):
                 continue
@@ -396,7 +399,7 @@ class _Trial:
 
 @torch.no_grad()
 def _move(weights: Sequence[Tensor]) -> None:
-    """Away from where a training begins: what a weight of 0 hides would show later."""
+    """Move weights away from their initial values: a weight of 0 could hide an effect."""
     draw = torch.Generator().manual_seed(2)
     for weight in weights:
         deviation = 0.3 * float(weight.square().mean().sqrt()) or 0.1
@@ -404,7 +407,7 @@ def _move(weights: Sequence[Tensor]) -> None:
 
 
 def _tensor_of(values: Any) -> Tensor | None:
-    """A copy of the first tensor of a module's inputs or outputs."""
+    """Return a copy of the first tensor of a module's inputs or outputs."""
     while isinstance(values, tuple | list) and values:
         values = values[0]
     return values.detach().clone() if isinstance(values, Tensor) else None
@@ -436,7 +439,7 @@ def _switch_off_dropout(model: nn.Module) -> None:
 
 @contextmanager
 def _seeded(key: int) -> Iterator[None]:
-    """All generators that a program shares begin at `key`; their states return after."""
+    """Start all shared generators at `key` in this context; their states return afterwards."""
     with scoped(key):
         numpy, python = np.random.get_state(), random.getstate()
         np.random.seed(key)
@@ -450,7 +453,7 @@ def _seeded(key: int) -> Iterator[None]:
 
 @contextmanager
 def _tried(trial: _Trial) -> Iterator[_Trial]:
-    """The trial of a model that is as before afterwards; other errors become refusals."""
+    """Run a test that restores the model afterwards; other errors become refusals."""
     with _left_as_it_was(trial.model):
         try:
             yield trial
@@ -459,7 +462,7 @@ def _tried(trial: _Trial) -> Iterator[_Trial]:
         except Exception as error:
             raise trial.refusal(
                 "the model cannot be tried on made-up rows before a private session begins",
-                got=type(error).__name__,  # its text may hold data
+                got=type(error).__name__,  # the text of the error may hold data
                 want="batches of any number of rows, and a gradient of each",
                 fix="run it on torch.randn(3, *shape), or on zeros and ones, in batches of 1 to 3",
             ) from error
@@ -467,7 +470,7 @@ def _tried(trial: _Trial) -> Iterator[_Trial]:
 
 @contextmanager
 def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Weights, buffers, gradients and attributes of all modules are the same after as before."""
+    """Restore weights, buffers, gradients and attributes of all modules after the context."""
     tensors = [*model.parameters(), *model.buffers()]
     copies = [(one, one.detach().clone(), one.grad) for one in tensors]
     attributes = [(vars(one), dict(vars(one))) for one in model.modules()]

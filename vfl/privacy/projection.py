@@ -13,17 +13,18 @@ from vfl.privacy import kernel
 
 
 def private_projection(rows: Tensor, width: int, *, noise: float, secret: Secret) -> Tensor:
-    """The first principal directions of rows scaled to length 1; axes (columns, width).
+    """Return the first principal directions of rows scaled to length 1; axes (columns, width).
 
-    Abadi et al. 2016, section 4; Dwork et al. 2014, algorithm 1 (analyze Gauss). A row more or less
-    moves the sum of the outer products by at most 1, so what is released is one Gaussian step of
-    this noise, of sampling rate 1; what follows from the directions costs nothing more.
+    Source: Abadi et al. 2016, section 4; Dwork et al. 2014, algorithm 1 (analyze Gauss). One row
+    more or less moves the sum of the outer products by at most 1. So the release is one Gaussian
+    step of this noise, of sampling rate 1; results that follow from the directions cost no further
+    privacy.
 
     Args:
         rows: axes (rows, columns).
-        width: how many directions.
-        noise: deviation of the noise; 0 adds none, and promises nothing.
-        secret: the noise follows from it.
+        width: number of directions.
+        noise: standard deviation of the noise; 0 adds no noise, and gives no guarantee.
+        secret: secret from which the noise follows.
 
     >>> rows = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
     >>> private_projection(rows, 1, noise=0.0, secret=Secret(bytes(32))).abs().flatten()

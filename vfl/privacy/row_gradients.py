@@ -1,10 +1,10 @@
-"""Gradients of single rows, layer by layer, from what went into a layer and what came back.
+"""Gradients of single rows, layer by layer, from a layer's inputs and its output gradients.
 
-A split round brings the gradient of each row's loss at a model's output. One backward pass to the
-outputs of all layers then holds every row's gradient of every weight in factors (Goodfellow 2015;
-Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"): norms and weighted sums of rows
-follow without a second pass. Each class here is the gradients of one call of one layer; norms and
-sums are of the very same numbers, in float64.
+A split round sends the gradient of each row's loss at a model's output. One backward pass to the
+outputs of all layers then gives every row's gradient of every weight in factors (Goodfellow 2015;
+Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). So norms and weighted sums of
+rows need no second pass. Each class here holds the gradients of one call of one layer; norms and
+sums use the same numbers, in float64.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 from vfl.privacy.kernel import norm_bounds, norms_of, scaled
 
-#: Numbers of a block of rows whose gradients stay in the processor's cache.
+#: Size of a block of rows whose gradients stay in the processor's cache.
 _BLOCK_NUMBERS = 1 << 18
-#: Numbers of all rows' gradients of a layer that are kept for the sum.
+#: Most numbers of all rows' gradients of a layer that are kept for the sum.
 _MOST_KEPT = 1 << 22
 #: Cost of reading and converting one number of a row's gradient, in multiplications.
 _OPERATIONS = 32
-#: Float64 products of positions may cancel; a norm is never taken for less than this share of
-#: the sum of its parts' norms, which exceeds the rounding of any of them.
+#: Float64 products of positions may cancel. So a norm is taken as at least this share of the sum of
+#: its parts' norms, which exceeds the rounding of any of them.
 _CANCELLED = 2.0**-20
 
 
@@ -45,10 +45,10 @@ class Call:
 
 
 class Recorder:
-    """Notes what goes through layers.
+    """Records the inputs and outputs of layers.
 
     Args:
-        layers: those that have weights.
+        layers: layers with weights.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
@@ -60,7 +60,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[list[Call]]:
-        """The calls of the layers meanwhile."""
+        """Record the calls of the layers in this context."""
         calls: list[Call] = []
         self._calls = calls
         try:
@@ -69,7 +69,7 @@ class Recorder:
             self._calls = None
 
     def ruled(self, calls: Sequence[Call], rows: int) -> bool:
-        """Whether a rule knows each call, each layer was called once, and rows come first."""
+        """Whether a rule knows each call, each layer was called once, and axis 0 is rows."""
         if sorted(id(call.module) for call in calls) != self._names:
             return False
         return all(len(call.inputs) == rows and _has_rule(call) for call in calls)
@@ -89,14 +89,14 @@ def _has_rule(call: Call) -> bool:
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether a layer of a known class works as its rule says, with the weights that it knows."""
+    """Whether a layer of a known class works as its rule says, with the known weights."""
     names = {"weight"} if isinstance(module, nn.Embedding) else {"weight", "bias"}
     if module._parameters.keys() != names or "forward" in vars(module):
         return False
     hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     others = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
     if any(hooks) or not all(isinstance(one, Recorder) for one in others):
-        return False  # they may change what goes through
+        return False  # hooks may change the layer's values
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         return module.groups == 1 and module.padding_mode == "zeros"
     if isinstance(module, nn.Embedding):
@@ -108,14 +108,17 @@ class LayerGradients(Protocol):
     """Every row's gradient of the weights of one layer."""
 
     def squares(self) -> Tensor:
-        """At least the square of each row's norm over all weights; float64, axes (rows,)."""
+        """Return an upper bound of each row's squared norm over all weights.
+
+        The result is float64, axes (rows,).
+        """
         ...
 
     def weighted(self, factors: Tensor) -> list[Tensor]:
-        """The sum over rows, each times its factor; float64, the numbers of each trained weight.
+        """Return the sum of rows times factors; float64, the numbers of each trained weight.
 
         Args:
-            factors: float64, axes (rows,); 0 leaves a row out, also one that is not finite.
+            factors: float64, axes (rows,); 0 omits a row, even one that is not finite.
         """
         ...
 
@@ -124,7 +127,7 @@ class Explicit:
     """Gradients as they are.
 
     Args:
-        gradients: of each trained weight, axes (rows, *shape of the weight).
+        gradients: gradients of each trained weight, axes (rows, *shape of the weight).
     """
 
     def __init__(self, gradients: list[Tensor]) -> None:
@@ -138,7 +141,7 @@ class Explicit:
 
 
 def _kept(values: Tensor, factors: Tensor) -> Tensor:
-    """Values by row, axes (rows, ...), with 0 in the rows that are left out: 0 times infinity."""
+    """Return values by row, axes (rows, ...), with 0 in omitted rows (0 times infinity is NaN)."""
     if bool((factors > 0).all()):
         return values
     return values.masked_fill((factors == 0).reshape(-1, *(1,) * (values.dim() - 1)), 0.0)
@@ -160,7 +163,7 @@ class Outer:
         of_grad = norms_of(self._grad)
         if not self._weight:
             return of_grad.square()
-        # The product of norms, not of squares: one may be tiny where the other is huge.
+        # The product of norms, not of squares, because one may be tiny where the other is huge.
         squares = (norms_of(self._inputs) * of_grad).square()
         return squares.addcmul(of_grad, of_grad) if self._bias else squares
 
@@ -174,15 +177,15 @@ class Positions:
     """y = W x at many positions of a row: the gradient of W is the sum of outer products.
 
     A bias is the weight of one more input, which is 1 everywhere. Gradients of rows are computed
-    block by block, and once more for the sum where they are too many to keep; or never where
-    products of positions take fewer operations (Li et al. 2022, section 4.1).
+    block by block, and again for the sum where they are too many to keep. They are never computed
+    where products of positions take fewer operations (Li et al. 2022, section 4.1).
 
     Args:
-        layer: whose gradients these are.
-        inputs: gives those of some rows, axes (rows, positions, inputs).
+        layer: layer of the gradients.
+        inputs: returns the inputs of some rows, axes (rows, positions, inputs).
         grad: axes (rows, outputs, positions).
-        width: how many inputs.
-        bias: whether the last one is that of a bias.
+        width: number of inputs.
+        bias: whether the last input is that of a bias.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class Positions:
         outputs, positions = grad.shape[1:]
         self._shape, numbers = (outputs, width), outputs * width
         of_rows = numbers * (2 * positions + _OPERATIONS)
-        # Of float64, in copies of their own.
+        # Bytes in float64, in copies of their own.
         of_products = 6 * positions * (positions * (width + outputs) + numbers)
         self._by_products = of_rows > of_products
         self._memory: Tensor | None = None
@@ -231,7 +234,10 @@ class Positions:
         return [one for one in parts if one.numel()]
 
     def _gradients(self, *, again: bool = False) -> Iterator[Tensor]:
-        """By blocks of rows, axes (rows, outputs, inputs); the next may be in the same memory."""
+        """Yield blocks of rows, axes (rows, outputs, inputs).
+
+        The next block may reuse the memory.
+        """
         rows = max(1, _BLOCK_NUMBERS // math.prod(self._shape))
         for start in range(0, len(self._grad), rows):
             at = slice(start, start + rows)
@@ -244,13 +250,13 @@ class Positions:
             yield block
 
 
-#: Memory for the gradients of a layer's rows, while the layer is there: fresh pages would cost
+#: Memory for the gradients of a layer's rows, as long as the layer lives: fresh pages would cost
 #: more than the arithmetic.
 _MEMORY: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 def _memory_of(layer: nn.Module, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Numbers of that shape, type and device, which the next call for the layer overwrites."""
+    """Return memory of that shape, type and device, which the layer's next call overwrites."""
     kept, count = _MEMORY.get(layer), math.prod(shape)
     fits = kept is not None and (kept.dtype, kept.device) == (like.dtype, like.device)
     if kept is None or not fits or kept.numel() < count:
@@ -259,7 +265,7 @@ def _memory_of(layer: nn.Module, shape: tuple[int, ...], like: Tensor) -> Tensor
 
 
 class Lookups:
-    """Vectors of a table: the gradient of a vector is the sum over the positions that took it.
+    """Vectors of a table: the gradient of a vector is the sum over the positions that use it.
 
     Args:
         numbers: axes (rows, positions); grad: axes (rows, positions, width).
@@ -307,7 +313,7 @@ def _linear(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
 
 
 def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
-    """A linear layer at every position, of the patch that is there."""
+    """Treat a convolution as a linear layer at every position, applied to the patch there."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
     if inputs.dim() == 3:
         inputs = inputs[:, :, None]
@@ -325,7 +331,7 @@ def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradie
     padding = (before[1], after[1], before[0], after[0])
     how = (tuple(inputs.shape[1:]), kernel, dilation, stride, padding)
     taken = _patches(*how, weight, bias, inputs.device)
-    # Each row's numbers behind a 0 and a 1.
+    # Each row's numbers after a 0 and a 1.
     numbers = F.pad(F.pad(inputs.flatten(1), (1, 0), value=1.0), (1, 0))
 
     def patches(at: slice) -> Tensor:
@@ -345,7 +351,7 @@ def _patches(
     bias: bool,
     device: torch.device,
 ) -> Tensor:
-    """Which numbers of a row a convolution takes, axes (positions, inputs).
+    """Return the numbers of a row that a convolution reads, axes (positions, inputs).
 
     Number 0 is that of the padding, number 1 the input of a bias, the last one of every position.
     """
@@ -362,7 +368,7 @@ def _embedding(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradient
 
 
 def _normalisation(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
-    """Of y = gamma * n(x) + beta, where n looks at one row alone."""
+    """Return gradients of y = gamma * n(x) + beta, where n normalises one row."""
     grad = grad.double()
     if isinstance(module, nn.LayerNorm):
         exact = F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
@@ -378,8 +384,8 @@ def _normalisation(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGrad
     return Explicit([one for name, one in pairs if _trained(module, name)])
 
 
-#: How gradients of rows follow from a layer's inputs and the gradient of its output. Each rule
-#: knows the weights `weight` and `bias` of its layer, and no others.
+#: Rules for gradients of rows, from a layer's inputs and its output gradients. Each rule knows the
+#: weights `weight` and `bias` of its layer, and no others.
 RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradients]] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
@@ -391,5 +397,5 @@ RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradi
 
 
 def gradients_of(call: Call, grad: Tensor) -> LayerGradients:
-    """By the rule of a layer, from the gradient of its output."""
+    """Return a layer's gradients by its rule, from the gradient of its output."""
     return RULES[type(call.module)](call.module, call.inputs, grad)

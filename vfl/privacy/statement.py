@@ -1,4 +1,4 @@
-"""Promises of mechanisms, in terms that can be checked, and which of them may be added up."""
+"""Guarantees of mechanisms, in terms that can be checked, and rules for adding them up."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from vfl.core.errors import PrivacyError
 
 #: The difference between two neighbouring data sets.
 Unit = Literal["", "label", "record", "client"]
-#: How it differs: it has another value, or it is in one of them alone.
+#: Kind of difference: another value, or presence in only one of them.
 Relation = Literal["", "replace", "add or remove"]
-#: Adversaries, from the one who sees most to the one who sees least.
+#: Adversaries, from the strongest to the weakest.
 Adversary = Literal["partner", "outsider with the model", "outsider with predictions"]
 #: The span of one epsilon.
 Span = Literal["exchange", "epoch", "training"]
 
-#: How a record is removed where the number of rows is public: zero-out (Kairouz et al. 2021). All
-#: others keep their places in batches of the same size, so float32 rounds them alike.
+#: Removal of a record where the number of rows is public: zero-out (Kairouz et al. 2021). All other
+#: records keep their positions in batches of the same size, so float32 rounds them alike.
 EMPTY_PLACE = "a removed record leaves its place in the table, and in a batch, empty"
 
 UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary, Span))
@@ -26,20 +26,20 @@ UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary,
 
 @dataclass(frozen=True, slots=True)
 class PrivacyStatement:
-    """The promise of a mechanism, in terms that can be checked.
+    """The guarantee of a mechanism, in terms that can be checked.
 
     Attributes:
         protects: "labels", "inputs", "records" (a row's inputs and label) or "model".
-        against: the attacker the promise is about, in one sentence.
-        epsilon, delta: differential privacy of one `unit`; None where there is no such guarantee.
+        against: the attacker of the guarantee, in one sentence.
+        epsilon, delta: differential privacy of one `unit`; None without such a guarantee.
         unit: "label", "record" or "client"; empty without a guarantee.
-        per: what one epsilon is about: one "exchange", one "epoch" or the whole "training".
+        per: scope of one epsilon: one "exchange", one "epoch" or the whole "training".
         relation: "replace" or "add or remove"; empty without a guarantee.
-        adversary: the strongest it holds against; a "partner" sees messages of single rows, an
-            "outsider" what a training leaves.
-        accountant: what the epsilon was computed with; empty without a guarantee.
-        assumes: what must be true beside, a clause each.
-        training_only: queries, those of the training included, are not covered.
+        adversary: the strongest covered adversary; a "partner" sees messages of single rows, an
+            "outsider" the results of a training.
+        accountant: accountant that computed the epsilon; empty without a guarantee.
+        assumes: assumptions of the guarantee, a clause each.
+        training_only: whether queries, even those of the training, are not covered.
     """
 
     protects: str
@@ -64,27 +64,27 @@ class PrivacyStatement:
         return f"{text}, if {'; '.join(self.assumes)}" if self.assumes else text
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `text` is what people read."""
+        """Return the statement for JSON; `text` is for people."""
         return asdict(self) | {"assumes": list(self.assumes), "text": str(self)}
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Facts that two statements must share for their epsilons to be of the same thing."""
+        """Facts that two statements must share before their epsilons are added."""
         return self.protects, self.unit, self.per, self.relation, self.adversary
 
 
 def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
-    """The joint promise of several mechanisms, by basic composition.
+    """Return the joint guarantee of several mechanisms, by basic composition.
 
-    Dwork and Roth 2014, theorem 3.16: epsilons add up, and so do deltas.
+    By Dwork and Roth 2014, theorem 3.16, epsilons add up, and so do deltas.
 
     >>> one = PrivacyStatement("labels", "everybody", 1.0, 0.0, "label", relation="replace")
     >>> added([one, one]).epsilon
     2.0
 
     Raises:
-        PrivacyError: they are of different units, spans, relations or adversaries; or one has
-            no epsilon, or there is none at all.
+        PrivacyError: the statements differ in unit, span, relation or adversary; or one has no
+            epsilon; or there are no statements.
     """
     listed = list(statements)
     kinds = sorted({", ".join(filter(None, one.kind)) for one in listed})

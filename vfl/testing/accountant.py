@@ -1,4 +1,4 @@
-"""The tests every accountant passes; a plug-in author subclasses `AccountantContract`.
+"""Tests for every accountant; a plug-in author subclasses `AccountantContract`.
 
     class TestMine(AccountantContract):
         specs = ["mine:orders=32"]
@@ -25,7 +25,7 @@ _KINDS = (
     GaussianSteps(0.7, 50, 0.2),
 )
 _DELTA = 1e-5
-#: The share by which an accountant may round.
+#: Share by which an accountant may round.
 _CLOSE = 1 - 1e-3
 
 
@@ -76,7 +76,7 @@ class AccountantContract(Contract):
     def cost(
         self, spec: str, steps: GaussianSteps | tuple[GaussianSteps, ...], delta: float = _DELTA
     ) -> float:
-        """The cost of steps; a test is skipped where a package is missing."""
+        """Return the cost of steps; the test is skipped where a package is missing."""
         try:
             return epsilon_by(steps, delta, spec)
         except MissingPackageError as missing:
@@ -84,9 +84,10 @@ class AccountantContract(Contract):
 
 
 def _least(kind: GaussianSteps) -> float:
-    """A lower bound of the cost: exact without sampling, else that of one step with the record.
+    """Return a lower bound of the cost: exact without sampling, else of one step with the record.
 
-    A step has it with probability q, so a test of the record errs at least as one at delta / q.
+    A step has it with probability q, so a test of the record errs at least as often as one at delta
+    / q.
     """
     rate = kind.sampling_rate
     if rate == 1:

@@ -1,4 +1,4 @@
-"""The tests every active adversary passes; a plug-in author subclasses `AdversaryContract`.
+"""Tests for every active adversary; a plug-in author subclasses `AdversaryContract`.
 
     class TestMine(AdversaryContract):
         specs = ["mine:share=0.5"]
@@ -32,11 +32,11 @@ from vfl.training.local import LocalSession
 
 
 class Watched(Adversary):
-    """Plays another adversary; a hook that does not keep to its part is an `AssertionError`.
+    """Runs another adversary; a hook that breaks its contract raises `AssertionError`.
 
     Args:
-        adversary: the one that is played, which has begun.
-        classes: how many there are.
+        adversary: the adversary to run, which has begun.
+        classes: number of classes.
     """
 
     def __init__(self, adversary: ActiveAdversary, classes: int) -> None:
@@ -73,7 +73,7 @@ class Watched(Adversary):
         self._played.load_training_state(saved)
 
     def _alike(self, hook: str, *given: Any) -> Tensor:
-        """The result of a hook that may change values and nothing else about them."""
+        """Return the result of a hook that may change only values, not their form."""
         found, before = self._look(hook, *given)
         assert isinstance(found, Tensor), f"{hook} gave no tensor"
         assert found.shape == before.shape, f"{hook} changed its shape"
@@ -83,7 +83,7 @@ class Watched(Adversary):
         return found
 
     def _look(self, hook: str, *given: Any) -> tuple[Any, Tensor]:
-        """The result of a hook, and the values that it was given."""
+        """Return the result of a hook, and its input values."""
         (values,) = (one for one in given if isinstance(one, Tensor))
         before = values.clone()
         found = getattr(self._played, hook)(*given)
@@ -97,12 +97,12 @@ _ELSEWHERE = {"feature party": ("labels", "gradient"), "label party": ("cut",)}
 
 
 class AdversaryContract(Contract):
-    """Properties of every party that tampers while a small network of two parties is trained.
+    """Properties of every tampering party, while a small network of two parties is trained.
 
     Attributes:
-        specs: the adversaries under test, at least one; each with an effect.
-        rows, classes, columns, width: sizes of what is trained.
-        known: training rows of each class whose labels an adversary of a feature party knows.
+        specs: the adversaries under test, at least one; each must have an effect.
+        rows, classes, columns, width: sizes of the training.
+        known: number of training rows per class whose labels an adversary of a feature party knows.
     """
 
     family = "adversary"
@@ -189,14 +189,14 @@ class AdversaryContract(Contract):
         return adversary
 
     def _view(self, adversary: ActiveAdversary) -> View:
-        """All that a party of its kind holds."""
+        """Return all holdings of a party of its kind."""
         draw = generator(0, "contract")
         return held(adversary, self._experiment(), self._data(), "bank", self.known, draw)
 
     def _train(self, adversary: Adversary | None, folder: Path | None = None) -> LocalSession:
-        """A training against an adversary; one that an earlier one in the folder ended is resumed.
+        """Train against an adversary; a training that an earlier one in the folder left is resumed.
 
-        Three batches are in flight, for a feature party makes those again after a resume.
+        Three batches are in flight, because a feature party makes those again after a resume.
         """
         who = getattr(adversary, "who", None)
         adversaries = {} if who is None or adversary is None else {PLAYERS[who]: adversary}
@@ -211,7 +211,7 @@ class AdversaryContract(Contract):
     @classmethod
     @cache
     def _honest(cls) -> str:
-        """The weights of a training without an adversary."""
+        """Return the weights of a training without an adversary."""
         return cls()._train(None).weights_digest()
 
     def _experiment(self) -> Experiment:
@@ -226,7 +226,7 @@ class AdversaryContract(Contract):
         )
 
     def _data(self) -> dict[str, PartyData]:
-        """Rows whose classes lie apart, at two feature parties and a label party."""
+        """Make rows with separable classes, at two feature parties and a label party."""
         draw, rows = generator(0, "contract"), torch.randperm(self.rows, generator=generator(1))
         labels = torch.arange(self.rows) % self.classes
         split = Split(*(part.sort().values.numpy() for part in rows.tensor_split([100, 125])))
@@ -243,7 +243,7 @@ class AdversaryContract(Contract):
 
 
 def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """Which rows a trigger marks, axes (rows,); values keep their form, and the trigger stays."""
+    """Return which rows a trigger marks, axes (rows,); check that values keep their form."""
     before = values.clone()
     marked = mark(values)
     assert torch.equal(values, before), f"{mark.__name__} changed in place what it was given"
@@ -253,7 +253,7 @@ def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
 
 
 def _require_plain(name: str, value: object) -> None:
-    """A checkpoint holds tensors, numbers and texts, in mappings and lists, and nothing else."""
+    """Require that a checkpoint holds only tensors, numbers and texts, in mappings and lists."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             _require_plain(f"{name}[{key}]", one)

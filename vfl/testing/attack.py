@@ -1,4 +1,4 @@
-"""The tests every attack passes; a plug-in author subclasses `AttackContract`.
+"""Tests for every attack; a plug-in author subclasses `AttackContract`.
 
     class TestMine(AttackContract):
         specs = ["mine:steps=50"]
@@ -40,16 +40,16 @@ from vfl.testing.base import Contract, differing, draw_from_all, global_states, 
 
 
 class AttackContract(Contract):
-    """Properties of every attack: it wins where it must, and stays at its guess elsewhere.
+    """Properties of every attack: it wins where labels leak, and scores like its guess elsewhere.
 
-    The two cases are of a feature party in the inference phase. An attack that needs others
+    The two cases are of a feature party in the inference phase. An attack that needs other cases
     overrides `case`.
 
     Attributes:
         specs: the attacks under test, at least one.
-        wins: what it reaches at least where classes lie far apart.
+        wins: least score where classes are far apart.
         rows, classes, width: sizes of the two cases.
-        leaks: leaked labels of each class.
+        leaks: number of leaked labels of each class.
     """
 
     family = "attack"
@@ -60,11 +60,11 @@ class AttackContract(Contract):
     leaks: ClassVar[int] = 5
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
-        """A victim whose classes lie far apart, or one whose rows say nothing of their labels.
+        """Make a victim with classes far apart, or one whose rows have no information on labels.
 
         Args:
-            leaking: which of the two.
-            grants: what the attacker holds.
+            leaking: whether labels leak.
+            grants: grants of the attacker.
         """
         draw = generator(0, "contract", int(leaking))
         labels = torch.arange(self.rows) % self.classes
@@ -91,7 +91,7 @@ class AttackContract(Contract):
     def test_it_wins_where_it_must_and_leaves_all_else_alone(self, spec: str) -> None:
         attack = make(spec)
         case = self.case(True, attack.needs)
-        found = guess_of(case, attack, generator(0, "draw"))  # what it imports may draw
+        found = guess_of(case, attack, generator(0, "draw"))  # imports of the attack may draw
         assert case.labels is not None
         inputs = None if case.inputs is None else case.inputs.shape
         require_form(found, attack, len(case.labels), self.classes, inputs)
@@ -121,13 +121,13 @@ class AttackContract(Contract):
                 attack.run(less.view, generator(0, "draw"))
 
     def require_win(self, score: Score) -> None:
-        """Hold the score of a victim that leaks to what an attack must reach."""
+        """Require the score that an attack must reach on a leaking victim."""
         assert score.value >= self.wins, f"{score.measure} {score.value:.3f}"
 
     def require_guess(self, score: Score) -> None:
-        """Hold the score of a victim that leaks nothing to the guess beside it."""
+        """Require a score near the guess on a victim without a leak."""
         deviation = (score.guess * (1 - score.guess) / self.rows) ** 0.5
-        # Even random clusters match better than by chance, for the best matching is taken.
+        # Even random clusters match better than by chance, because the best matching is taken.
         margin = 6 if score.measure == "matched_accuracy" else 4
         assert score.value <= score.guess + margin * deviation, "it beats its guess"
 
@@ -138,7 +138,7 @@ class AttackContract(Contract):
 def require_form(
     found: Tensor, attack: Attack, rows: int, classes: int, inputs: torch.Size | None
 ) -> None:
-    """Hold a guess about so many rows to the goal of its attack; see `Attack.goal`."""
+    """Require the form that the attack's goal defines, for so many rows; see `Attack.goal`."""
     wanted = {"labels": (rows, classes)} | dict.fromkeys(("values", "clusters", "scores"), (rows,))
     assert found.shape == wanted.get(attack.goal, inputs), "a guess of another shape"
     wanted_type = torch.int64 if attack.goal in ("clusters", "tokens") else torch.float32
@@ -147,7 +147,7 @@ def require_form(
 
 
 def _bottom(width: int) -> nn.Module:
-    """A trained bottom stands in: two turns, which lose nothing."""
+    """Return two rotations, which lose no information, in place of a trained bottom."""
     with scoped(1):
         layers = [nn.Linear(width, width), nn.Linear(width, width)]
         for layer in layers:
@@ -158,12 +158,12 @@ def _bottom(width: int) -> nn.Module:
 class GradientAttackContract(AttackContract):
     """`AttackContract` on a training that a feature party recorded.
 
-    Where nothing leaks, the label party trained on the labels of other rows.
+    Without a leak, the label party trained on the labels of other rows.
 
     Attributes:
         top: spec of the label party's top.
-        positive: share of class 1 among two classes; None has `classes` of equal shares.
-        epochs, batch_size: how long it was trained, and on how many rows at once.
+        positive: share of class 1 among two classes; None gives `classes` equal shares.
+        epochs, batch_size: length of the training, and rows of a batch.
     """
 
     leaks: ClassVar[int] = 1
@@ -202,7 +202,7 @@ class GradientAttackContract(AttackContract):
     def _train(
         self, inputs: Tensor, labels: Tensor, draw: torch.Generator
     ) -> list[RecordedExchange]:
-        """Trains bottom and top by gradient descent; what the bottom's owner recorded."""
+        """Train bottom and top by gradient descent; return the record of the bottom's owner."""
         with scoped(2):
             bottom = nn.Linear(self.width, self.width)
             top = make_top(self.top).build(self.width, self.classes)
@@ -225,12 +225,12 @@ class GradientAttackContract(AttackContract):
 class InputAttackContract(AttackContract):
     """`AttackContract` on the cuts that a label party received of one feature party.
 
-    Where nothing leaks, cuts and predictions are those of other rows.
+    Without a leak, cuts and predictions are those of other rows.
 
     Attributes:
         joint: whether the label party has two columns of its own, which its top reads as well.
-        wins: share of the mean row's squared error that is left, at most.
-        leaks: rows whose columns leaked.
+        wins: largest remaining share of the mean row's squared error.
+        leaks: number of rows whose columns leaked.
     """
 
     joint: ClassVar[bool] = False
@@ -240,7 +240,7 @@ class InputAttackContract(AttackContract):
     leaks: ClassVar[int] = 150
 
     def recipe(self) -> nn.Module:
-        """An untrained bottom of the architecture in use."""
+        """Return an untrained bottom of the same architecture."""
         return nn.Sequential(nn.Flatten(), nn.Linear(self.width, 2 * self.width), nn.Tanh())
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
@@ -275,7 +275,7 @@ class InputAttackContract(AttackContract):
         return Case(view, labels[rest], inputs[rest])
 
     def _rows(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Columns that lie around one place for each class."""
+        """Make columns that lie around one point for each class."""
         labels = torch.randint(self.classes, (self.rows,), generator=draw)
         inputs = 1.5 * torch.eye(self.classes, self.width)[labels]
         return inputs + 0.5 * torch.randn(self.rows, self.width, generator=draw), labels
@@ -288,7 +288,7 @@ class InputAttackContract(AttackContract):
 
 
 def contents(view: View) -> dict[str, tuple[bytes, bool]]:
-    """All holdings of a view by name: values as bytes, and whether a graph is kept of them."""
+    """Return all holdings of a view by name: values as bytes, and whether they carry a graph."""
     return {
         name: (values.detach().numpy().tobytes(), values.requires_grad)
         for name, values in _tensors("view", view._holdings)
@@ -296,7 +296,10 @@ def contents(view: View) -> dict[str, tuple[bytes, bool]]:
 
 
 def without_the_rest(view: View) -> View:
-    """The same grants, and nothing behind the view that they do not open; rows stay as many."""
+    """Return a view with the same grants, without evidence they do not open.
+
+    The number of rows stays the same.
+    """
 
     def kept(name: str, value: object) -> object:
         if isinstance(value, Evidence):
@@ -310,7 +313,7 @@ def without_the_rest(view: View) -> View:
 
 
 def _opened(view: View, name: str, rows: Evidence) -> Evidence:
-    """A group of rows, blank where no grant opens it."""
+    """Return a group of rows, blank where no grant opens it."""
 
     def kept(column: str, value: Any) -> Any:
         return value if _opens(lambda: getattr(getattr(view, name), column)) else _blank(value)
@@ -331,7 +334,7 @@ def _opens(reach: Callable[[], object]) -> bool:
 
 
 def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in evidence, with its name; what is kept for whoever asks is asked for."""
+    """Yield every tensor in evidence, with its name; callables are called for their tensors."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The tests every augmentation passes; a plug-in author subclasses `AugmentationContract`.
+"""Tests for every augmentation; a plug-in author subclasses `AugmentationContract`.
 
     class TestMine(AugmentationContract):
         specs = ["mine:angle=10"]
@@ -21,21 +21,21 @@ _ROWS = 6
 
 
 class AugmentationContract(Contract):
-    """What holds for every augmentation of training rows.
+    """Properties of every augmentation of training rows.
 
     Attributes:
-        shape: axes of the rows that it is tried with.
+        shape: axes of the tested rows.
     """
 
     family = "augmentation"
     shape: ClassVar[tuple[int, ...]] = (2, 8, 6)
 
     def rows(self) -> Tensor:
-        """Rows to change."""
+        """Return rows to change."""
         return torch.rand(_ROWS, *self.shape, generator=generator(0, "augment")) + 1
 
     def make(self, spec: str) -> Augmentation:
-        """What the spec names."""
+        """Make the augmentation that the spec names."""
         made = AUGMENTATIONS.make(spec)
         made.check(self.shape)
         return made

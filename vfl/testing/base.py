@@ -14,7 +14,7 @@ class Contract:
     """Tests that run for each spec of a subclass.
 
     Attributes:
-        family: the word for a member.
+        family: word for a member.
         specs: the members under test, at least one.
     """
 
@@ -22,7 +22,7 @@ class Contract:
     specs: ClassVar[Sequence[str]] = ()
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """One test for each spec (and phase, where a test distinguishes them)."""
+        """Make one test for each spec (and phase, where a test distinguishes them)."""
         if not self.specs:
             raise ValueError(f"{type(self).__name__}.specs names no {self.family} to test")
         if "spec" in metafunc.fixturenames:
@@ -32,7 +32,7 @@ class Contract:
 
 
 def global_states() -> dict[str, object]:
-    """Every generator that a program shares with all others, by name."""
+    """Return the state of every shared generator, by name."""
     name, words, *rest = np.random.get_state()
     numpy = name, np.asarray(words).tobytes(), *rest
     torchs = torch.random.get_rng_state().numpy().tobytes()
@@ -40,16 +40,16 @@ def global_states() -> dict[str, object]:
 
 
 def draw_from_all() -> None:
-    """Move every shared generator by a draw, so that one that a member seeds again is seen."""
+    """Draw once from every shared generator, so that a member's reseeding becomes visible."""
     _ = torch.rand(1), np.random.random(), random.random()
 
 
 def require_still(states: Mapping[str, object]) -> None:
-    """The shared generators are as they were."""
+    """Require that the shared generators are unchanged."""
     moved = differing(states, global_states())
     assert not moved, f"a global generator moved: {moved}"
 
 
 def differing(before: Mapping[str, object], after: Mapping[str, object]) -> str:
-    """Names of what is not as it was."""
+    """Return the names of changed entries."""
     return ", ".join(name for name, value in after.items() if value != before[name])

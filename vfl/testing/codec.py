@@ -1,4 +1,4 @@
-"""The tests every codec passes; a plug-in author subclasses `CodecContract`.
+"""Tests for every codec; a plug-in author subclasses `CodecContract`.
 
     class TestMine(CodecContract):
         specs = ["mine:k=3"]
@@ -92,7 +92,7 @@ class CodecContract(Contract):
         width = codec.wire_width(self.width)
         if not codec.equal_queries(width):
             raise SkipTest("its queries differ in length, and it says so")
-        for step in range(3):  # what it learns is no secret, but makes some values shorter
+        for step in range(3):  # learned state is no secret, but makes some values shorter
             codec.encode(_cut(spec, 17, self.width), _context(True, 17, "feature", step))
             codec.commit(step)
         for rows in ROWS[1:]:
@@ -189,7 +189,7 @@ class CodecContract(Contract):
 
 
 class _Trip:
-    """One cut and its gradient over the wire, a codec object of its own at each end."""
+    """One cut and its gradient over the wire, with a codec object of its own at each end."""
 
     def __init__(self, spec: str, cut: Tensor, training: bool, device: str = "cpu") -> None:
         self._spec = spec
@@ -212,18 +212,18 @@ class _Trip:
         self.grad = self.read_grad(bytes(self.grad_payload))
 
     def read(self, payload: Payload) -> Tensor:
-        """The cut that the receiving end decodes from a payload."""
+        """Decode the cut from a payload, at the receiving end."""
         rows, width = self._shape
         return self._receiver.decode(payload, rows, width, _context(self._training, rows)).cut
 
     def read_grad(self, payload: Payload) -> Tensor:
-        """The gradient that the sending end decodes from a payload."""
+        """Decode the gradient from a payload, at the sending end."""
         rows, width = self._shape
         context = _context(self._training, rows)
         return self._sender.decode_grad(payload, self.encoded.saved, rows, width, context)
 
     def replay(self) -> Tensor:
-        """The gradient as a codec that has only the two payloads decodes it."""
+        """Decode the gradient by a codec that has only the two payloads."""
         rows, width = self._shape
         codec, context = make(self._spec), _context(self._training, rows)
         saved = codec.decode(bytes(self.encoded.payload), rows, width, context).saved
@@ -233,7 +233,10 @@ class _Trip:
 
 
 def _played(ends: tuple[Codec, Codec], cut: Tensor, step: int) -> tuple[bytes, bytes]:
-    """One step of a feature party's and a label party's codec: what they decode, as bytes."""
+    """Run one step of a feature party's and a label party's codec.
+
+    Return what they decode, as bytes.
+    """
     sender, receiver = ends
     (rows, width), decoding = cut.shape, _context(True, len(cut), step=step)
     payload, kept = sender.encode(cut, _context(True, rows, "feature", step))
@@ -246,7 +249,7 @@ def _played(ends: tuple[Codec, Codec], cut: Tensor, step: int) -> tuple[bytes, b
 
 
 def _cut(spec: str, rows: int, bottom_width: int) -> Tensor:
-    """A rectified normal cut of the width that travels; the first row is all zeros."""
+    """Make a rectified normal cut of the wire width; the first row is all zeros."""
     codec: Codec = make(spec)
     codec.check(bottom_width)
     width = codec.wire_width(bottom_width)
@@ -260,7 +263,7 @@ def _grad(cut: Tensor) -> Tensor:
 
 
 def _context(training: bool, rows: int, party: str = "", step: int = 3) -> StepContext:
-    """The context under which a party encodes; without its name, under which either end decodes."""
+    """Return the encoding context of a party; without a name, that of a decoding end."""
     if not training:
         return INFERENCE
     secret = Secret.of_simulation(0, party) if party else None
@@ -277,7 +280,7 @@ def _require_tensor(tensor: Tensor, cut: Tensor) -> None:
 
 
 def _mutations(payload: bytes) -> Iterator[bytes]:
-    """Truncations, extensions, bit flips and random bytes of one payload, always the same."""
+    """Yield truncations, extensions, bit flips and random bytes of a payload, always the same."""
     draw = random.Random(0)
     for cut_bytes in {0, 1, len(payload) // 2, len(payload) - 1}:
         yield payload[: max(cut_bytes, 0)]

@@ -1,4 +1,4 @@
-"""The tests every defense passes; a plug-in author subclasses `DefenseContract`.
+"""Tests for every defense; a plug-in author subclasses `DefenseContract`.
 
     class TestMine(DefenseContract):
         specs = ["mine:strength=2"]
@@ -41,7 +41,7 @@ class DefenseContract(Contract):
     classes: ClassVar[int] = 3
 
     def test_a_training_goes_through_its_hooks(self, spec: str) -> None:
-        """Shapes and types stay, nothing is changed in place, and all of it is repeatable."""
+        """Require stable shapes and types, no change in place, and repeatable results."""
         given, before, states = self._values(), self._values(), global_states()
         defense = self._made(spec)
         made = self._play(defense, given=given)
@@ -110,7 +110,7 @@ class DefenseContract(Contract):
         assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
 
     def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
-        """A party computes it, and runs the wrapped bottom on shapes alone, before it consents."""
+        """Test that a party can compute the cost on shapes alone, before it consents."""
         defense = make(spec)
         assert isinstance(defense.fit_epochs, int), "fit_epochs is no number of epochs"
         assert defense.fit_epochs >= 0, "fewer epochs than none"
@@ -184,17 +184,17 @@ class DefenseContract(Contract):
         assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
 
     def _made(self, spec: str) -> Defense:
-        """The defense, prepared for the labels."""
+        """Return the defense, prepared for the labels."""
         defense = make(spec)
         defense.prepare(LabelKind(self.classes))
         return defense
 
     def _begun_with(self, defense: Defense, labels: Tensor) -> Tensor:
-        """The labels a training begins with."""
+        """Return the labels with which a training begins."""
         return defense.labels(labels, Secret.of_simulation(0, "contract"))
 
     def _values(self) -> dict[str, Tensor]:
-        """The inputs of the hooks of one round, by the name of the value."""
+        """Return the inputs of the hooks of one round, by the name of the value."""
         draw = generator(0, "contract")
         return {
             "inputs": torch.randn(ROWS, 4, generator=draw),
@@ -207,7 +207,7 @@ class DefenseContract(Contract):
     def _play(
         self, defense: Defense, step: int = 0, given: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """One training round through every hook; what each gave, without those that gave None."""
+        """Run one training round through every hook; return each result that is not None."""
         values, context = given or self._values(), _context(step)
         inputs, labels = values["inputs"], values["labels"]
         if step == 0:  # a training begins
@@ -229,7 +229,7 @@ class DefenseContract(Contract):
         return {name: value for name, value in made.items() if value is not None}
 
     def _wrapped(self, defense: Defense, part: str) -> nn.Module:
-        """A linear bottom or top of fixed weights as the defense has it before a training."""
+        """Return a linear bottom or top of fixed weights, as the defense wraps it at the start."""
         with scoped(1):
             if part == "bottom":
                 bottom = defense.wrap_bottom(nn.Linear(self.width, self.width), self.width)

@@ -1,11 +1,11 @@
-"""The contract of a protocol whose parties hold shares, as tests.
+"""Contract tests of a protocol whose parties hold shares.
 
 class TestMine(HolderContract):
     protocols = {"product": Protocol(make, program, result=torch.tensor([6.0]), holders=2)}
 
-One holder's links belong to an adversary that receives the others' messages before it sends
-its own (rushing), and that echoes, replays, lies in part or to one receiver, sends other
-sizes, or falls silent. The last party is the helper, a dealer; the tests look at its messages too.
+One holder's links belong to an adversary that receives the others' messages before it sends its own
+(rushing). It echoes, replays, changes its messages in part or for one receiver, sends other sizes,
+or falls silent. The last party is the helper, a dealer; the tests check its messages too.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from vfl.testing.base import Contract
 Note = Callable[[Tensor], None]
 #: Messages of one turn, each with the role of its receiver.
 Sent = list[tuple[int, Frame]]
-#: What the adversary makes of what it should send, given what it heard of others in this turn. What
-#: it puts in the place of what it heard is what its own holder goes on with.
+#: Maps the messages that the adversary should send, and those it received in this turn, to the
+#: messages it sends. Its own holder continues with any replaced received message.
 Behaviour = Callable[[int, Sent, dict[int, Frame]], Sent]
 
 _WORD = np.dtype("<i8")
-#: How long the adversary waits for the others first; an asymmetric protocol waits for it instead.
+#: Seconds that the adversary first waits for the others; an asymmetric protocol waits for it
+#: instead.
 _PATIENCE_S = 0.02
 _TIMEOUT_S = 0.4
-#: A protocol that takes longer hangs.
+#: A protocol that takes longer is taken to hang.
 _HANGING_S = 60.0
-#: Counts and indices are smaller than it, and come again.
+#: Counts and indices are below this number, and repeat.
 _LEAST_WORD = 1 << 40
-#: Of a check of MACs: the opening, the commitment and what was committed to; and its nonce.
+#: For a check of MACs: the opening, the commitment and the committed part; and its nonce.
 _CHECK_TURNS, _NONCE_BYTES = 3, 16
 
 
@@ -60,17 +61,17 @@ class Protocol:
     """A program of parties of which the first hold shares, and the last helps them.
 
     Attributes:
-        make: the parties, which have agreed on keys, given how long they wait for a message.
-        program: what each does; it notes shares that it shows the helper in another form. Its
+        make: makes the parties, with agreed keys, from the seconds that they wait for a message.
+        program: each party's program; it notes shares that it shows the helper in another form. Its
             result is a tensor at every holder that learns the values, None elsewhere.
-        result: what it is if all follow the protocol.
-        holders: how many there are; the helper's role is behind theirs.
-        tolerance: how far a right result may be off.
-        macs: whether a lie is found. Others hold against parties that follow the protocol; of
-            one that lies with messages of the right form they may accept a wrong result.
-        helper: what the helper hears: nothing, what masks make uniform, or likewise parts of values
-            in an order that it does not know, of which it learns the values alone.
-        word_bytes: of an element as the helper is sent it, the uppermost of a word.
+        result: its result if all parties follow the protocol.
+        holders: number of holders; the helper's role follows theirs.
+        tolerance: largest error of a right result.
+        macs: whether a false share is detected. Other protocols assume that parties follow them; if
+            a party sends false values of the right form, they may accept a wrong result.
+        helper: the helper's view: no value, values that masks make uniform, or masked parts of
+            values in a permuted order, which reveal only the values.
+        word_bytes: bytes of an element in a message to the helper, the uppermost of a word.
     """
 
     make: Callable[[float], LocalParties[Any]]
@@ -83,7 +84,7 @@ class Protocol:
     word_bytes: int = 8
 
     def right(self, found: Tensor) -> bool:
-        """Whether a result is what it should be."""
+        """Whether a result is right."""
         wanted = self.result.double()
         return bool(((found.double() - wanted).abs() <= self.tolerance).all())
 
@@ -92,13 +93,13 @@ class Adversary:
     """The links of one holder that receives before it sends, and may send anything.
 
     Args:
-        links: of the holder, by role.
-        holders: whom it waits for.
-        behave: what it makes of a turn; by default what the protocol says.
-        patience_s: how long it waits for the others before it sends.
+        links: links of the holder, by role.
+        holders: roles that it waits for.
+        behave: its behaviour in a turn; by default it follows the protocol.
+        patience_s: seconds that it waits for the others before it sends.
 
     Attributes:
-        turns: what it should have sent in each turn.
+        turns: messages that it should have sent in each turn.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Adversary:
         self._held.append((peer, replace(frame, payload=bytes(frame.payload))))
 
     def receive(self, peer: int) -> Frame:
-        """The next frame of a party."""
+        """Return the next frame of a party."""
         self.flush()
         return self._heard[peer].popleft() if self._heard[peer] else self._links[peer].receive()
 
@@ -149,7 +150,7 @@ class Adversary:
 
 @dataclass
 class Tapped:
-    """A link of an adversary, or one whose end keeps what it receives."""
+    """A link of an adversary, or one whose end keeps the received frames."""
 
     link: Polled
     peer: int
@@ -202,10 +203,10 @@ def play(
     times: int = 1,
     timeout_s: float = _HANGING_S,
 ) -> list[Played]:
-    """Run a protocol some times in one session, one holder of which may be an adversary.
+    """Run a protocol several times in one session, one holder of which may be an adversary.
 
     Raises:
-        VFLError: what went wrong first.
+        VFLError: the first error.
     """
     found = []
     with protocol.make(timeout_s) as parties:
@@ -232,7 +233,7 @@ def play(
             ) -> Tensor | None:
                 if party.role != liar:
                     return protocol.program(party, notes[party.role].append)
-                try:  # what an adversary complains of concerns nobody
+                try:  # an error at the adversary is not the protocol's
                     result = protocol.program(party, notes[party.role].append)
                     hands.flush()
                 except VFLError:
@@ -249,7 +250,7 @@ def play(
 
 
 def _shifted(payload: bytes, at: int) -> bytes:
-    """One more in the first word, or the last."""
+    """Add one to the first word, or to the last."""
     words = bytearray(payload)
     start = 0 if at == 0 else max(0, len(words) - 8)
     value = int.from_bytes(words[start : start + 8], "little") + 1
@@ -267,12 +268,12 @@ def _negated(payload: bytes) -> bytes:
 
 @dataclass
 class Lie:
-    """One kind of lie about one turn; the others are as the protocol says.
+    """One kind of false message in one turn; in other turns it follows the protocol.
 
     Attributes:
-        kind: see `KINDS` and `SIZES`; a lie that there is nothing for stays the truth.
-        turn: which.
-        only: to this receiver alone, or to all.
+        kind: see `KINDS` and `SIZES`; a kind that does not apply leaves the message unchanged.
+        turn: the turn.
+        only: the only receiver, or None for all.
     """
 
     kind: str
@@ -328,7 +329,7 @@ class Lie:
         return payload
 
 
-#: Messages that cannot be the protocol's, and messages that could.
+#: Messages that the protocol cannot send, and messages that it could.
 SIZES = ("shorter", "longer", "empty", "other turn")
 KINDS = (
     "first element",
@@ -345,7 +346,7 @@ KINDS = (
 
 @dataclass
 class LateLie:
-    """Opens another value and then makes the check add up to 0, knowing the others' parts."""
+    """Opens another value, and then makes the check add up to 0, knowing the others' parts."""
 
     opening: int
 
@@ -370,7 +371,7 @@ class LateLie:
 
 @dataclass
 class EchoedCheck:
-    """Commits itself by another's commitment, and shows what the other shows."""
+    """Repeats another holder's commitment, and shows the same part as that holder."""
 
     opening: int
 
@@ -386,7 +387,7 @@ class HolderContract(Contract):
     """Properties of every protocol with shares.
 
     Attributes:
-        protocols: those under test, by name.
+        protocols: protocols under test, by name.
     """
 
     family = "protocol"
@@ -396,7 +397,7 @@ class HolderContract(Contract):
         cls.specs = tuple(cls.protocols)
 
     def _lies(self, spec: str, kinds: Sequence[str]) -> Iterator[tuple[int, Lie]]:
-        """Each kind in each turn of each holder, to all and to one alone."""
+        """Yield each kind in each turn of each holder, to all receivers and to a single one."""
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
             (honest,) = play(protocol, liar)
@@ -447,7 +448,7 @@ class HolderContract(Contract):
                 assert time.monotonic() - began < _HANGING_S, "silence does not end it"
 
     def test_a_lie_in_the_right_form(self, spec: str) -> None:
-        """With MACs it is found; without, the session ends well or with a typed error."""
+        """With MACs it is detected; without, the session ends well or with a typed error."""
         protocol, wrong = self.protocols[spec], 0
         for liar, lie in self._lies(spec, KINDS):
             try:
@@ -479,7 +480,7 @@ class HolderContract(Contract):
             assert f"of {name_of(liar)}" in (caught.value.got or ""), "an echo passes"
 
     def test_nothing_that_is_sent_comes_twice(self, spec: str) -> None:
-        """Of the same program in one session: no mask is used again."""
+        """Test that the same program, run twice in one session, uses no mask again."""
         one, two = play(self.protocols[spec], times=2)
         for pair in one.heard:
             again = _words(one.heard[pair]) & _words(two.heard[pair])
@@ -525,7 +526,7 @@ class HolderContract(Contract):
 
 
 def _words(payloads: Sequence[bytes]) -> set[int]:
-    """All whole words that are no counts."""
+    """Return all whole words that are no counts."""
     found: set[int] = set()
     for payload in payloads:
         words = np.frombuffer(payload[: len(payload) // 8 * 8], "<u8")
@@ -534,14 +535,14 @@ def _words(payloads: Sequence[bytes]) -> set[int]:
 
 
 def _uniform(raw: bytes) -> bool:
-    """Chi-square of its bytes within six deviations."""
+    """Whether the chi-square of the bytes is within six deviations."""
     counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
     statistic = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
     return bool(abs(statistic - 255) < 6 * (2 * 255) ** 0.5)
 
 
 def _sums(parts: Sequence[bytes], size: int) -> np.ndarray:
-    """The helper's sums of all parts: their upper bytes as words, added."""
+    """Return the helper's sums of all parts: their upper bytes as words, added."""
     total: np.ndarray = np.zeros(len(parts[0]) // size, _WORD)
     for raw in parts:
         words = np.zeros((len(total), 8), np.uint8)

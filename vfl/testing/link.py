@@ -1,4 +1,4 @@
-"""The contract of a link, as tests; subclass it to hold another transport to it.
+"""Contract tests of a link; subclass them to test another transport.
 
 class TestMyLink(LinkContract):
     @pytest.fixture
@@ -19,7 +19,7 @@ from vfl.core.frame import Frame, Kind, Link
 
 Pair = tuple[Link, Link]
 
-#: More than the buffers of a socket take, so that a write has to wait for its reader.
+#: Larger than the buffers of a socket, so that a write has to wait for its reader.
 LARGE_BYTES = 24 * 1024 * 1024
 
 
@@ -32,7 +32,7 @@ class LinkContract:
 
     @pytest.fixture
     def pair(self) -> Pair:
-        """Two connected ends."""
+        """Return two connected ends."""
         raise NotImplementedError("a subclass provides the fixture `pair`")
 
     def test_frames_keep_every_field(self, pair: Pair) -> None:
@@ -98,7 +98,7 @@ def _fields(frame: Frame) -> tuple[Kind, int, bytes, int]:
 def _beside(send: Callable[[Frame], None], *frames: Frame) -> threading.Thread:
     """Send frames that may have to wait for this thread's reading, in a thread of its own.
 
-    A transport for one thread is done here at once, before the caller starts to receive.
+    A transport for one thread finishes here at once, before the caller starts to receive.
     """
 
     def work() -> None:

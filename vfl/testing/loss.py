@@ -1,4 +1,4 @@
-"""The tests every loss passes; a plug-in author subclasses `LossContract`.
+"""Tests for every loss; a plug-in author subclasses `LossContract`.
 
     class TestMine(LossContract):
         specs = ["mine:margin=0.5"]
@@ -19,12 +19,12 @@ _ROWS, _CLASSES = 8, 3
 
 
 class LossContract(Contract):
-    """What holds for every loss."""
+    """Properties of every loss."""
 
     family = "loss"
 
     def batch(self, spec: str) -> tuple[Loss, Tensor, Tensor]:
-        """The loss that the spec names, outputs and targets."""
+        """Return the loss that the spec names, outputs and targets."""
         loss, drawn = LOSSES.make(spec), generator(0, "loss")
         if loss.task == "regression":
             return loss, torch.randn(_ROWS, generator=drawn), torch.randn(_ROWS, generator=drawn)

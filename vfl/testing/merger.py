@@ -1,4 +1,4 @@
-"""The tests every merger passes; a plug-in author subclasses `MergerContract`.
+"""Tests for every merger; a plug-in author subclasses `MergerContract`.
 
     class TestMine(MergerContract):
         specs = ["mine:heads=2"]
@@ -19,22 +19,22 @@ _ROWS = 6
 
 
 class MergerContract(Contract):
-    """What holds for every merger of cuts.
+    """Properties of every merger of cuts.
 
     Attributes:
-        widths: of the cuts it is tried with.
+        widths: widths of the tested cuts.
     """
 
     family = "merger"
     widths: tuple[int, ...] = (4, 4, 4)
 
     def cuts(self) -> list[Tensor]:
-        """Cuts to merge, axes (rows, width) each."""
+        """Return cuts to merge, axes (rows, width) each."""
         drawn = generator(0, "merger")
         return [torch.randn(_ROWS, width, generator=drawn) for width in self.widths]
 
     def build(self, spec: str) -> nn.Module:
-        """The module that the spec names."""
+        """Build the module that the spec names."""
         with scoped(1):
             return make_merger(spec).build(self.widths)
 

@@ -1,4 +1,4 @@
-"""The tests every bottom and top passes; a plug-in author subclasses a contract.
+"""Tests for every bottom and top; a plug-in author subclasses a contract.
 
     class TestMine(BottomContract):
         specs = ["mine:hidden=8"]
@@ -20,20 +20,20 @@ _ROWS = 5
 
 
 class _ModelContract(Contract):
-    """What holds for either end of a network.
+    """Properties of either end of a network.
 
     Attributes:
-        width: columns of what it gives.
+        width: columns of its output.
     """
 
     width: int = 4
 
     def build(self, spec: str) -> nn.Module:
-        """The module that the spec names."""
+        """Build the module that the spec names."""
         raise NotImplementedError
 
     def rows(self) -> Tensor:
-        """Rows that it takes, axes (rows, ...)."""
+        """Return rows that it accepts, axes (rows, ...)."""
         raise NotImplementedError
 
     def test_it_gives_a_row_of_the_width_for_each(self, spec: str) -> None:
@@ -59,11 +59,11 @@ class _ModelContract(Contract):
 
 
 class BottomContract(_ModelContract):
-    """What holds for every bottom.
+    """Properties of every bottom.
 
     Attributes:
-        shape: axes of one row that it is tried with.
-        whole: rows are whole numbers below it; 0 draws any numbers.
+        shape: axes of one tested row.
+        whole: rows are integers below it; 0 draws any numbers.
     """
 
     family = "bottom"
@@ -81,10 +81,10 @@ class BottomContract(_ModelContract):
 
 
 class TopContract(_ModelContract):
-    """What holds for every top.
+    """Properties of every top.
 
     Attributes:
-        merged: columns of the merged cut that it is tried with.
+        merged: columns of the tested merged cut.
     """
 
     family = "top"

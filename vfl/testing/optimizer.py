@@ -1,4 +1,4 @@
-"""The tests every optimiser passes; a plug-in author subclasses `OptimizerContract`.
+"""Tests for every optimiser; a plug-in author subclasses `OptimizerContract`.
 
     class TestMine(OptimizerContract):
         specs = ["mine:beta=0.9"]
@@ -17,22 +17,22 @@ from vfl.config import TrainSettings
 from vfl.models.optimizers import Optimization
 from vfl.testing.base import Contract, global_states, require_still
 
-#: A fit of a straight line, which every optimiser makes better in so many steps.
+#: A fit of a straight line, which every optimiser improves in so many steps.
 _ROWS, _COLUMNS, _STEPS = 32, 4, 60
 
 
 class OptimizerContract(Contract):
-    """What holds for every optimiser.
+    """Properties of every optimiser.
 
     Attributes:
-        learning_rate: of the fit.
+        learning_rate: learning rate of the fit.
     """
 
     family = "optimizer"
     learning_rate: float = 0.02
 
     def steps(self, spec: str) -> Optimization:
-        """How it moves weights with the settings of a training."""
+        """Return its optimisation with the settings of a training."""
         train = TrainSettings(optimizer=spec, learning_rate=self.learning_rate)
         return Optimization(train)
 

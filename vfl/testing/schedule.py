@@ -1,4 +1,4 @@
-"""The tests every schedule passes; a plug-in author subclasses `ScheduleContract`.
+"""Tests for every schedule; a plug-in author subclasses `ScheduleContract`.
 
     class TestMine(ScheduleContract):
         specs = ["mine:every=3"]
@@ -19,17 +19,17 @@ from vfl.testing.base import Contract, global_states, require_still
 
 
 class ScheduleContract(Contract):
-    """What holds for every schedule of the learning rate.
+    """Properties of every schedule of the learning rate.
 
     Attributes:
-        epochs: of the training it is tried with.
+        epochs: epochs of the tested training.
     """
 
     family = "schedule"
     epochs: int = 8
 
     def steps(self, spec: str) -> Optimization:
-        """How weights move in a training with it."""
+        """Return the optimisation of a training with it."""
         return Optimization(TrainSettings(schedule=spec, epochs=self.epochs, optimizer="sgd"))
 
     def test_every_epoch_has_a_rate(self, spec: str) -> None:
@@ -40,7 +40,7 @@ class ScheduleContract(Contract):
         assert len(set(rates)) > 1, "every epoch has the same rate"
 
     def test_a_resume_has_the_rate_of_its_epoch(self, spec: str) -> None:
-        """A party that begins at an epoch has what those have that went through all before it."""
+        """Test that a resume at an epoch has the learning rate of that epoch."""
         weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
         through = self.steps(spec)
         optimizer = through.build(weights[:1])

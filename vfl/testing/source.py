@@ -1,4 +1,4 @@
-"""The tests every data set passes; a plug-in author subclasses `SourceContract`.
+"""Tests for every data set; a plug-in author subclasses `SourceContract`.
 
     class TestMine(SourceContract):
         specs = ["mine:noise=0.1"]
@@ -26,16 +26,16 @@ from vfl.datasets import SOURCES, Dealing, SetFormat, load_bundled
 from vfl.datasets.sources import Bundled, make, read_bundled
 from vfl.testing.base import Contract, draw_from_all, global_states, require_still
 
-#: A value of each setting of a `SetFormat`, small enough for any set.
+#: A value for each setting of a `SetFormat`, small enough for any set.
 _SMALL = {"side": 4, "classes": 2, "length": 3, "vocabulary": 5}
 
 
 class SourceContract(Contract):
-    """What holds for every data set by name.
+    """Properties of every named data set.
 
     Attributes:
-        root: folder of the sets' files; None is that of the environment.
-        limit: rows that a test asks for; one of its own parts may need more to have a row.
+        root: folder of the sets' files; None means that of the environment.
+        limit: number of rows that a test reads; some sets need more for a row in each part.
     """
 
     family = "data set"
@@ -131,14 +131,14 @@ class SourceContract(Contract):
         assert {parse(one)[0] for one in parts(spec)} <= set(SOURCES.names())
 
     def read(self, spec: str, limit: int | None = None, form: SetFormat | None = None) -> Bundled:
-        """Some rows; a test is skipped where the set's files are not there."""
+        """Read some rows; a test is skipped where the set's files are missing."""
         try:
             return read_bundled(spec, self.root, limit=limit or self.limit, form=form)
         except MissingDataError as missing:
             raise SkipTest(str(missing)) from None
 
     def cells(self, found: Bundled) -> np.ndarray | pd.DataFrame:
-        """The cells; texts as rows of numbers, by the words of all rows."""
+        """Return the cells; texts as rows of numbers, by the words of all rows."""
         cells = found.cells
         if isinstance(cells, (np.ndarray, pd.DataFrame)):
             return cells
@@ -147,7 +147,7 @@ class SourceContract(Contract):
 
 @contextmanager
 def _no_network() -> Iterator[list[str]]:
-    """Whoever asks for an address, or connects to one, is noted and gets an error."""
+    """Record look-ups of addresses and connections in this context, and refuse them."""
     asked: list[str] = []
 
     def refuse(*given: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""The contract of a run writer, as tests.
+"""Contract tests of a run writer.
 
 class TestMine(RunWriterContract):
     specs = ["mine"]
@@ -22,11 +22,11 @@ from vfl.core.errors import MissingPackageError
 from vfl.testing.base import Contract
 from vfl.training.writers import WRITERS
 
-#: In a party's own part of the run, which no other party may read.
+#: Content of a party's own part of the run, which no other party may read.
 _PLANTED = b"cell-5e1f"
-#: Files that a run writes when it ends.
+#: Files that a run writes at its end.
 _ENDED = ("summary.json", "traffic.csv")
-#: Writes a run in a process whose every attempt to reach a network ends it.
+#: Program that writes a run in a process; any attempt to reach a network ends it.
 _ALONE = """
 import importlib, os, sys, time
 from pathlib import Path
@@ -57,8 +57,8 @@ class RunWriterContract(Contract):
 
     Attributes:
         specs: the writers under test, at least one.
-        module: imported in the process that writes; it registers writers from outside.
-        patience_s: how long threads that the writer left behind are watched.
+        module: module to import in the writing process; it registers writers from other packages.
+        patience_s: seconds that threads left by the writer are watched.
     """
 
     family = "run writer"
@@ -68,7 +68,7 @@ class RunWriterContract(Contract):
     def test_a_run_is_written_alone_and_for_its_owner_alone(
         self, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """While it goes on and when it has ended, twice; and nothing that is a party's own."""
+        """Check a run twice, in progress and ended, without the parties' own parts."""
         try:
             WRITERS.make(spec).check()
         except MissingPackageError as absent:

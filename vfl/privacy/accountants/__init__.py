@@ -1,18 +1,18 @@
-"""Accountants: what steps of Gaussian noise on one record cost, and the way back from a budget.
+"""Accountants: the cost of Gaussian noise steps for one record, and the noise for a budget.
 
 >>> projection, training = GaussianSteps(7.0, 1), GaussianSteps(4.0, 10_000, 0.01)
 >>> round(epsilon_by([projection, training], 1e-5, "moments"), 3)
 1.447
 
 `moments` and `strong_composition` are references, as Abadi et al. 2016 compare them. `rdp` needs no
-other package and is what a training uses; `pld` is the tightest. What was done, the events, stands
-in `vfl.privacy.events`.
+other package and is the default of a training; `pld` is the tightest. `vfl.privacy.events` defines
+the events whose cost they compute.
 
 To add one: one file with a subclass of `Accountant`, one line below (or, from another package, an
 entry point in the group ``vfl.accountants``), and `vfl.testing.AccountantContract`.
 
 SciPy's special functions are imported where they are needed: every session imports this file, and
-few account for noise.
+few need an accountant.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ACCOUNTANTS: Registry[Accountant] = Registry(
     },
     group="vfl.accountants",
 )
-#: The accountant that a spec names, such as ``pld:interval=1e-3``.
+#: Make the accountant that a spec names, such as ``pld:interval=1e-3``.
 make = ACCOUNTANTS.make
-#: What `epsilon_of` says it used where every step has the record.
+#: Name that `epsilon_of` reports where every step has the record.
 ANALYTIC = "analytic Gaussian mechanism"
-#: Steps of a search for a noise or a number of steps; each halves what is left.
+#: Most iterations of a search for a noise or a number of steps; each halves the interval.
 _HALVINGS = 60
 
 __all__ = [
@@ -60,7 +60,7 @@ __all__ = [
 
 
 def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
-    """The epsilon of the steps by one accountant, whose spec may have options.
+    """Return the epsilon of the steps by one accountant, whose spec may have options.
 
     >>> projection, training = GaussianSteps(7.0, 1), GaussianSteps(4.0, 10_000, 0.01)
     >>> round(epsilon_by([projection, training], 1e-5, "moments"), 3)
@@ -78,9 +78,9 @@ def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
 
 
 def epsilon_of(mechanism: GaussianSteps, delta: float, accountant: str = "rdp") -> float:
-    """The epsilon of the steps; exact, without an accountant, where every step has the record.
+    """Return the epsilon of the steps; exact, without an accountant, if every step has the record.
 
-    So many steps of noise s are then one of s / sqrt(steps).
+    Then n steps of noise s are equivalent to one step of noise s / sqrt(n).
 
     Raises:
         SpecError, BadOptionError, MissingPackageError: see `epsilon_by`.
@@ -94,14 +94,14 @@ def epsilon_of(mechanism: GaussianSteps, delta: float, accountant: str = "rdp") 
 def noise_for(
     epsilon: float, delta: float, steps: int, sampling_rate: float = 1.0, accountant: str = "rdp"
 ) -> float:
-    """The least noise whose steps cost no more than `epsilon`.
+    """Return the least noise whose steps cost no more than `epsilon`.
 
     >>> round(noise_for(2.0, 1e-5, 10_000, 0.01), 2)
     2.28
 
     Raises:
         BadOptionError: a number out of range.
-        PrivacyError: no noise is enough.
+        PrivacyError: no amount of noise is enough.
     """
     require("epsilon", epsilon, "above 0", 0 < epsilon < math.inf)
 
@@ -124,7 +124,7 @@ def noise_for(
 def steps_for(
     epsilon: float, delta: float, noise: float, sampling_rate: float = 1.0, accountant: str = "rdp"
 ) -> int:
-    """The most steps that cost no more than `epsilon`; 0 where not even one does.
+    """Return the most steps that cost no more than `epsilon`; 0 where one step costs more.
 
     >>> steps_for(2.0, 1e-5, noise=4.0, sampling_rate=0.01)
     33377
@@ -145,10 +145,10 @@ def steps_for(
 
 
 def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
-    """The least epsilon of Gaussian noise, exact for every epsilon.
+    """Return the least epsilon of Gaussian noise, exact for every epsilon.
 
-    The root of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta in e, s = sensitivity / sigma
-    (Balle and Wang 2018). The classic formula holds below epsilon 1 only.
+    It is the root of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta in e, where s = sensitivity /
+    sigma (Balle and Wang 2018). The classic formula holds only below epsilon 1.
 
     >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)
     1.0
@@ -159,7 +159,7 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         near, far = ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio
-        # Never above 1, but rounding may say so of huge numbers.
+        # Mathematically never above 1, but rounding may give more for huge numbers.
         return math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))) - delta
 
     if excess(0.0) <= 0:

@@ -1,4 +1,4 @@
-"""The accountant contract: from steps of noise to what they cost."""
+"""The accountant contract: the cost of steps of noise."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from vfl.privacy.events import GaussianSteps
 
 
 class Accountant(ABC):
-    """Says an epsilon that steps of Gaussian noise on sums of records do not exceed.
+    """Computes an upper bound of epsilon for steps of Gaussian noise on sums of records.
 
     A member implements `epsilon`. Options are the arguments of its constructor.
     """
 
     @abstractmethod
     def epsilon(self, steps: Sequence[GaussianSteps], delta: float) -> float:
-        """An upper bound of epsilon at a delta, for a record that is added or removed.
+        """Return an upper bound of epsilon at a delta, for a record that is added or removed.
 
         Args:
-            steps: of one kind, or of several kinds one after the other; at least one kind, each
-                of at least one step.
+            steps: steps of one kind, or of several kinds in sequence; at least one kind, each of at
+                least one step.
             delta: between 0 and 1.
 
         Raises:
@@ -35,7 +35,7 @@ class Accountant(ABC):
 def all_moments(
     steps: Sequence[GaussianSteps], orders: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Orders, and the log-moments of all steps at each: those of independent steps add up."""
+    """Return orders, and the log-moments of all steps at each; independent steps add up."""
     total = np.zeros(len(orders))
     for one in steps:
         total += one.steps * log_moments(one.sampling_rate, one.noise, orders)
@@ -44,9 +44,9 @@ def all_moments(
 
 @lru_cache(maxsize=256)
 def log_moments(rate: float, noise: float, orders: tuple[int, ...]) -> np.ndarray:
-    """(order - 1) times the Renyi divergence of one step at each order.
+    """Return (order - 1) times the Renyi divergence of one step at each order.
 
-    ln sum_i binom(a, i) (1 - q)^(a - i) q^i exp((i^2 - i) / (2 noise^2)) at order a.
+    It is ln sum_i binom(a, i) (1 - q)^(a - i) q^i exp((i^2 - i) / (2 noise^2)) at order a.
     """
     if rate == 1:
         exact = np.array(orders, dtype=float)

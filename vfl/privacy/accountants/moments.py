@@ -16,7 +16,7 @@ class Moments(Accountant):
     Abadi et al. 2016, theorem 2 and section 3.2.
 
     Args:
-        most: moments are those of 1 to it.
+        most: the moments are those of orders 1 to `most`.
 
     >>> round(Moments().epsilon([GaussianSteps(4.0, 10_000, 0.01)], 1e-5), 4)
     1.2586

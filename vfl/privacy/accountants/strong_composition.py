@@ -11,10 +11,10 @@ from vfl.privacy.events import GaussianSteps
 
 
 class StrongComposition(Accountant):
-    """Strong composition of amplified Gaussian steps, delta shared out as well as can be.
+    """Strong composition of amplified Gaussian steps, with the best division of delta.
 
-    Dwork, Rothblum and Vadhan 2010, theorem III.3; a step has q epsilon and q delta. Steps of
-    several kinds share delta evenly, and their epsilons add up.
+    Source: Dwork, Rothblum and Vadhan 2010, theorem III.3; a step has q epsilon and q delta. Steps
+    of several kinds share delta evenly, and their epsilons add up.
 
     >>> round(StrongComposition().epsilon([GaussianSteps(4.0, 10_000, 0.01)], 1e-5), 3)
     9.353
