@@ -14,6 +14,7 @@ from vfl.experiments.advise import (
     advices,
     exposures,
     findings_of,
+    model_evidence,
     weak_defenses,
 )
 
@@ -47,7 +48,7 @@ def test_there_are_ten_lines_whose_pages_and_members_exist():
     fallen = {name for one in weak_defenses() for name in one.defenses}
     assert spoken | fallen | NO_PROTECTION == names, "each defense is advised, or advised against"
     assert not spoken & fallen
-    for one in (*advices(), *weak_defenses()):
+    for one in (*advices(), *weak_defenses(), *model_evidence()):
         assert (DOCS / one.source).exists()
 
 
@@ -106,6 +107,9 @@ def test_who_sees_what():
         ({"dp": {"epsilon": 8}}, "records", "proven"),
         ({"defense": "split_guard"}, "inputs", "measured"),
         ({}, "lengths", "proven"),
+        ({"secure": "trees"}, "labels", "partial"),
+        ({"secure": "trees"}, "columns", "open"),
+        ({"secure": "trees:max_bin=16,epsilon=2"}, "columns", "partial"),
         ({"codec": "quantise:values=4,packer=range,pad=no"}, "lengths", "open"),
     ],
 )

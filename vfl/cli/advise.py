@@ -81,6 +81,7 @@ def _print(finding: Finding) -> None:
     for one in finding.has:
         lines += [("has", one.set), ("proven", one.proven), ("measured", one.measured)]
     lines += [("states", text) for text in finding.statements]
+    lines += [("measured", text) for text in finding.measured]
     lines += [("weak", text) for text in finding.weak]
     if finding.status in ("open", "weak"):
         lines += [("try", f"{one.set}: costs {one.accuracy}") for one in finding.take]

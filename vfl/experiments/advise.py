@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -19,6 +19,7 @@ from vfl.config import Experiment
 from vfl.core.registry import parse
 from vfl.experiments.tables import Table
 from vfl.privacy import PrivacyStatement
+from vfl.session import secure_mode
 
 #: What an attacker wants: labels, columns, who was trained on, the answers, a party's inputs by a
 #: bottom that was bent, or what lengths of frames reveal.
@@ -85,7 +86,8 @@ class Advice:
                 if one == name and (not option or 0 <= _number(given, option) <= self.most_epsilon):
                     return True
         if self.padded:
-            return parse(experiment.codec)[1].get("pad") != "no"
+            network = parse(experiment.secure)[0] in _NETWORKS
+            return network and parse(experiment.codec)[1].get("pad") != "no"
         if self.dp and experiment.dp is not None:
             return True
         return parse(experiment.secure)[0] in self.secure
@@ -94,7 +96,7 @@ class Advice:
         """Whether the model of an experiment could have it."""
         mode = parse(experiment.secure)[0]
         if mode not in _NETWORKS:
-            return self.padded
+            return False
         return mode in ("none", "sum") or not self.defense
 
 
@@ -117,6 +119,25 @@ class Weak:
     defenses: Sequence[str]
     asset: Asset
     why: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEvidence:
+    """Measurements on a model that takes the place of bottoms and a top.
+
+    Attributes:
+        mode: the model's name.
+        asset: what was attacked.
+        status: how well the model by itself protects it.
+        measured: what attacks reached.
+        source: the page with the figures, below docs.
+    """
+
+    mode: str
+    asset: Asset
+    status: Status
+    measured: str
     source: str
 
 
@@ -147,6 +168,7 @@ class Finding:
         has: advice that the experiment follows.
         statements: promises of its defenses about the asset, each with its unit and span.
         weak: sentences on defenses that are named and should not be relied on.
+        measured: sentences on the model itself.
         take: advice that would protect it, and is not followed.
     """
 
@@ -155,7 +177,8 @@ class Finding:
     has: Sequence[Advice] = ()
     statements: Sequence[str] = ()
     weak: Sequence[str] = ()
-    take: Sequence[Advice] = field(default=())
+    measured: Sequence[str] = ()
+    take: Sequence[Advice] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -164,6 +187,7 @@ class Finding:
             "has": [one.name for one in self.has],
             "statements": list(self.statements),
             "weak": list(self.weak),
+            "measured": list(self.measured),
             "take": [{"name": one.name, "set": one.set} for one in self.take],
         }
 
@@ -178,6 +202,12 @@ def advices() -> tuple[Advice, ...]:
 def weak_defenses() -> tuple[Weak, ...]:
     """Defenses that no reader should rely on alone."""
     return tuple(Weak(**row) for row in _content()["weak"])
+
+
+@cache
+def model_evidence() -> tuple[ModelEvidence, ...]:
+    """Measurements on models other than networks with bottoms."""
+    return tuple(ModelEvidence(**row) for row in _content()["model"])
 
 
 def _content() -> dict[str, Any]:
@@ -216,7 +246,9 @@ def exposures(experiment: Experiment) -> Iterator[Exposure]:
         for attacker, as_what in [(reader, role), *((one, "label party") for one in others)]:
             sees = _of_columns(mode, party)
             yield Exposure("columns", party, attacker, as_what, sees)
-        yield Exposure("answers", label, party, "feature party", "its cuts decide every answer")
+        yield Exposure(
+            "answers", label, party, "feature party", "what it sends decides every answer"
+        )
         if mode == "none":
             yield Exposure("inputs", party, label, "label party", "it chooses the gradients")
     if middle:
@@ -262,7 +294,9 @@ def findings_of(experiment: Experiment, assets: Sequence[Asset] = ASSETS) -> lis
         SpecError: a defense or a codec cannot be built.
     """
     compression.make(experiment.codec)
-    stated = defenses.make(experiment.defense).privacy()
+    mode = secure_mode.make(experiment.secure)
+    promised: Sequence[PrivacyStatement] = getattr(mode, "privacy", tuple)()  # of a whole model
+    stated = (*defenses.make(experiment.defense).privacy(), *promised)
     named = {parse(spec)[0] for spec in experiment.defense.split("+")}
     return [
         _finding(one, experiment, stated, named)
@@ -286,14 +320,20 @@ def _finding(
         for name in one.defenses
         if one.asset == exposure.asset and name in named
     ]
-    given: list[Status] = [one.status for one in has]
-    status = min(given, key=_BEST_FIRST.index) if given else "weak" if weak else "open"
+    name = parse(experiment.secure)[0]
+    known = [one for one in model_evidence() if (one.mode, one.asset) == (name, exposure.asset)]
+    given: list[Status] = [one.status for one in has] + [one.status for one in known]
+    given.append("weak" if weak else "open")
+    if name not in _NETWORKS and any(one.epsilon is not None for one in about):
+        given.append("partial")
+    status = min(given, key=_BEST_FIRST.index)
     return Finding(
         exposure,
         status,
         has,
         [str(one) for one in about],
         weak,
+        [f"{one.measured} ({one.source})" for one in known],
         [one for one in fitting if one not in has and one.fits(experiment)],
     )
 

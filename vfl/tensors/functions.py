@@ -1,6 +1,6 @@
 """Functions of fixed-precision tensors, by polynomials, powers of two and squarings.
 
-Each docstring states the range in which the error is that of the table in docs/results/tensors.md,
+Each docstring states the range in which the error is that of docs/results/tensor_operations.csv,
 and the rounds on shares of two holders without MACs. No function discloses a value: an argument
 beyond the range is not detected, and its result is wrong.
 

@@ -1,7 +1,7 @@
 """Layers and losses of fixed-precision tensors, and the table of all operations by name.
 
 No function here discloses a value. Rounds follow from the parts of a layer: see
-`vfl.tensors.arithmetic`, `vfl.tensors.functions`, and the table in docs/results/tensors.md.
+`vfl.tensors.arithmetic`, `vfl.tensors.functions`, and docs/results/tensor_operations.csv.
 """
 
 from __future__ import annotations
