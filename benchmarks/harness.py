@@ -186,9 +186,9 @@ def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = 
     return 1024 * int(found[1]) if found else 0
 
 
-def forget_peak() -> None:
-    """Let "VmHWM" of this process begin anew at what it uses now; nothing without /proc."""
-    path = Path("/proc/self/clear_refs")
+def forget_peak(pid: int | Literal["self"] = "self") -> None:
+    """Let "VmHWM" of a process begin anew at what it uses now; nothing without /proc."""
+    path = Path(f"/proc/{pid}/clear_refs")
     if path.exists():
         path.write_text("5")
 

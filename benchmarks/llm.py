@@ -41,7 +41,7 @@ from vfl.core.seeds import generator, use_one_thread
 from vfl.llm.file import LlmParty, read_llm_file
 from vfl.llm.parties import PARTIES, ROLES, User
 from vfl.llm.private_decoder import PrivateDecoder, linear_layers
-from vfl.llm.project import free_addresses, start_standing, write_llm_project
+from vfl.llm.project import free_addresses, needed_bits, start_standing, write_llm_project
 from vfl.llm.text import read_tokenizer
 from vfl.llm.two_party import Form
 from vfl.models.decoder import Decoder, DecoderShape, Rotation, cached
@@ -303,6 +303,7 @@ class _Bench:
             dealer=listening["dealer"],
             limits={"max_tokens": len(self._prompts[0]) + self._count},
             dealer_counts=False,  # what is compared is the computation, between two parties
+            **needed_bits(self._plain),
         )
         start_standing(project, held, lambda name: network.command(at[name]))
         worker = held.enter_context(BenchmarkWorker("llm", network.command(at["user"])))
@@ -480,6 +481,7 @@ def bench_next_tokens(
         )
     rows = [_compared("plain torch", [int(each.argmax()) for each in plain], plain, wanted)]
     modes: tuple[Mode, ...] = ("thesis", "fast")
+    bits = needed_bits(model)
     for mode in modes:
         tokens: list[int] = []
         scores: list[Tensor] = []
@@ -488,7 +490,8 @@ def bench_next_tokens(
             scores.append(seen.sort().values)
             return int(seen.argmax())
 
-        with PrivateDecoder(model, Form(mode), timeout_s=300) as hidden:
+        form = Form(mode, integer_bits=bits["integer_bits"], inner_bits=bits["inner_bits"])
+        with PrivateDecoder(model, form, timeout_s=300) as hidden:
             for prompt in prompts:
                 tokens += hidden.generate(prompt, 1, pick)
         ordered = [each.sort().values for each in wanted]

@@ -1,15 +1,20 @@
 """What permuted values of a private decoder give away: tables of docs/results/language_models.md.
 
     python scripts/attack_permuted_decoder.py
+    python scripts/attack_permuted_decoder.py --model FOLDER --question "a text"
 
 Orders and rounding are those of `vfl.llm.two_party`, drawn here; tests/attacks/permuted holds that
-what P1 sees for real is this. The decoder is random: 32 numbers a token, 4,000 tokens, one block.
+what P1 sees for real is this. The decoder is random: 32 numbers a token, 4,000 tokens, one block;
+with --model it is a real one, whose weights the attacker knows, and the text is the question.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import warnings
+from collections import Counter
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +28,11 @@ from vfl.llm.attack import (
     permuted_rows,
     words_from_multisets,
 )
+from vfl.llm.text import read_tokenizer
 from vfl.llm.two_party import Form
 from vfl.models.decoder import Decoder, DecoderShape, cached
 from vfl.models.language import Front
+from vfl.models.pretrained import load_pretrained
 from vfl.mpc.rules import P0, P1
 
 WIDTH, WORDS, BITS, TEXTS, LENGTH = 32, 4000, 30, 5, 12
@@ -60,6 +67,27 @@ def texts_read(layers: int, deviation: float) -> float:
         found = torch.tensor(words_from_multisets(front, seen.float()))
         right += int((found == text[0]).sum())
     return right / (TEXTS * LENGTH)
+
+
+def question_read(folder: Path, question: str, layers: int, places: int) -> tuple[list[str], int]:
+    """Words of a real model's text that are read behind some blocks, and how many are in it.
+
+    Args:
+        folder: of the model.
+        question: the text; its first tokens are attacked.
+        layers: blocks.
+        places: fraction bits that P1 sees.
+    """
+    model, tokenizer = load_pretrained(folder), read_tokenizer(folder)
+    assert isinstance(model, Decoder), "tokens are read"
+    text, draw = tokenizer.encode(question), generator(0, "orders")
+    front = Front(model.tokens, model.layers[:layers], len(text))
+    with torch.no_grad():
+        vectors = front.above(front.words(torch.tensor([text])))[0]
+        seen = permuted_rows(vectors, places, draw)[torch.randperm(len(text), generator=draw)]
+        found = words_from_multisets(front, seen.float())
+    right = (Counter(found) & Counter(text)).total()
+    return [tokenizer.decode([each]) for each in found], right
 
 
 def left_unknown(change: float, questions: int) -> float:
@@ -118,6 +146,17 @@ def averaged(times: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Print the tables."""
+    parser = argparse.ArgumentParser(description="What permuted values of a decoder give away.")
+    parser.add_argument("--model", type=Path, help="folder of a real model")
+    parser.add_argument("--question", default="My doctor says that I have diabetes")
+    parser.add_argument("--blocks", type=int, nargs="*", default=[0, 1], help="attacked behind")
+    options = parser.parse_args()
+    if options.model is not None:
+        for layers in options.blocks:
+            bits = 11 if layers else 16  # `vfl.llm.private_decoder` shows the first norm more
+            words, right = question_read(options.model, options.question, layers, bits)
+            print(f"behind {layers} blocks: {right} of {len(words)} words: {words}", flush=True)
+        return
     print("| vectors behind | noise 0 | 0.1 | 0.3 | guess |\n| --- | --- | --- | --- | --- |")
     for layers in (0, 1, 2):
         shares = [f"{100 * texts_read(layers, one):.0f} %" for one in (0, 0.1, 0.3)]

@@ -9,7 +9,9 @@ from benchmarks.llm import (
     bench_next_tokens,
     shown,
 )
+from benchmarks.llm_memory import bench_llm_memory
 from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.pretrained import save_decoder
 
 
 @pytest.mark.slow
@@ -41,3 +43,16 @@ def test_next_tokens_beside_the_model_in_float64(monkeypatch):
     assert len(coarse.margins) == coarse.of - coarse.same
     assert all(0 < margin <= 2 * 0.5 for margin in coarse.margins)  # scores are off by one bit
     assert 0 < coarse.near <= 1
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_three_processes_and_tokens_are_compared(tmp_path):
+    torch.manual_seed(0)
+    save_decoder(tmp_path, Decoder(DecoderShape(vocabulary=256, width=64, layers=1, heads=2)))
+    rows = bench_llm_memory(tmp_path, "a film", 3)
+    assert [row.phase for row in rows][1:] == ["dealing", "asking"]
+    assert rows[-1].same == rows[-1].of == 3
+    assert 1 < rows[0].sent < 1.6
+    for row in rows:
+        assert set(row.peak_bytes) == set(row.cpu_s) == {"owner", "dealer", "user"}
+        assert min(row.peak_bytes.values()) > 1e8  # torch alone takes more

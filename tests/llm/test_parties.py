@@ -218,7 +218,7 @@ def test_bytes_on_the_wire_are_the_model_and_told_framing(parties, mode):
     assert phases["offline"] == told["offline"]
     layers = llm.layer_shapes(project.model.shape, project.file("user").terms.form)
     weights = sum(-(-one.shape[0] * one.shape[1] * one.ring // 8) for one in layers)
-    assert phases["setup"] == weights + len(layers) * HEADER_BYTES
+    assert phases["setup"] == weights + 2 * len(layers) * HEADER_BYTES  # the dealer is told
     # A record of TLS 1.3 adds header, type and tag; greetings of TLS and ours come once.
     records = 22 * (reply.phases["online"]["messages"] + reply.phases["control"]["messages"])
     words = reply.phases["control"]["between"]["owner and user"]

@@ -221,8 +221,10 @@ def start_standing(
     project: Path,
     services: ExitStack,
     prefix: Callable[[LlmParty], Sequence[str]] = lambda party: (),
-) -> None:
+) -> dict[str, int]:
     """Start the model owner and the dealer of a project; they end with the services.
+
+    Their process ids, by party.
 
     Args:
         project: its folder.
@@ -230,9 +232,12 @@ def start_standing(
         prefix: what a party's command line begins with.
     """
     standing: list[tuple[LlmParty, str]] = [("owner", "serve"), ("dealer", "deal")]
+    started: dict[str, int] = {}
     for name, command in standing:
         line = [*prefix(name), sys.executable, "-m", "vfl", "llm", command, str(project / name)]
         log = project / name / "log.txt"
         service = Service(f"the {name}", line, os.environ, log)
         services.callback(service.stop)
         service.wait_for("listens on", refusals=["error["])
+        started[name] = service.pid
+    return started

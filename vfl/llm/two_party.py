@@ -299,7 +299,8 @@ class Role(Engine):
         """Initialisation of SecureMul_F (algorithm 6.1, lines 1 and 2), once per weights.
 
         P1 learns X - U, of each element the bits of the layer's ring: in messages of one block of
-        rows each, P0 to P1. U is drawn from a seed that P0 and P2 have in common; P0 forgets it.
+        rows each, P0 to P1. U is drawn from a seed that P0 and P2 have in common; P0 forgets it. An
+        empty message to P2 follows: a dealer that went on to deal would wait for P0 to take it.
 
         Raises:
             RingRangeError: a weight does not fit; it names the layer.
@@ -312,6 +313,7 @@ class Role(Engine):
         seed = self.pad(P2 if self.role == P0 else P0, (KEY_BYTES // 8,), "U", number)
         mask = Drawn(seed.numpy().tobytes(), layer.shape)
         if self.role == P2:
+            self.channels[P0].receive_bytes(number, 0)
             return Constant(layer, mask=mask)
         assert weight is not None, "P0 has the weights"
         kept = room_for(weight, layer.bits)
@@ -320,6 +322,7 @@ class Role(Engine):
             exact = self.encode(weight[rows], layer.bits, layer.name, _WEIGHT_INTEGER_BITS)
             self._send(P1, number, (exact - drawn, layer.ring))
             kept[rows] = exact
+        self.channels[P2].send_bytes(b"", number, self._phase)
         return Constant(layer, kept, bias)
 
     def question(

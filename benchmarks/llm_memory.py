@@ -1,0 +1,177 @@
+"""Memory and processor time of `vfl llm`, by process and phase, for a decoder of any size.
+
+Owner, dealer and user are commands, one thread each, over TLS on the loopback. A peak is the
+largest resident set of a phase: with interpreter and torch, and with pages of files that are mapped
+(the model owner's weights), which the system takes back when memory is short. The first dealing
+shares the weights; asking reads them from the disk, so that no process keeps a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks import harness
+from vfl.config.toml import Settings
+from vfl.core.seeds import use_one_thread
+from vfl.core.storage import Seal, read_sealed_json
+from vfl.llm.parties import PARTIES
+from vfl.llm.project import (
+    free_addresses,
+    needed_bits,
+    private_model,
+    start_standing,
+    write_llm_project,
+)
+from vfl.llm.text import read_tokenizer
+from vfl.models.decoder import Decoder
+
+_POLL_S = 0.02
+
+
+class MemoryRow(Settings):
+    """What a phase took.
+
+    Attributes:
+        phase: "sharing and dealing a token", "dealing", "asking".
+        weights: of the model.
+        peak_bytes: of each party's process.
+        cpu_s: of each party's process.
+        sent: bytes of sharing the weights over their bytes in float32; of the first phase alone.
+        same, of: tokens that are plain torch's, and all; of the last phase alone.
+    """
+
+    phase: str
+    weights: int
+    peak_bytes: dict[str, int]
+    cpu_s: dict[str, float]
+    sent: float | None = None
+    same: int | None = None
+    of: int | None = None
+
+    def each(self, party: str) -> float:
+        """Bytes a weight of a process."""
+        return self.peak_bytes[party] / self.weights
+
+    @property
+    def together(self) -> float:
+        """Bytes a weight of all three."""
+        return sum(self.peak_bytes.values()) / self.weights
+
+
+def bench_llm_memory(
+    model: Path, question: str = "The capital of France is", count: int = 24
+) -> Sequence[MemoryRow]:
+    """Peaks and processor seconds of a question's phases; tokens beside plain torch's.
+
+    Args:
+        model: folder of a decoder.
+        question: that is asked, once.
+        count: of tokens answered.
+    """
+    use_one_thread()
+    with ExitStack() as held:
+        folder = (
+            Path(held.enter_context(tempfile.TemporaryDirectory(prefix="vfl-llm-"))) / "project"
+        )
+        plain = private_model(model)
+        assert isinstance(plain, Decoder), "tokens are counted"
+        prompt = read_tokenizer(model).encode(question)
+        wanted = plain.generate(prompt, count)
+        weights = sum(each.numel() for each in plain.parameters())
+        owner, dealer = free_addresses(2)
+        write_llm_project(
+            folder,
+            plain.shape,
+            model,
+            owner=owner,
+            dealer=dealer,
+            limits={"max_tokens": len(prompt) + count},
+            **needed_bits(plain),
+        )
+        measured = _Measured(folder, weights, start_standing(folder, held))
+        sizes = "--prompt-tokens", str(len(prompt)), "--max-tokens"
+        rows = [measured.phase("sharing and dealing a token", "deal", *sizes, "1")]
+        record = folder / "user" / "store" / "setup.json"
+        facts = read_sealed_json(record, Seal("setup", "user", None))
+        rows[0] = rows[0].model_copy(update={"sent": facts["spent"]["bytes"] / (4 * weights)})
+        rows.append(measured.phase("dealing", "deal", *sizes, str(count)))
+        asked = measured.phase("asking", "ask", question, "--max-tokens", str(count), "--json")
+        found = json.loads(measured.said)["tokens"]
+        same = sum(one == other for one, other in zip(found, wanted, strict=True))
+        return [*rows, asked.model_copy(update={"same": same, "of": count})]
+
+
+class _Measured:
+    """The user's commands beside two processes that stand.
+
+    Args:
+        folder: of the project.
+        weights: of the model.
+        standing: ids of the processes of owner and dealer.
+    """
+
+    said = ""
+
+    def __init__(self, folder: Path, weights: int, standing: Mapping[str, int]) -> None:
+        self._folder, self._weights, self._standing = folder, weights, standing
+
+    def phase(self, name: str, command: str, *arguments: str) -> MemoryRow:
+        """Run a command of the user's."""
+        before = {party: harness.cpu_s(pid) for party, pid in self._standing.items()}
+        for pid in self._standing.values():
+            harness.forget_peak(pid)
+        line = [sys.executable, "-m", "vfl", "llm", command, str(self._folder / "user"), *arguments]
+        with tempfile.TemporaryFile("w+") as out:
+            user = subprocess.Popen(line, stdout=out, stderr=subprocess.DEVNULL)
+            peak, cpu = 0, 0.0
+            while user.poll() is None:
+                peak = max(peak, harness.resident_bytes("VmHWM", user.pid))
+                cpu = max(cpu, harness.cpu_s(user.pid))
+                time.sleep(_POLL_S)
+            out.seek(0)
+            self.said = out.read()
+        assert user.returncode == 0, "the command says why"
+        spent = {p: harness.cpu_s(pid) - before[p] for p, pid in self._standing.items()}
+        peaks = {p: harness.resident_bytes("VmHWM", pid) for p, pid in self._standing.items()}
+        harness.say(f"{name}: done")
+        return MemoryRow(
+            phase=name,
+            weights=self._weights,
+            peak_bytes=peaks | {"user": peak},
+            cpu_s=spent | {"user": cpu},
+        )
+
+
+SHOWN = harness.table(
+    ("phase", "", "phase"),
+    ("owner, bytes a weight", ".1f", lambda row: row.each("owner")),
+    ("dealer", ".1f", lambda row: row.each("dealer")),
+    ("user", ".1f", lambda row: row.each("user")),
+    ("together", ".1f", "together"),
+    (
+        "CPU s: owner, user, dealer",
+        "",
+        lambda row: ", ".join(f"{row.cpu_s[p]:.1f}" for p in PARTIES),
+    ),
+    ("sent, of the weights' bytes", ".2f", "sent"),
+    (
+        "tokens of plain torch",
+        "",
+        lambda row: None if row.of is None else f"{row.same} of {row.of}",
+    ),
+    markdown=True,
+)
+
+
+main = harness.command(bench_llm_memory, SHOWN)
+
+
+if __name__ == "__main__":
+    main()
