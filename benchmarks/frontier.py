@@ -2,6 +2,7 @@
 
     python -m benchmarks.frontier --task fashion            # goes on where it was left
     python -m benchmarks.frontier --task bank --seeds 5
+    python -m benchmarks.frontier --task bank --families mixing --again      # added attacks alone
     python -m benchmarks.frontier --redraw                  # page and pictures of the stored rows
 
 The page has some lines of each task. `frontier_places.csv`, beside it, has every defense.
@@ -59,7 +60,7 @@ from vfl.experiments.leaderboard import (
 )
 from vfl.experiments.results import LoadedGrid
 from vfl.experiments.statistics import (
-    ONE_SIDED,
+    FALSE_CLAIMS,
     Estimate,
     Values,
     advantage,
@@ -277,19 +278,20 @@ class Claims:
 
 
 def corrected(found: Mapping[str, Claims]) -> dict[str, Claims]:
-    """The same, adjusted for all claims of a task, by defense; see `statistics.claims`."""
-    pairs = {(one, field.name): getattr(of, field.name) for one, of in found.items()
-             for field in fields(Claims)}  # fmt: skip
-    adjusted = claims(pairs)
-    return {one: Claims(*(adjusted[one, field.name] for field in fields(Claims))) for one in found}
+    """The same, adjusted for all claims of a kind in a task, by defense; see `claims`."""
+    adjusted = {
+        kind.name: claims({one: getattr(of, kind.name) for one, of in found.items()})
+        for kind in fields(Claims)
+    }
+    return {one: Claims(*(adjusted[kind.name][one] for kind in fields(Claims))) for one in found}
 
 
 def _verdict(chances: Claims) -> Verdict:
-    if chances.beats <= ONE_SIDED:
+    if chances.beats <= FALSE_CLAIMS:
         return "beats it"
-    if chances.leaks <= ONE_SIDED:
+    if chances.leaks <= FALSE_CLAIMS:
         return "leaks"
-    return "no better" if chances.behind <= ONE_SIDED else "undecided"
+    return "no better" if chances.behind <= FALSE_CLAIMS else "undecided"
 
 
 def _values(found: pd.Series[float]) -> dict[tuple[str, int], float]:
@@ -335,7 +337,7 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
                 family, defense, over(utility[defense,]), gains[defense], worst, access[worst],
                 over(own[worst]), over(own[worst] - blind[reference]),
                 "reference" if is_free else _verdict(chances[defense]),
-                not is_free and chances[defense].ahead <= ONE_SIDED,
+                not is_free and chances[defense].ahead <= FALSE_CLAIMS,
             )
         )  # fmt: skip
     places.sort(key=lambda one: -one.utility.mean)
@@ -512,8 +514,8 @@ METHOD = f"""
   The latter are training from scratch and attacks on inputs, components and label-free bottoms.
 - Attacks on cuts infer labels of test rows; attacks on gradients infer labels of training rows.
 - *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
-  leak above that; "no better" is a gain of at most 0. Claims are one-sided at 2.5 %, corrected for
-  attacks and baselines that may be the best, and for all claims of a task (false discovery rate).
+  leak above that; "no better" is a gain of at most 0. After a correction for attacks and baselines
+  that may be the best, 5 % of a task's claims of one kind are false on average.
 - `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
   exposed as undefended ones, which a mean over all rows hides.
 - `gradient_averaging:rows=0` sends the sum of a batch's gradients at the cut, as a *secure top*
@@ -563,6 +565,7 @@ def bench_frontier(
     out: Path = Path("runs/frontier"),
     page: Path = Path("docs/results/frontier.md"),
     redraw: bool = False,
+    again: bool = False,
 ) -> list[Frontier]:
     """Train and attack what is left of a task, and write rows, page and pictures.
 
@@ -574,6 +577,8 @@ def bench_frontier(
         out: folder of the grids.
         page: the page; rows lie beside it in a CSV file.
         redraw: whether to train nothing.
+        again: train what has rows already, too, for attacks that its file names since. Stored
+            rows stay.
     """
     file = page.with_suffix(".csv")
     rows = stored(file, COLUMNS)
@@ -584,7 +589,7 @@ def bench_frontier(
         families = [name for each in families for name in each.split(",")]
         for family in families:
             require_choice("family", family, tuple(families_of(task)))
-        if left := left_of(task, seeds, families, rows):
+        if left := left_of(task, seeds, families, rows.iloc[:0] if again else rows):
             study = study_of(FOLDER / f"{task}.toml", defenses=left, seeds=list(range(seeds)))
             folder = played(study, out / task, jobs)
             rows = added(rows, pd.DataFrame(rows_of(task, folder), columns=COLUMNS), KEY, TASKS)

@@ -89,7 +89,11 @@ def test_an_attack_below_the_highest_can_be_the_one_that_leaks():
 def test_the_highest_of_many_attacks_is_above_what_they_are_worth():
     """An interval that ends just above the baseline is a leak of one attack, not of one in ten."""
     close = rows({5: 0.6052})
-    many = [replace(one, subject=f"svm:strength={name}") for one in close for name in range(9)]
+    many = [
+        replace(one, subject=f"svm:strength={name}", value=one.value + (-0.04, 0.0, 0.04)[turn])
+        for name in range(9)
+        for one, turn in zip(close, (name % 3, (name + 1) % 3, (name + 2) % 3), strict=True)
+    ]
     assert verdicts(close)["none"] == ["leaks"]
     assert verdicts(close + many)["none"] == ["inconclusive"]
 

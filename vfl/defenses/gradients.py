@@ -24,8 +24,8 @@ class GradientAveraging(Defense):
     over the rows of one class would show which rows share it.
 
     Args:
-        rows: rows in a group; 0 takes the whole batch, which shows no row's label and teaches a
-            bottom little.
+        rows: rows in a group; 0 takes the whole batch, which teaches a bottom little. The means of
+            many exchanges are equations of their rows: `batch_sums` solves them.
 
     >>> grad, one_group = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
     >>> averaged(grad, one_group).tolist()

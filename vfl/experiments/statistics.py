@@ -215,14 +215,19 @@ def protected(advantages: Sequence[Estimate | None], rivals: int = 1, margin: fl
 
 def rivals_of(best: Values, among: Iterable[Values]) -> int:
     """How many are not clearly below the one with the highest mean, itself too."""
-    return sum(chance_below(advantage(one, best), 0.0) > ONE_SIDED for one in among)
+    return sum(_may_be(best, one) for one in among)
+
+
+def _may_be(best: Values, one: Values) -> bool:
+    return chance_below(advantage(one, best), 0.0) > ONE_SIDED
 
 
 def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) -> float:
     """p-value of a leak: some attack is above the best baseline by more than a margin.
 
-    The smallest over the attacks that may be the best (`rivals_of`), times their number
-    (Bonferroni): the highest of many attacks that are worth nothing is above what they are worth.
+    Over the r attacks that may be the best (`rivals_of`): the least of r / i times the i-th
+    smallest of their p-values (Simes 1986, which holds for positively dependent ones: Sarkar 1998),
+    for the highest of many attacks that are worth nothing is above what they are worth.
 
     Args:
         attacks: values of each.
@@ -230,8 +235,9 @@ def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) ->
         margin: what counts as no leak.
     """
     best = max(attacks, key=lambda one: statistics.fmean(by_victim(one).values()))
-    above = [advantage(one, baseline) for one in attacks]
-    return min(1.0, rivals_of(best, attacks) * min(chance_above(one, margin) for one in above))
+    rivals = [one for one in attacks if _may_be(best, one)]
+    chances = sorted(chance_above(advantage(one, baseline), margin) for one in rivals)
+    return min(1.0, *(len(rivals) / i * one for i, one in enumerate(chances, start=1)))
 
 
 def _mirrored(found: Estimate | None) -> Estimate | None:
