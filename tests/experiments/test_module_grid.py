@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vfl
 from vfl.core.errors import ConfigError, DataError, RunFolderError, UserError
+from vfl.experiments.cells import GridFolder
 from vfl.experiments.module_grid import Recipe
+from vfl.experiments.on_ray import GRID_FILES, _Remote
 from vfl.experiments.results import COLUMNS
 from vfl.experiments.study import add_attack, train_alone
 from vfl.training.run import evaluate
@@ -245,6 +247,39 @@ def test_processes_train_the_same(tmp_path, monkeypatch):
         assert kept[0] == kept[1]
     head = json.loads((tmp_path / "apart" / "grid.json").read_text())
     assert head["modules"]["names"] == {"build": build, "loader": batches}
+
+
+def test_a_worker_of_a_cluster_trains_the_same_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """What an actor of Ray does with the files that it is sent; Ray itself is not asked."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "recipe_elsewhere.py").write_text(
+        textwrap.dedent("""
+            import torch
+            import vfl
+            from torch import nn
+
+            def build(codec, defense, seed):
+                torch.manual_seed(seed)
+                net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+                made = {"codec": codec, "defense": defense, "seed": seed}
+                return vfl.split(net, "1", torch.zeros(2, 6), **made)
+
+            def batches(seed):
+                labels = torch.arange(60) % 3
+                return list(zip(torch.eye(6)[labels].split(10), labels.split(10)))
+        """)
+    )
+    how = {"train": {"epochs": 2, "optimizer": "adamw", "warmup_steps": 3}, **QUIET}
+    named = "recipe_elsewhere:build", "recipe_elsewhere:batches"
+    here = vfl.compare(*named, codecs=["none", "topk:k=2"], seeds=[0], out=tmp_path / "here", **how)
+    grid = {name: (here.path / name).read_bytes() for name in GRID_FILES}
+    cells = list(GridFolder(here.path).cells())
+    assert len(cells) == 2
+    for cell in cells:
+        _, files = _Remote(grid, "cpu").run(cell.name, {}, None)
+        (summary,) = (one for name, one in files.items() if name.endswith("summary.json"))
+        mine = json.loads((here.path / "cells" / cell.name / "summary.json").read_text())
+        assert json.loads(summary)["weights_sha256"] == mine["weights_sha256"]
 
 
 def test_functions_of_a_notebook_train_here_alone(tmp_path):
