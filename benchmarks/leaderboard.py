@@ -10,7 +10,7 @@ as it stands there, honestly and against a feature party that tampers. What was 
 attacked before is not done again, so that the same command goes on after it was stopped. Tables are
 looked for in `VFL_DATA`.
 
-The page has five lines of each task. All rows lie beside it: `leaderboard.csv` has the worst
+The page has four lines of each task. All rows lie beside it: `leaderboard.csv` has the worst
 attack on each defense at each number of leaked labels, `leaderboard_access.csv` the same by what
 the attacker holds, and `leaderboard_tasks.csv` one row a task. The page is made of these files
 alone; `--redraw` does that and trains nothing.
@@ -184,7 +184,7 @@ def store_rows(paths: Sequence[Path], page: Path) -> None:
 
 # --- page -----------------------------------------------------------------------------------------
 
-LINES = 5
+LINES = 4
 
 
 @dataclass(frozen=True, slots=True)
