@@ -98,7 +98,7 @@ def test_who_sees_what():
         ({"defense": "few_rounds:steps=40"}, "labels", "open"),
         ({"defense": "few_rounds:steps=40,epsilon=1"}, "labels", "partial"),
         ({"defense": "label_dp:epsilon=1"}, "labels", "partial"),
-        ({"defense": "label_dp:epsilon=8"}, "labels", "open"),
+        ({"defense": "label_dp:epsilon=2"}, "labels", "open"),
         ({"defense": "label_dp:flip=0.1"}, "labels", "open"),
         ({"defense": "nopeek"}, "columns", "weak"),
         ({"defense": "nopeek+clipped_noise:sigma=0.5"}, "columns", "partial"),
@@ -143,3 +143,21 @@ def test_prices_are_those_of_the_frontier():
     ]
     assert float(few["gain"]) == pytest.approx(-0.019, abs=0.0006)
     assert few["verdict"] != "leaks"
+
+
+def test_defenses_that_are_advised_against_leak_on_the_frontier():
+    """The worst attack on the strongest and on the weakest of them spans the range of the text."""
+    (fallen,) = [one for one in weak_defenses() if "mixup" in one.defenses]
+    rows = [
+        row
+        for row in frontier()
+        if row["task"] == "bank" and row["defense"].partition(":")[0] in fallen.defenses
+    ]
+    secure_top = next(r for r in rows if r["defense"] == "gradient_averaging:rows=0")
+    assert f"{float(secure_top['reaches']):.2f}".lstrip("0") in fallen.why
+    best = {row["defense"].partition(":")[0]: 0.0 for row in rows}
+    for row in rows:
+        name = row["defense"].partition(":")[0]
+        best[name] = max(best[name], float(row["reaches"]))
+    assert {"mixup", "tpsl", "marvell", "gradient_noise"} <= set(best)
+    assert max(best.values()) > 0.995
