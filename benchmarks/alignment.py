@@ -1,8 +1,8 @@
-"""How much memory each party takes to align a table of its own, and how much processor time.
+"""Memory and processor time of each party that aligns a table of its own.
 
     python -m benchmarks.alignment --ids 1000000 --ids 10000000 --protocol server_aided
 
-Each party, and the helper where there is one, is a process of its own: it reads its ids from a
+Each party, and the helper where there is one, is a process of its own. It reads its ids from a
 Parquet file, plays its role over the loopback in the pieces that a session sends, and writes its
 positions. Half of the ids are common. Memory is counted from the size right after the imports to
 the peak.
@@ -46,9 +46,9 @@ class AlignmentJob(Settings):
 
     Attributes:
         role: a party, or the helper.
-        protocol: its spec.
-        table: Parquet file of the party's ids; of the helper a folder for its files.
-        memory: such as "256MiB".
+        protocol: spec of the protocol.
+        table: Parquet file of the party's ids; for the helper a folder for its files.
+        memory: memory limit, such as "256MiB".
     """
 
     role: str
@@ -58,20 +58,20 @@ class AlignmentJob(Settings):
 
 
 class Ports(Settings):
-    """Where each role listens, by name."""
+    """Ports on which the roles listen, by name."""
 
     ports: dict[str, int]
 
 
 class AlignmentRow(Settings):
-    """What one role took.
+    """Cost of one role.
 
     Attributes:
         role, protocol, memory: see `AlignmentJob`.
-        ids: of each party.
-        peak_mb: the most resident memory, less what there was after the imports, in 10^6 bytes.
+        ids: number of ids of each party.
+        peak_mb: peak resident memory minus the memory after the imports, in 10^6 bytes.
         cpu_s: processor seconds.
-        common: how many ids were found; half are right. None at the helper.
+        common: number of common ids found; half of them is right. None at the helper.
     """
 
     role: str
@@ -84,7 +84,7 @@ class AlignmentRow(Settings):
 
     @property
     def right(self) -> bool:
-        """Whether as many are found as are common."""
+        """Whether the right number of common ids was found."""
         return self.common in (None, self.ids // 2)
 
 
@@ -93,12 +93,12 @@ def bench_alignment(
     protocol: str = "server_aided",
     memory: str = "256MiB",
 ) -> list[AlignmentRow]:
-    """Memory and processor time of each party of an alignment; half of the ids are common.
+    """Measure memory and processor time of each party of an alignment.
 
     Args:
-        ids: of each party, in each alignment.
+        ids: number of ids of each party, in each alignment; half of them are common.
         protocol: server_aided, or ecdh.
-        memory: what each role may take.
+        memory: memory limit of each role.
 
     Raises:
         LostPeerError: a role ended early; its standard error says why.
@@ -130,7 +130,7 @@ def _aligned(folder: Path, count: int, protocol: str, memory: str) -> list[Align
 
 
 def write_ids(path: Path, rank: int, count: int) -> None:
-    """A party's ids in an order that tells nothing; those of two parties have half in common."""
+    """Write a party's ids in an uninformative order; two parties have half of them in common."""
     path.parent.mkdir(parents=True)
     first = rank * (count - count // 2)
     order = np.random.default_rng(rank).permutation(count) + first
@@ -141,13 +141,13 @@ def write_ids(path: Path, rank: int, count: int) -> None:
 
 
 class Mesh:
-    """Messages between the roles, each a process; a thread a link receives.
+    """Messages between the roles, each a process; one thread per link receives.
 
     Args:
-        name: of this role.
-        listener: where others that come later in the order of roles find it.
-        ports: of all.
-        place: where messages lie.
+        name: name of this role.
+        listener: socket for connections from later roles.
+        ports: ports of all roles.
+        place: folder for received messages.
     """
 
     def __init__(self, name: str, listener: Listener, ports: Ports, place: OnDisk) -> None:
@@ -167,14 +167,14 @@ class Mesh:
         return Post(self._roles, _MOST_BYTES, self._place)
 
     def send(self, to: str, payload: Message) -> None:
-        """A message, a piece after another."""
+        """Send a message, one piece after another."""
         post = self._post()
         post.put(to, payload)
         while post.waiting:
             self._links[to].send_bytes(to_bytes(post.frame()))
 
     def receive(self) -> tuple[str, Message]:
-        """The next message of anybody."""
+        """Return the next message of any role."""
         return self._came.get()
 
     def _receive(self, sender: str) -> None:
@@ -189,7 +189,7 @@ class Mesh:
 
 
 def work(parent: Parent) -> None:
-    """Play one role, for a process has one peak."""
+    """Play one role in a process of its own, because a process has only one peak."""
     job = parent.get(AlignmentJob)
     folder = Path(job.table) if job.role == HELPER else Path(job.table).parent
     place = OnDisk(folder, memory_bytes(job.memory))

@@ -1,13 +1,12 @@
-"""What a shuffle by block costs in quality beside a full one, on real tables.
+"""Quality of a shuffle by block beside a full shuffle, on real tables.
 
     python -m benchmarks.block_shuffle --seeds 5
 
-Two feature parties share the columns of a table below the folder in VFL_DATA. Rows stand in the
-order of the file, or sorted by the label, where every block has one label: the worst order there
-is. Split, first weights and codec are the same in every row; the order of the training rows alone
-differs. `lag 1` is the correlation of the table's positions of neighbours in an epoch's order,
-`moved` the mean distance of a row from its place in the table, in parts of the rows: 1/3 for a
-permutation.
+Two feature parties share the columns of a table below the folder in VFL_DATA. Rows are in the order
+of the file, or sorted by the label, where every block has one label: the worst order. Split, first
+weights and codec are the same in every row; only the order of the training rows differs. `lag 1` is
+the correlation between the table positions of neighbours in an epoch's order. `moved` is the mean
+distance of a row from its place in the table, as a share of the rows: 1/3 for a permutation.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from vfl.training.run import load_data, train
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A table: its file, separator and label, and columns that are left out."""
+    """A table: its file, separator, label and omitted columns."""
 
     file: str
     separator: str
@@ -54,14 +53,14 @@ EPOCHS = 5
 
 @dataclass(frozen=True, slots=True)
 class ShuffleRow:
-    """The mean over seeds, and the deviation over them of the difference from the full shuffle.
+    """Means over seeds, with the spread of the difference from the full shuffle.
 
     Attributes:
         table: the table, and the order of its rows.
-        block_rows, window_blocks: of the shuffle; 0 is the full one.
-        auc, log_loss: of the test rows after the last epoch.
-        auc_apart, deviation: mean difference to the full shuffle on the same seed; its spread.
-        lag_1, moved: of the first epoch's order, see above.
+        block_rows, window_blocks: settings of the shuffle; 0 is the full one.
+        auc, log_loss: figures of the test rows after the last epoch.
+        auc_apart, deviation: mean difference from the full shuffle on the same seed; its spread.
+        lag_1, moved: figures of the first epoch's order, see above.
     """
 
     table: str
@@ -81,13 +80,13 @@ def bench_block_shuffle(
     rows: int | None = None,
     epochs: int = EPOCHS,
 ) -> list[ShuffleRow]:
-    """A shuffle by block beside a full one, in quality, of tables in two orders.
+    """Compare a shuffle by block with a full one, on tables in two orders.
 
     Args:
-        seeds: from 0; each gives a split, first weights and orders.
+        seeds: number of seeds; each gives a split, first weights and orders.
         table: credit default, bank marketing, or both.
-        rows: of each table at most.
-        epochs: of each training.
+        rows: most rows of each table.
+        epochs: epochs of each training.
 
     Raises:
         MissingDataError: VFL_DATA names no folder that has the tables.

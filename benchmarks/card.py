@@ -1,11 +1,11 @@
 """A training step on a graphics card, beside a plain loop on it and beside the processor.
 
 Every party runs its models on the card of this one process; cuts and gradients cross the link as
-they do elsewhere, as bytes. A loop on the card moves each batch there as the parties do. Paths take
-turns; times are medians over the turns. Without a card only the processor is measured.
+bytes, as always. A loop on the card moves each batch there as the parties do. Paths take turns;
+times are medians over the turns. Without a card only the processor is measured.
 
-With `--products`, instead: products of ring elements, and cuts on their way to bytes and back, with
-what is carried to the card and from it.
+With `--products`, it measures instead products of ring elements, and cuts on their way to bytes and
+back, including transfers to and from the card.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ WARMUP_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardRow:
-    """What a step took in one place.
+    """Cost of a step in one place.
 
     Attributes:
-        workload, batch_size, width: of the network.
-        codec: of the cut; None is the loop in one piece.
-        device: where models run.
-        wall_ms: a step.
-        of_loop: that over the loop on the same device.
+        workload, batch_size, width: sizes of the network.
+        codec: codec of the cut; None is the loop in one piece.
+        device: device of the models.
+        wall_ms: wall time per step.
+        of_loop: `wall_ms` divided by that of the loop on the same device.
         final_loss: mean training loss of the last epoch.
     """
 
@@ -63,15 +63,15 @@ def bench_card(
     products: bool = False,
     quick: bool = False,
 ) -> Sequence[CardRow | ProductRow]:
-    """A training step on a graphics card: rows for every workload, device and codec.
+    """Measure a training step on a graphics card, for every workload, device and codec.
 
     Args:
         workloads: networks.
         steps: timed steps of a turn.
-        repeats: turns.
-        seed: of rows, weights and batch order.
+        repeats: number of turns.
+        seed: seed of rows, weights and batch order.
         products: products of ring elements and codecs instead.
-        quick: does it run, not how fast.
+        quick: check only that it runs.
     """
     if products:
         return bench_products(3 if quick else 20)
@@ -120,12 +120,12 @@ def bench_card(
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """What one piece of work took in both places.
+    """Time of one piece of work in both places.
 
     Attributes:
-        work: what.
-        here_ms: on the processor, with as many threads as torch has.
-        there_ms: on a card; None where there is none.
+        work: name of the work.
+        here_ms: time on the processor, with as many threads as torch has.
+        there_ms: time on a card; None without a card.
     """
 
     work: str
@@ -134,7 +134,7 @@ class ProductRow:
 
 
 def bench_products(repeats: int, seed: int = 0) -> list[ProductRow]:
-    """Products of square matrices of ring elements, and codecs of cuts that models made."""
+    """Measure products of square matrices of ring elements, and codecs of real cuts."""
     draw, rows = generator(seed, "bench", "products"), []
     card = torch.device("cuda") if torch.cuda.is_available() else None
     for side in SIDES:
@@ -196,7 +196,7 @@ PRODUCTS = harness.table(
 
 
 def shown(rows: Sequence[CardRow | ProductRow]) -> str:
-    """One line a row."""
+    """Format one line per row."""
     return (PRODUCTS if isinstance(rows[0], ProductRow) else CARDS)(rows)
 
 

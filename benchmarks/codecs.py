@@ -1,9 +1,10 @@
-"""What encoding and decoding a cut costs, beside finding its largest values.
+"""Cost of encoding and decoding a cut, beside the cost of finding its largest values.
 
 All ways take turns, in an order drawn anew each round, over many different batches, in a process of
-their own with one thread. A single batch in a tight loop would teach the processor its branches and
-flatter every selector several times over. What counts is CPU time, so that others on the machine
-matter little; medians are told, also in times of ``torch.topk(cut.abs(), k)`` alone.
+their own with one thread. A single batch in a tight loop would train the processor's branch
+prediction and flatter every selector several times over. The measure is CPU time, so that other
+work on the machine matters little; the rows show medians, also relative to ``torch.topk(cut.abs(),
+k)`` alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from vfl.core.errors import BadOptionError, WidthError
 from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
 from vfl.core.seeds import Secret, generator, permutation
 
-#: Widths and values kept of the thesis' table 3.2.
+#: Widths and numbers of kept values from the thesis' table 3.2.
 PAIRS = (
     *((128, 3), (128, 6), (128, 13)),
     *((300, 2), (300, 4), (300, 9)),
@@ -53,18 +54,18 @@ SPECS = (
 )
 BASE = "torch.topk"
 _AHEAD = 3  # batches of a turn that do not count
-_ENOUGH_S = 1.0  # what took so long already skips the rounds that are left
+_ENOUGH_S = 1.0  # after this time the remaining rounds are skipped
 _INPUTS = 64
 
 
 class CodecJob(Settings):
-    """Cuts to send in every way there is.
+    """Cuts to send in every available way.
 
     Attributes:
         width: of the cut.
-        k: values of each row that are kept by whatever keeps some.
+        k: number of values that sparse codecs keep per row.
         rounds: turns of each way.
-        seed: of the batches.
+        seed: seed of the batches.
     """
 
     width: int
@@ -74,17 +75,17 @@ class CodecJob(Settings):
 
 
 class CodecRow(Settings):
-    """What one way to send a cut costs.
+    """Cost of one way to send a cut.
 
     Attributes:
         width, k: see `CodecJob`.
-        name: a codec's spec, or what else was measured.
+        name: a codec's spec, or the name of another measurement.
         compiled: whether loops ran as machine code.
-        rounds: how often it was measured.
-        encode_us, decode_us: medians in microseconds, header and checksum of a frame included.
-        encode_ratio, decode_ratio: the same in times of torch.topk.
-        wire_bytes: median of the bytes that travel; 0 where none do.
-        wire_ratio: the same in sizes of the dense float32 cut.
+        rounds: number of measurements.
+        encode_us, decode_us: median microseconds, with header and checksum of a frame.
+        encode_ratio, decode_ratio: the same divided by the time of torch.topk.
+        wire_bytes: median bytes sent; 0 where none are sent.
+        wire_ratio: the same divided by the size of the dense float32 cut.
     """
 
     width: int
@@ -113,13 +114,13 @@ def bench_codecs(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> list[CodecRow]:
-    """Encoding and decoding of every codec, in times of torch.topk; bytes of real frames.
+    """Measure encoding and decoding of every codec, relative to torch.topk; bytes of real frames.
 
     Args:
-        width: of the cut; the published widths if not given.
-        k: values kept of a row, such as 3,6; needs a width.
-        rounds: turns of each; what is very slow gets fewer.
-        seed: of the batches.
+        width: width of the cut; the published widths if not given.
+        k: numbers of values kept per row, such as 3,6; needs a width.
+        rounds: turns of each; very slow ways get fewer.
+        seed: seed of the batches.
 
     Raises:
         BadOptionError: k without a width, or above it.
@@ -159,16 +160,16 @@ def _cost(microseconds: float, ratio: float) -> str | None:
 
 
 def work(parent: Parent) -> None:
-    """Measure whatever is asked for."""
+    """Measure the requested jobs."""
     for job in parent.each(CodecJob):
         parent.put(measure(job))
 
 
 def measure(job: CodecJob) -> CodecRows:
-    """Every way to send cuts of one width.
+    """Measure every way to send cuts of one width.
 
-    A turn is a few batches, of which the last counts: its data are new, but the code is where the
-    processor wants it, whatever ran before.
+    A turn is a few batches, of which the last counts. Its data are new, but the code is in the
+    processor's caches, whatever ran before.
     """
     batches = make_batches(job.width, job.seed)
     turns = [*contenders(job.width, job.k).items()]
@@ -185,7 +186,7 @@ def measure(job: CodecJob) -> CodecRows:
 
 
 def make_batches(width: int, seed: int) -> list[Tensor]:
-    """Different batches of what a rectified layer gives, whose units are on more or less often."""
+    """Make different batches of a rectified layer's output, with units of different frequency."""
     draw = generator(seed, "bench codecs", width)
     weight = torch.randn(_INPUTS, width, generator=draw) / _INPUTS**0.5
     bias = torch.randn(width, generator=draw)
@@ -219,21 +220,21 @@ def _median(costs: Sequence[Cost]) -> Cost:
 
 
 class Cost(NamedTuple):
-    """Of one batch: seconds to make its bytes and to read them, and how many they are."""
+    """Cost of one batch: seconds to make its bytes and to read them, and their number."""
 
     encode_s: float
     decode_s: float
     wire_bytes: int
 
 
-#: One measurement, of a step with its batch.
+#: One measurement, for a step and its batch.
 Turn = Callable[[int, Tensor], Cost]
 
 
 def contenders(width: int, k: int) -> dict[str, Turn]:
-    """What is measured for cuts of a width, with what it is compared with at the head.
+    """Return the measured ways for a width, the reference first.
 
-    Codecs that would need too large a table are left out.
+    Codecs that would need too large a table are omitted.
     """
     found: dict[str, Turn] = {"memcpy": _memcpy, BASE: partial(_topk, k), "zstd -1, dense": _zstd}
     for spec in (each.format(k=k) for each in SPECS):
@@ -289,7 +290,7 @@ def _zstd(step: int, batch: Tensor) -> Cost:
 
 
 def _csr_pickle(k: int, step: int, batch: Tensor) -> Cost:
-    """A pickled SciPy matrix; choosing the values kept is not counted."""
+    """Measure a pickled SciPy matrix; choosing the kept values is not counted."""
     indices = torch.topk(batch.abs(), k).indices
     sparse = torch.zeros_like(batch).scatter_(1, indices, batch.gather(1, indices)).numpy()
     began = time.thread_time()

@@ -1,7 +1,7 @@
 """The command line of every benchmark: its options, rows as a table or as JSON, and times.
 
 A benchmark is a function that measures. Its arguments are the options of its command: types and
-defaults are those of the signature, and what is said under ``Args`` is the help.
+defaults are those of the signature, and the text under ``Args`` is the help.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from vfl.core.errors import VFLError
 from vfl.core.text import printable_lines
 
 Row = TypeVar("Row")
-#: A text with commas of its own, which lists of texts are cut at otherwise.
+#: A text with commas of its own; other lists of texts are split at commas.
 Whole = Annotated[str, "whole"]
-#: A whole number that may be 0 although its default is not.
+#: An integer that may be 0 although its default is not.
 OrZero = Annotated[int, "0"]
-#: A head, a format such as ">10.2f", and the row's attribute or what is made of the row.
+#: A heading, a format such as ">10.2f", and the row's attribute or a function of the row.
 Column = tuple[str, str, str | Callable[[Any], Any]]
-#: How rows are shown to people.
+#: Formats rows for people.
 Shown = Callable[[Sequence[Any]], str]
 
 
 def run(bench: Callable[..., Sequence[Row]], shown: Shown) -> Sequence[Row]:
-    """Measure what the command line asks for, and print the rows.
+    """Measure what the command line requests, and print the rows.
 
     Exit codes of errors are those of `vfl`.
 
     Args:
-        bench: measures; an argument without a default has no dashes.
-        shown: rows for people.
+        bench: function that measures; an argument without a default has no dashes.
+        shown: formats rows for people.
     """
     about, helps = _documented(bench)
     name = Path(inspect.getfile(bench)).stem
@@ -75,12 +75,12 @@ def command(
     shown: Shown,
     holds: Callable[[Row], bool] = lambda row: True,
 ) -> Callable[[], None]:
-    """The `main` of a benchmark's program; see `run`.
+    """Return the `main` of a benchmark's program; see `run`.
 
     Args:
-        bench: measures.
-        shown: rows for people.
-        holds: whether a row is as it should be; the exit code is 1 unless all are.
+        bench: function that measures.
+        shown: formats rows for people.
+        holds: whether a row meets its aim; the exit code is 1 unless all rows do.
     """
 
     def main() -> None:
@@ -91,7 +91,7 @@ def command(
 
 
 def table(*columns: Column, markdown: bool = False) -> Shown:
-    """How rows of these columns are shown; what is None is a dash, of Markdown nothing.
+    """Return a formatter of rows by these columns; None is a dash, or empty in Markdown.
 
     >>> print(table(("rows", ">5", lambda row: row), ("half", ">6.1f", lambda row: row / 2))([3]))
      rows  half
@@ -120,17 +120,17 @@ def table(*columns: Column, markdown: bool = False) -> Shown:
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print progress on standard error."""
     print(printable_lines(text), file=sys.stderr, flush=True)
 
 
 def times(ratio: float) -> str:
-    """A ratio with its unit."""
+    """Format a ratio with its unit."""
     return f"{ratio:.2f}x"
 
 
 def beside(figure: float, ratio: float, digits: int = 2) -> str:
-    """A figure with a ratio in brackets.
+    """Format a figure with a ratio in brackets.
 
     >>> beside(12.3456, 1.5)
     '12.35 (1.500x)'
@@ -139,19 +139,19 @@ def beside(figure: float, ratio: float, digits: int = 2) -> str:
 
 
 def middle(rows: Sequence[Any], *names: str) -> dict[str, float]:
-    """The median over turns of some of their figures, by name."""
+    """Return the median over turns of some of their figures, by name."""
     return {name: median(getattr(row, name) for row in rows) for name in names}
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:
-    """Seconds of one call on a clock."""
+    """Return the seconds of one call on a clock."""
     began = clock()
     call()
     return clock() - began
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds of a process so far; 0 where the system has no /proc, or it has ended."""
+    """Return a process's CPU seconds so far; 0 without /proc, or if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -160,7 +160,7 @@ def cpu_s(pid: int) -> float:
 
 
 def family(pid: int) -> Iterator[int]:
-    """A process and all that it and those started, as far as /proc lists them."""
+    """Yield a process and all its descendants, as far as /proc lists them."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # it has just ended
@@ -169,16 +169,18 @@ def family(pid: int) -> Iterator[int]:
 
 
 def called(pid: int) -> str:
-    """The name that `ps` shows of a process; nothing of one that has ended."""
+    """Return the name of a process in `ps`; empty if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
 
 
 def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = "status") -> int:
-    """A figure of /proc about a process, "VmRSS" now or "VmHWM" at its peak; 0 without /proc.
+    """Return a figure of /proc about a process, "VmRSS" now or "VmHWM" at its peak.
 
-    `getrusage` would start from the peak of whoever started this process.
+    It is 0 without /proc.
+
+    `getrusage` would start from the peak of the process that started this one.
     """
     path = Path(f"/proc/{pid}/{file}")
     text = path.read_text() if path.exists() else ""
@@ -187,14 +189,14 @@ def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = 
 
 
 def forget_peak(pid: int | Literal["self"] = "self") -> None:
-    """Let "VmHWM" of a process begin anew at what it uses now; nothing without /proc."""
+    """Reset "VmHWM" of a process to its present use; without /proc do nothing."""
     path = Path(f"/proc/{pid}/clear_refs")
     if path.exists():
         path.write_text("5")
 
 
 def _documented(bench: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The first line of a docstring, and what it says of each argument."""
+    """Return the first line of a docstring, and its text about each argument."""
     text = inspect.getdoc(bench) or ""
     _, _, args = text.partition("\nArgs:\n")
     lines = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", args.partition("\n\n")[0], re.MULTILINE)
@@ -202,19 +204,19 @@ def _documented(bench: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _width(form: str) -> str:
-    """The alignment and width of a format."""
+    """Return the alignment and width of a format."""
     found = re.match(r"[<>]\d+", form)
     return found[0] if found else ""
 
 
 def _kind(argument: inspect.Parameter) -> Any:
-    """The type of an argument, without None."""
+    """Return the type of an argument, without None."""
     kinds = get_args(argument.annotation)
     return kinds[0] if NoneType in kinds else argument.annotation
 
 
 def _add(options: ArgumentParser, argument: inspect.Parameter, about: str) -> None:
-    """An option, or a word without dashes where there is no default."""
+    """Add an option, or a positional argument where there is no default."""
     kind = _kind(argument)
     needed = argument.default is inspect.Parameter.empty
     flag = argument.name if needed else f"--{argument.name.replace('_', '-')}"
@@ -236,7 +238,7 @@ def _add(options: ArgumentParser, argument: inspect.Parameter, about: str) -> No
 
 
 def _called(kind: Any) -> str:
-    """What stands for a value in the help."""
+    """Return the placeholder of a value in the help."""
     if get_origin(kind) is Literal:
         return "{" + ",".join(get_args(kind)) + "}"
     return {int: "N", OrZero: "N", float: "X", Path: "PATH", Wan: "LINE"}.get(kind, "NAME")
@@ -247,7 +249,7 @@ def _spelled(default: Any) -> str:
 
 
 def _reader(kind: Any, least: int) -> Callable[[str], Any]:
-    """How one value of an option is read."""
+    """Return the parser of one value of an option."""
     if kind is Wan:
         return lambda text: Wan.parse(text) if text else None
     if kind is int:

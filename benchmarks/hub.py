@@ -1,11 +1,11 @@
-"""What the label party pays for many feature parties: a step with 2 to 64 of them over TLS.
+"""Cost at the label party of many feature parties: a step with 2 to 64 of them over TLS.
 
     python -m benchmarks.hub
     python -m benchmarks.hub --wan 40ms
 
-The label party is a process of its own; the others are threads of two processes, so their
-computations are not what a real party's would be, and only the label party's CPU time is told.
-Lines delay bytes (`benchmarks.emulation.proxy`). The limit is what delay and bandwidth take.
+The label party is a process of its own. The other parties are threads of two processes, unlike real
+parties, so the rows show only the label party's CPU time. Lines delay bytes
+(`benchmarks.emulation.proxy`). The limit is the time of delay and bandwidth alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from benchmarks.worker import BenchmarkWorker, Endpoint, Parent
 from vfl.config.toml import Settings
 
 COUNTS, STEPS, REPEATS, WARMUP_STEPS = (2, 8, 64), 40, 3, 5
-#: Processes that play the feature parties.
+#: Number of processes that play the feature parties.
 _HOSTS = 2
 
 
 class Parts(Settings):
-    """Whom a process plays: the label party, or feature parties, a thread each."""
+    """Parties of a process: the label party, or feature parties, a thread each."""
 
     jobs: list[StepJob]
 
@@ -45,12 +45,12 @@ class HubRow(Settings):
     """One number of parties, medians over the turns.
 
     Attributes:
-        parties: how many feature parties.
-        wan: what every party's line does; "" on the loopback.
-        wall_ms: of a step, at the label party.
-        cpu_ms: of a step, of the label party's process.
+        parties: number of feature parties.
+        wan: every party's line; "" on the loopback.
+        wall_ms: wall time of a step, at the label party.
+        cpu_ms: CPU time of a step, in the label party's process.
         cpu_a_party_us: the same for each feature party.
-        limit_ms: what lines alone take of a step; 0 on the loopback.
+        limit_ms: time of a step that the lines alone take; 0 on the loopback.
     """
 
     parties: int
@@ -67,13 +67,13 @@ def bench_hub(
     steps: int = STEPS,
     repeats: int = REPEATS,
 ) -> list[HubRow]:
-    """A label party with many feature parties, over TLS.
+    """Measure a label party with many feature parties, over TLS.
 
     Args:
-        parties: how many feature parties, of 2, 4, 8, 16, 32 and 64.
+        parties: numbers of feature parties, of 2, 4, 8, 16, 32 and 64.
         wan: every party's line, such as 40ms; None is the loopback.
-        steps: that are timed, of a turn.
-        repeats: turns.
+        steps: timed steps of a turn.
+        repeats: number of turns.
     """
     turns: dict[int, list[Measurement]] = {count: [] for count in parties}
     for turn in range(repeats):
@@ -127,7 +127,7 @@ def _row(count: int, turns: Sequence[Measurement], job: StepJob, wan: Wan | None
 
 
 def work(parent: Parent) -> None:
-    """Play whom one is told to play."""
+    """Play the parties of the received job."""
     for parts in parent.each(Parts):
         setups = [Setup(job) for job in parts.jobs]
         if parts.jobs[0].party == LABEL_PARTY:

@@ -1,13 +1,13 @@
-"""What the lengths of frames tell somebody who sees nothing else, and what hiding it costs.
+"""Information in frame lengths for an observer of the network, and the cost of hiding it.
 
     python -m benchmarks.lengths                        # scikit-learn's digits
     python -m benchmarks.lengths --data bank-marketing  # the table below VFL_DATA
 
-A network is trained with each codec with ``pad=no`` and asked again with ``pad=query``; weights are
-the same. An observer of the network guesses the class from the length of a query alone: of single
-rows, and of 16 rows that all have one class. The area under the curve is that of the class whose
-rows stand out most, one class against all others. Of training frames it is that of batches with
-more rows of a class than half of all batches have, in the second half of the training.
+Each codec trains a network with ``pad=no`` and answers queries again with ``pad=query``; weights
+are the same. An observer of the network guesses the class only from the length of a query: of
+single rows, and of 16 rows of one class. The area under the curve is for the class whose rows stand
+out most, against all others. For training frames it is for batches with more rows of a class than
+half of all batches have, in the second half of the training.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ WIDTH, BATCH, ROWS, ONE_CLASS, MIXED = 64, 64, 6000, 16, 256
 
 @dataclass(frozen=True)
 class Lengths:
-    """Frames of one codec and one way to pad; bytes are means, headers included.
+    """Frames of one codec with one padding; bytes are means, headers included.
 
     Attributes:
-        codec: its spec.
-        pad: ``no``, ``query``, or ``sizes``: every frame is filled up to a few agreed sizes, which
-            ``pad=always`` does to training frames alone; computed here from the lengths of ``no``.
-        single_auc, single_bytes: of queries of one row.
-        class_auc, class_bytes: of queries of 16 rows of one class.
-        mixed_bytes: of queries of 256 rows.
-        train_auc, train_bytes: of the cuts of training batches of 64 rows.
+        codec: spec of the codec.
+        pad: ``no``, ``query``, or ``sizes``: every frame is padded to a few agreed sizes, which
+            ``pad=always`` does only for training frames; computed here from the lengths of ``no``.
+        single_auc, single_bytes: for queries of one row.
+        class_auc, class_bytes: for queries of 16 rows of one class.
+        mixed_bytes: for queries of 256 rows.
+        train_auc, train_bytes: for the cuts of training batches of 64 rows.
     """
 
     codec: str
@@ -77,13 +77,13 @@ class Lengths:
 
 
 def digits() -> tuple[pd.DataFrame, np.ndarray]:
-    """Pictures of 64 pixels; the classes are the ten digits."""
+    """Load pictures of 64 pixels; the classes are the ten digits."""
     pictures, labels = read_digits()
     return pd.DataFrame(pictures.reshape(len(pictures), -1)).rename(columns=str), labels
 
 
 def bank_marketing() -> tuple[pd.DataFrame, np.ndarray]:
-    """Customers of a bank in a drawn order; the classes are whether one bought."""
+    """Load customers of a bank in a drawn order; the class is whether a customer bought."""
     file = Path(os.environ.get("VFL_DATA", "")) / "bank-marketing" / "bank-full.csv.gz"
     if not file.is_file():
         raise MissingDataError("the table is not there", got=str(file), fix="set VFL_DATA")
@@ -102,12 +102,12 @@ def bench_lengths(
     codec: Sequence[harness.Whole] = SPECS,
     epochs: int = 20,
 ) -> list[Lengths]:
-    """What lengths of frames tell, and what hiding it costs.
+    """Measure the information in frame lengths, and the cost of hiding it.
 
     Args:
-        data: the table.
-        codec: of these codecs alone, without pad; may be repeated.
-        epochs: of each training.
+        data: name of the table.
+        codec: codecs to measure, without pad; may be repeated.
+        epochs: epochs of each training.
     """
     use_one_thread()
     table, labels = DATA[data]()
@@ -123,13 +123,13 @@ def bench_lengths(
 
 
 class Sent:
-    """An observer of a link that sees lengths alone."""
+    """An observer of a link that sees only lengths."""
 
     def __init__(self) -> None:
         self.frame_bytes: dict[Kind, list[int]] = defaultdict(list)
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Told about every frame."""
+        """Record a frame's length."""
         self.frame_bytes[frame.kind].append(frame.wire_bytes)
 
 
@@ -207,7 +207,7 @@ def _frame_bytes(
     weights: Mapping[str, Mapping[str, torch.Tensor]],
     groups: Sequence[np.ndarray],
 ) -> np.ndarray:
-    """The bytes of the query about each group of rows, as they cross the link."""
+    """Return the bytes of the query about each group of rows, as they cross the link."""
     sent = Sent()
     unlabelled = {name: replace(own, labels=None) for name, own in parties.items()}
     session = LocalSession(
@@ -221,7 +221,7 @@ def _frame_bytes(
 
 
 def _whole(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Groups of so many rows; what is left over is in none."""
+    """Split rows into groups of so many; a remainder is omitted."""
     return list(rows[: len(rows) // size * size].reshape(-1, size))
 
 
@@ -232,7 +232,7 @@ def _best_auc(lengths: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _batch_auc(lengths: np.ndarray, batches: Sequence[np.ndarray], classes: int) -> float:
-    """Of batches of full size in the second half."""
+    """Return the AUC for batches of full size in the second half."""
     late = [at for at in range(len(batches) // 2, len(batches)) if len(batches[at]) == BATCH]
     areas = [0.5]
     for one in range(classes):

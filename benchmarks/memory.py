@@ -1,10 +1,10 @@
-"""How much memory a party takes to describe its table, to load it and to hand out batches.
+"""Memory of a party that describes its table, loads it and hands out batches.
 
 Each measurement is a process of its own, and counts from its size right after the imports to its
-peak. The aim of loading: no more than 1.5 times the party's float32 inputs and 64 MB; of
-describing, which makes no inputs: 24 bytes a row, for the ids, and 160 MB. With `--memory` the rows
-lie on disk, and a whole epoch of batches is read in the order that `train.shuffle = "blocks"` gives
-them; the aim is that setting, a byte a row, 1.5 MB a column for the pages of Parquet, and 64 MB.
+peak. The aim of loading is at most 1.5 times the party's float32 inputs plus 64 MB. The aim of
+describing, which makes no inputs, is 24 bytes a row, for the ids, plus 160 MB. With `--memory` the
+rows are on disk, and a whole epoch of batches is read in the order of `train.shuffle = "blocks"`.
+The aim is then that setting, a byte a row, 1.5 MB a column for the pages of Parquet, and 64 MB.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ BATCH_ROWS = 256
 
 
 class Asked(Settings):
-    """What is to be measured.
+    """Request for one measurement.
 
     Attributes:
-        party: whose table.
-        describes: whether it is only described, as `vfl init` does.
-        reads_epoch: whether all batches of an epoch are taken, in blocks, and not the first alone.
+        party: name of the table's party.
+        describes: whether to only describe the table, as `vfl init` does.
+        reads_epoch: whether to take all batches of an epoch, in blocks, and not only the first.
     """
 
     party: PartyFile
@@ -69,13 +69,13 @@ class Asked(Settings):
 
 
 class Peak(Settings):
-    """What was measured.
+    """Result of one measurement.
 
     Attributes:
-        peak_bytes: the most resident memory, less what there was after the imports.
-        load_s: seconds until the data were there.
-        load_cpu_s: processor seconds for that.
-        rows_per_cpu_s: rows whose inputs were selected in a processor second; 0 if it is not asked.
+        peak_bytes: peak resident memory minus the memory after the imports.
+        load_s: seconds until the data were loaded.
+        load_cpu_s: processor seconds of that.
+        rows_per_cpu_s: rows whose inputs were selected per processor second; 0 if not measured.
     """
 
     peak_bytes: int
@@ -89,11 +89,11 @@ class MemoryRow:
     """One measurement.
 
     Attributes:
-        role: a feature party, a label party that has inputs too, a feature party with a category
-            with gaps and a date besides, or a label party that describes its table.
-        ids: what the id column holds.
+        role: a feature party, a label party with inputs of its own, a feature party with a category
+            with gaps and a date, or a label party that describes its table.
+        ids: content of the id column.
         peak_mb, limit_mb: megabytes (10^6 bytes) above the size after the imports.
-        load_s: seconds until the data were there.
+        load_s: seconds until the data were loaded.
         load_cpu_s, rows_per_cpu_s: see `Peak`.
     """
 
@@ -119,19 +119,20 @@ def bench_memory(
     ids: IdKind | None = None,
     role: Role | None = None,
 ) -> list[MemoryRow]:
-    """The peak memory of a party that loads its table, beside the limit.
+    """Measure the peak memory of a party that loads its table, beside the limit.
 
     Args:
-        rows: of the table; at least 10.
-        columns: of numbers that are inputs; there are ids, a label, a category and a date besides.
-        format: the kind of file.
-        memory: data.memory of the party, such as 1GiB, whose rows are on disk then.
-        ids: text or number alone.
-        role: of one party alone; describing makes no inputs, so no memory is set for it.
+        rows: rows of the table; at least 10.
+        columns: number of number columns that are inputs; ids, a label, a category and a date are
+            added.
+        format: format of the file.
+        memory: data.memory of the party, such as 1GiB; its rows are then on disk.
+        ids: measure only text or number ids.
+        role: measure only one party; describing makes no inputs, so it sets no memory.
 
     Raises:
-        BadOptionError: hardly any rows, or no such party.
-        UserError: a system that does not tell a process its peak.
+        BadOptionError: there are too few rows, or no such party.
+        UserError: the system does not report the peak of a process.
         LostPeerError: a measurement ended early; its standard error says why.
     """
     cases = [
@@ -174,7 +175,7 @@ def _limit_bytes(role: Role, rows: int, columns: int, memory: str | None) -> flo
 
 
 def write_table(path: Path, rows: int, columns: int) -> None:
-    """Random numbers with both kinds of ids, in no order, and a label; block by block.
+    """Write random numbers with both kinds of ids, unordered, and a label; block by block.
 
     A tenth of the towns is missing.
     """
@@ -271,7 +272,7 @@ def measure(asked: Asked) -> Peak:
 
 
 def work(parent: Parent) -> None:
-    """Measure once, for a process has one peak."""
+    """Measure once, because a process has only one peak."""
     parent.put(measure(parent.get(Asked)))
 
 

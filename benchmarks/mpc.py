@@ -1,14 +1,13 @@
 """Private workloads between three processes, beside other systems.
 
 The workloads are those of Tables 5.2 and 5.3 (thesis, 2025) and element-wise functions. Every
-system has processes of its own, one thread each, over the same network; they take turns, so that
-each ratio compares neighbours in time. A turn is a tenth of a second of runs, at least one, and the
-run that counts: a connection that has rested has a small window, a process that has rested finds
-others' data in the processor's caches, and code is compiled at first. A run begins when all parties
-are ready and ends when the last one is done, with its result still in shares. Before it come keys,
-shares and openings that last. Dealing is within it, at every system that deals. Of fast mode, which
-can deal ahead, a turn has a second such run that is told apart: online, with what can be dealt
-ahead done before the clock.
+system has processes of its own, one thread each, over the same network. They take turns, so that
+each ratio compares neighbours in time. A turn is a tenth of a second of warm-up runs, at least one,
+and then the run that counts: an idle connection has a small window, other data fill an idle
+process's caches, and code is compiled at first. A run begins when all parties are ready and ends
+when the last one is done, with its result still in shares. Keys, shares and lasting openings come
+before it. Dealing is part of it, for every system that deals. Fast mode can deal ahead, so its turn
+has a second such run, reported separately as online: with dealing ahead done before the clock.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from vfl.mpc.three_party.network import fixed_point_rate
 TURNS = 5
 _WARM_S = 0.1
 _TALK = Path(__file__).parent / "peers" / "talk.py"
-#: The systems of an adapter, `benchmarks/peers/NAME_peer.py`, and how many parties each has.
+#: The systems of an adapter, `benchmarks/peers/NAME_peer.py`, and each one's number of parties.
 PEERS: Mapping[str, Mapping[str, int]] = {
     "spu": {"spu-semi2k": 2, "spu-aby3": 3},
     "crypten": {"crypten": 2},
@@ -63,18 +62,18 @@ PEERS: Mapping[str, Mapping[str, int]] = {
 
 #: The workloads of fast and thesis mode.
 THREE_PARTY = tuple(name for name, each in WORKLOADS.items() if each.function != "cnn")
-#: A run begins so much later than it is told: long enough for all parties to hear it.
+#: Seconds between the order to run and the start, long enough for all parties to receive it.
 _AHEAD_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system and how its processes are started.
+    """A system and the command of its processes.
 
     Attributes:
-        name: such as "spu-semi2k".
-        parties: how many processes it has.
-        command: what each of them runs; our own party if empty.
+        name: name, such as "spu-semi2k".
+        parties: number of its processes.
+        command: command of each process; our own party if empty.
     """
 
     name: str
@@ -91,14 +90,14 @@ class Run:
     """One run of a system.
 
     Attributes:
-        milliseconds: from the first party's begin to the last one's end.
-        cpu_ms: of all parties.
-        offline_ms: before the clock, of the party that took longest with what was dealt ahead.
-        bytes_setup, bytes_offline, bytes_online: of all parties; None if not counted.
-        bytes_interface: that all parties' interfaces sent from the first message of the setup to
-            the end; None if nothing counts there.
-        max_error: against float64 in plaintext.
-        wrong_tokens: of a decoder's step, that are not plaintext's.
+        milliseconds: time from the first party's begin to the last one's end.
+        cpu_ms: CPU time of all parties.
+        offline_ms: longest time of a party's dealing ahead, before the clock.
+        bytes_setup, bytes_offline, bytes_online: bytes of all parties; None if not counted.
+        bytes_interface: bytes that all parties' interfaces sent from the first message of the setup
+            to the end; None if not counted.
+        max_error: largest error against float64 in plaintext.
+        wrong_tokens: for a decoder's step, tokens that differ from plaintext's.
     """
 
     milliseconds: float
@@ -114,11 +113,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a system did in one turn.
+    """Result of a system in one turn.
 
     Attributes:
         whole: the run with all dealing within its clock.
-        online: the run with what can be dealt ahead before its clock; the same where nothing can.
+        online: the run with dealing ahead before its clock; the same run for systems without it.
     """
 
     whole: Run
@@ -126,16 +125,16 @@ class Taken:
 
 
 def peers(spec: str) -> list[System]:
-    """The systems of a peer, from its name and the interpreter that has it installed.
+    """Return the systems of a peer, from its name and the interpreter that has it installed.
 
     >>> [each.name for each in peers("spu=/opt/spu/bin/python")]
     ['spu-semi2k', 'spu-aby3']
 
     Args:
-        spec: such as ``crypten=/opt/crypten/bin/python``.
+        spec: peer, such as ``crypten=/opt/crypten/bin/python``.
 
     Raises:
-        BadOptionError: no such peer, or no interpreter.
+        BadOptionError: the peer is unknown, or there is no interpreter.
     """
     name, _, python = spec.partition("=")
     if name not in PEERS or not python:
@@ -154,8 +153,8 @@ class RunningSystem(ExitStack):
     """The processes of a system; a context manager, which ends them.
 
     Args:
-        system: what they run.
-        network: what they talk over.
+        system: system that they run.
+        network: network between them.
     """
 
     def __init__(self, system: System, network: Network) -> None:
@@ -179,7 +178,7 @@ class RunningSystem(ExitStack):
             raise
 
     def take(self, task: Task) -> Run:
-        """One run; all parties begin when all are ready.
+        """Do one run; all parties begin when all are ready.
 
         Raises:
             LostPeerError: a process ended; its standard error says why.
@@ -214,12 +213,15 @@ class RunningSystem(ExitStack):
             worker.get(Ready)
 
     def _sent(self) -> int | None:
-        """What the interfaces of the parties have sent so far; None if nothing counts."""
+        """Return the bytes the parties' interfaces have sent so far.
+
+        It is None if they are not counted.
+        """
         sent = self._network.bytes_sent()
         return sum(sent[party] for party in self._parties) if sent else None
 
     def _connect(self) -> None:
-        """Tell every process who it is and where it finds the others."""
+        """Send every process its role and the addresses of the others."""
         session, token = secrets.token_hex(16), secrets.token_urlsafe(32)
         assignments = [
             Assignment(
@@ -239,7 +241,7 @@ class RunningSystem(ExitStack):
         self._await_all()
 
     def _endpoints(self, source: str, ports: Sequence[int]) -> Endpoints:
-        """Where one party finds all; itself where it listens."""
+        """Return the addresses of all parties for one party; for itself, where it listens."""
         endpoints: list[tuple[str, int]] = []
         for target, port in zip(self._parties, ports, strict=True):
             own = target == source or not port
@@ -257,7 +259,7 @@ class RunningSystem(ExitStack):
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """The sum, if everybody can tell."""
+    """Return the sum, or None if a count is missing."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
@@ -267,32 +269,34 @@ class MpcRow:
     """One workload of one system.
 
     Attributes:
-        workload: of `benchmarks.mpc_workloads.WORKLOADS`.
+        workload: a workload of `benchmarks.mpc_workloads.WORKLOADS`.
         system: "thesis", "fast", "holders", "shares", "spu-semi2k", "spu-aby3" or "crypten".
         network: "loopback", "tun", "proxy" or "model".
         end_to_end_ms: median over the turns, dealing within the clock; without compute where lines
             are computed.
-        milliseconds: of the runs that were dealt ahead; where nothing is, of the same.
+        milliseconds: median of the runs with dealing ahead; without dealing ahead, of the same
+            runs.
         fastest_ms: the fastest of these.
         cpu_ms: median user and system time of all parties, end to end; None where lines are
             computed.
-        bytes_online: sent by all parties. Of ours, with headers of frames; of other systems all
-            that their interfaces count, headers of packets included, or None on the loopback.
-        bytes_offline: dealt ahead of each turn, or by P2 within it; None for other systems.
-        bytes_setup: keys, and openings that last for many turns; None for other systems.
-        bytes_interface: that the interfaces sent for setup and the whole run, headers of packets
-            included where there are packets (`tun`); None on the loopback and computed lines.
-        offline_ms: what dealing ahead takes before the clock of a run that is dealt ahead.
-        max_error: largest of the turns, against float64 in plaintext.
-        hops: messages one after the other; None for other systems.
-        limit_ms: what the lines alone take of these bytes and hops; None without a line.
-        matmul_ms: a holder's ring products alone; None over a line, for functions, and for other
+        bytes_online: bytes sent by all parties. For our systems, with headers of frames; for others
+            all bytes at their interfaces, headers of packets included, or None on the loopback.
+        bytes_offline: bytes dealt ahead of each turn, or by P2 within it; None for other systems.
+        bytes_setup: bytes of keys, and of openings that last for many turns; None for other
             systems.
-        limit_ratio, matmul_ratio: milliseconds to those; None where nothing is to be compared.
-        rival_ratio: how many times as long the fastest other system took, end to end; None without
-            one.
-        online_ratio: the same to the online time alone, though others deal within their clock.
-        fresh: inputs were opened within the turn.
+        bytes_interface: bytes that the interfaces sent for setup and the whole run, headers of
+            packets included where there are packets (`tun`); None on the loopback and computed
+            lines.
+        offline_ms: time of dealing ahead, before the clock.
+        max_error: largest of the turns, against float64 in plaintext.
+        hops: sequential messages; None for other systems.
+        limit_ms: time of the lines alone for these bytes and hops; None without a line.
+        matmul_ms: time of a holder's ring products alone; None over a line, for functions, and for
+            other systems.
+        limit_ratio, matmul_ratio: `milliseconds` divided by those; None without them.
+        rival_ratio: time of the fastest other system divided by ours, end to end; None without one.
+        online_ratio: the same against our online time, although others deal within their clock.
+        fresh: whether inputs were opened within the turn.
     """
 
     workload: str
@@ -318,7 +322,7 @@ class MpcRow:
     fresh: bool
 
 
-#: Turns by system, and what the model says of ours.
+#: Turns by system, and the model's results for ours.
 _Turns = Mapping[str, Sequence[Taken]]
 _Models = Mapping[str, Modelled]
 
@@ -333,20 +337,20 @@ def bench_mpc(
     fresh: bool = False,
     peer: Sequence[str] = (),
 ) -> list[MpcRow]:
-    """Private inference and training between three processes; beside SPU and CrypTen.
+    """Measure private inference and training between three processes; beside SPU and CrypTen.
 
     Args:
-        workload: such as lr100-b64-inference,gelu-1k.
-        mode: of thesis, fast, holders (1/sqrt) and shares (networks of images).
+        workload: names such as lr100-b64-inference,gelu-1k.
+        mode: modes, of thesis, fast, holders (1/sqrt) and shares (networks of images).
         wan: every party's line; None is the loopback as it is.
-        network: how lines are made: auto, tun, proxy or model.
-        turns: of each workload and system.
+        network: kind of the lines: auto, tun, proxy or model.
+        turns: turns of each workload and system.
         fresh: open inputs within the turn, as when every batch is seen once.
         peer: another system and the Python that has it: spu=PATH or crypten=PATH.
 
     Raises:
         ConfigError: peers on computed lines.
-        BadOptionError, UnknownNameError: no such network, mode or workload.
+        BadOptionError, UnknownNameError: the network, mode or workload is unknown.
         LostPeerError: a process ended early.
     """
     asked, own = [workload_named(name) for name in workload], list(mode)
@@ -379,14 +383,14 @@ def bench_mpc(
 def take_turns(
     running: Mapping[str, RunningSystem], task: Task, turns: int
 ) -> dict[str, list[Taken]]:
-    """All systems one after the other, again and again; the last run of each turn counts.
+    """Run all systems one after the other, repeatedly; the last run of each turn counts.
 
-    Of fast mode, the last without anything dealt ahead, and one more with it.
+    For fast mode the last run has no dealing ahead, and one more run has it.
 
     Args:
-        running: by name.
-        task: for all of them.
-        turns: of each.
+        running: systems by name.
+        task: task for all of them.
+        turns: turns of each.
     """
     taken: dict[str, list[Taken]] = {system: [] for system in running}
 
@@ -406,7 +410,7 @@ def take_turns(
 
 
 def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
-    """What all processes are told; arrays are written for those who cannot draw them."""
+    """Make the task for all processes; arrays are written for systems that cannot draw them."""
     path = folder / f"{workload.name}.npz"
     if arrays:
         example = Example.of(workload)
@@ -434,7 +438,7 @@ def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
 def _rows(
     workload: Workload, kind: str, models: _Models, taken: _Turns, fresh: bool
 ) -> list[MpcRow]:
-    """A row a system; where lines are computed, the model's own."""
+    """Return a row per system; where lines are computed, the model's own."""
     rows = []
     for system in taken or models:
         model, turns = models.get(system), taken.get(system) or [_turn_of(models[system])]
@@ -472,7 +476,7 @@ def _rows(
 
 
 def _turn_of(model: Modelled) -> Taken:
-    """The model's clock as a turn."""
+    """Convert the model's clock to a turn."""
     run = Run(
         1000 * model.seconds,
         0.0,
@@ -488,7 +492,7 @@ def _turn_of(model: Modelled) -> Taken:
 def _rival_ratio(
     taken: _Turns, models: _Models, system: str, clock: Callable[[Taken], Run]
 ) -> float | None:
-    """The fastest rival of each turn over the system itself, median over the turns."""
+    """Return the fastest rival's time divided by the system's own, median over the turns."""
     rivals = [turns for name, turns in taken.items() if name not in models]
     if system not in models or not rivals:
         return None

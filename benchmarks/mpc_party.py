@@ -1,8 +1,8 @@
-"""One of our three parties in a private workload: prepared once, then executed on a signal.
+"""One of our three parties in a private workload: prepared once, then run on a signal.
 
-`modelled` runs all three in one process, on lines that are computed: exact bytes and hops, and the
-limit they set. The messages are those of all systems that are compared: an adapter knows them from
-`benchmarks/peers/talk.py`, for it imports nothing of vfl.
+`modelled` runs all three in one process, on computed lines: exact bytes and hops, and the limit
+they set. The messages are those of all compared systems. An adapter has them from
+`benchmarks/peers/talk.py`, because it imports no part of vfl.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from vfl.mpc.three_party.network import Network
 from vfl.mpc.three_party.party import Party
 from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, TransportLink
 
-#: Whom each party listens for, and whom it calls.
+#: Parties that each party accepts connections from, and parties it connects to.
 LISTENS = {P0: (P1,), P1: (), P2: (P0, P1)}
 CALLS = {P0: (P2,), P1: (P0, P2), P2: ()}
 _JOIN_S = 60.0
@@ -51,16 +51,16 @@ _TRIES = 3
 
 
 class Assignment(Settings):
-    """Who a process is.
+    """Role of a process.
 
     Attributes:
         rank: 0, 1 or 2.
-        parties: how many there are.
-        system: such as "spu-semi2k".
-        host: address it listens at.
+        parties: number of parties.
+        system: name, such as "spu-semi2k".
+        host: address at which it listens.
         device: name of the network device that has this address.
         session: name of the session.
-        token: what our parties show to get in.
+        token: token that our parties show to be admitted.
     """
 
     rank: int
@@ -73,28 +73,29 @@ class Assignment(Settings):
 
 
 class Port(Settings):
-    """Where a process listens, or will; 0 if nobody calls it."""
+    """Port on which a process listens, or will; 0 if no party connects to it."""
 
     port: int
 
 
 class Endpoints(Settings):
-    """Host and port of every party, by rank, as this one finds them."""
+    """Host and port of every party, by rank, as seen from this one."""
 
     endpoints: tuple[tuple[str, int], ...]
 
 
 class DecoderStep(Settings):
-    """What a decoder computes: the last token's scores, and which is the largest.
+    """Work of a decoder: the last token's scores, and the index of the largest.
 
     All of it is public. It has rotary positions, RMSNorm and gated SiLU; the weights are those of
-    `vfl.llm.private_decoder.linear_layers`, so norms are folded into what stands behind them.
+    `vfl.llm.private_decoder.linear_layers`, so norms are folded into the following layers.
 
     Attributes:
-        layers, heads: how many.
-        epsilon: of the norms.
-        cos, sin: what the new tokens' positions turn by; axes (steps, head width).
-        past: tokens whose keys and values are there, as arrays "0.keys", "0.values", "1.keys" ...
+        layers, heads: their numbers.
+        epsilon: constant of the norms.
+        cos, sin: rotations of the new tokens' positions; axes (steps, head width).
+        past: number of tokens whose keys and values exist, as arrays "0.keys", "0.values", "1.keys"
+            ...
     """
 
     layers: int
@@ -109,17 +110,17 @@ class Task(Settings):
     """One run.
 
     Attributes:
-        system: such as "fast"; our parties play every system of ours.
+        system: name, such as "fast"; our parties play every system of ours.
         workload: its name.
-        session: of this run, for fresh keys.
+        session: session of this run, for fresh keys.
         rows, widths, training, function: see `benchmarks.mpc_workloads.Workload`.
-        rate: what the gradient, summed over the rows, is multiplied with in a training step.
-        fresh: inputs were not opened before.
-        ahead: what can be dealt ahead is, before the clock; else the dealer deals within it, while
-            it waits for questions.
-        arrays: npz file with inputs, weights, targets and what is wanted; "" for our own parties,
-            who draw them from the same seed.
-        decoder: the step of a decoder, instead of a network or a function; of other systems alone.
+        rate: factor of the gradient, summed over the rows, in a training step.
+        fresh: whether inputs were not opened before.
+        ahead: whether dealing ahead comes before the clock; otherwise the dealer deals within it,
+            while it waits for questions.
+        arrays: npz file with inputs, weights, targets and expected results; "" for our own parties,
+            which draw them from the same seed.
+        decoder: the step of a decoder, instead of a network or a function; only for other systems.
     """
 
     system: str
@@ -137,29 +138,30 @@ class Task(Settings):
 
 
 class Ready(Settings):
-    """All is prepared: keys, shares, compiled code; or, once more, the run has ended."""
+    """All is prepared: keys, shares, compiled code; or, the second time, the run has ended."""
 
 
 class Go(Settings):
     """Begin, all at one moment; or, after the run, reveal the results.
 
     Attributes:
-        at: on the machine's clock, in seconds.
+        at: time on the machine's clock, in seconds.
     """
 
     at: float
 
 
 class Turn(Settings):
-    """What one process did between "go" and its end.
+    """Measurements of one process between "go" and its end.
 
     Attributes:
-        began, ended: on the machine's clock, in seconds.
+        began, ended: times on the machine's clock, in seconds.
         cpu_ms: user and system time of all its threads between the two.
         offline_ms: work ahead of the clock that each turn needs anew; 0 if there is none.
-        bytes_setup, bytes_offline, bytes_online: sent by this party; None if it cannot tell.
-        max_error: against float64 in plaintext, at the party that has the result.
-        wrong_tokens: that a decoder chose otherwise than in plaintext; likewise.
+        bytes_setup, bytes_offline, bytes_online: bytes sent by this party; None if it does not
+            count them.
+        max_error: largest error against float64 in plaintext, at the party that has the result.
+        wrong_tokens: number of tokens that a decoder chose differently from plaintext; likewise.
     """
 
     began: float
@@ -177,9 +179,9 @@ class Part:
     """One party's part in a workload.
 
     Args:
-        party: with keys agreed.
-        workload: the same at all parties.
-        example: at P0 and P1, who own inputs, and weights and targets; None at P2.
+        party: this party, with agreed keys.
+        workload: equal at all parties.
+        example: at P0 and P1, which own inputs, and weights and targets; None at P2.
     """
 
     def __init__(self, party: Party, workload: Workload, example: Example | None) -> None:
@@ -189,10 +191,10 @@ class Part:
         self._network: Network | None = None
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Share what there is, and open what is opened before; counted as setup.
+        """Share all values, and open those that are opened before; counted as setup.
 
         Args:
-            fresh: inputs are not opened before.
+            fresh: whether inputs are not opened before.
         """
         party, workload, example = self._party, self._workload, self._example
         inputs = example.inputs if example else None
@@ -209,7 +211,7 @@ class Part:
             (self._inputs,) = party.open(self._inputs, phase="setup")
 
     def deal_ahead(self) -> None:
-        """Let P2 deal what `execute` will need, where the mode can."""
+        """Let P2 deal all that `execute` will need, where the mode can."""
 
         def follow(party: Party) -> None:
             self._copy_for(party).execute()
@@ -217,7 +219,7 @@ class Part:
         self._party.deal(follow)
 
     def execute(self) -> SharedTensor | None:
-        """The workload itself; the shared outputs, or None after a training step."""
+        """Run the workload; return the shared outputs, or None after a training step."""
         party, workload = self._party, self._workload
         if workload.function:
             asked = function(workload.function)
@@ -229,7 +231,7 @@ class Part:
         return None
 
     def results(self, outputs: SharedTensor | None) -> dict[str, Tensor]:
-        """What came out, revealed to P1 for comparison."""
+        """Reveal the results to P1 for comparison."""
         if outputs is None:
             assert self._network is not None, "a network was trained"
             return self._network.reveal(self._party, P1)
@@ -237,7 +239,7 @@ class Part:
         return {} if found is None else {"": found}
 
     def _columns(self, inputs: Tensor | None) -> SharedTensor:
-        """Half of the columns are P0's, half P1's, as in a federation by columns."""
+        """Share half of the columns from P0, half from P1, as in a federation by columns."""
         rows, width = self._workload.rows, self._workload.widths[0]
         half = -(-width // 2)
         left = self._owned(P0, (rows, half), None if inputs is None else inputs[:, :half], "inputs")
@@ -260,11 +262,11 @@ class Part:
 
 
 class RootPart:
-    """One party's part in 1/sqrt by holders to whom, as to their dealer, nothing is shown.
+    """One party's part in 1/sqrt among holders; the dealer sees no value either.
 
     Args:
-        member: a holder, of two, or the dealer; with keys agreed.
-        workload: the same at all parties.
+        member: a holder, of two, or the dealer; with agreed keys.
+        workload: equal at all parties.
         example: at the holders; None at the dealer.
     """
 
@@ -272,19 +274,19 @@ class RootPart:
         self._member, self._workload, self._example = member, workload, example
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Share what there is."""
+        """Share all values."""
         own = self._example.inputs if self._example and self._member.role == P0 else None
         self._inputs = self._member.share(P0, (self._workload.rows,), own, "inputs")
 
     def deal_ahead(self) -> None:
-        """The dealer waits for nobody, so its part is done within the clock."""
+        """Do nothing: the dealer waits for no message, so its part is done within the clock."""
 
     def execute(self) -> SharedTensor | None:
-        """The workload itself."""
+        """Run the workload."""
         return inverse_root(self._member, self._inputs)
 
     def results(self, outputs: SharedTensor | None) -> dict[str, Tensor]:
-        """What came out, revealed to P1 for comparison."""
+        """Reveal the results to P1 for comparison."""
         assert outputs is not None, "a function has outputs"
         found = self._member.reveal(outputs, "outputs", P1)
         return {} if found is None else {"": found}
@@ -302,8 +304,8 @@ class ImagePart:
         self._role = member.role
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Share what there is."""
-        example = self._example or Example.of(self._workload)  # of which the dealer takes the axes
+        """Share all values."""
+        example = self._example or Example.of(self._workload)  # the dealer uses its axes
         self._images = self._party.share(P0, example.inputs.shape, self._own(example.inputs))
         self._weights = {
             name: self._party.share(P1, each.shape, self._own(each))
@@ -311,15 +313,15 @@ class ImagePart:
         }
 
     def deal_ahead(self) -> None:
-        """The dealer waits for nobody, so its part is done within the clock."""
+        """Do nothing: the dealer waits for no message, so its part is done within the clock."""
 
     def execute(self) -> Any:
-        """The scores, shared."""
+        """Return the scores, shared."""
         with torch.no_grad():
             return image_scores(self._images, self._weights)
 
     def results(self, outputs: Any) -> dict[str, Tensor]:
-        """The scores, revealed to both holders."""
+        """Reveal the scores to both holders."""
         found = outputs.get().float_precision().double()
         return {} if self._example is None else {"": found}
 
@@ -329,14 +331,14 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """One workload in one mode, while compute takes no time.
+    """One workload in one mode, with computation that takes no time.
 
     Attributes:
-        seconds: on the parties' clocks.
-        limit_s: the least any protocol of these bytes and hops can take.
-        hops: messages one after the other.
-        bytes_setup, bytes_offline, bytes_online: of all parties, frame headers included.
-        max_error: against float64 in plaintext.
+        seconds: time on the parties' clocks.
+        limit_s: least time of any protocol with these bytes and hops.
+        hops: number of sequential messages.
+        bytes_setup, bytes_offline, bytes_online: bytes of all parties, frame headers included.
+        max_error: largest error against float64 in plaintext.
     """
 
     seconds: float
@@ -348,19 +350,18 @@ class Modelled:
     max_error: float
 
 
-#: What our parties play: the modes of three parties, and shares among holders (`RootPart`,
-#: `ImagePart`).
+#: Systems of ours: the modes of three parties, and shares among holders (`RootPart`, `ImagePart`).
 SYSTEMS = ("thesis", "fast", "holders", "shares")
 
 
 def rules_of(workload: Workload, system: str) -> Rules | None:
-    """The mode's own rules; 1/sqrt is steep near 0 and has the bits of thesis mode in both.
+    """Return the mode's rules; 1/sqrt is steep near 0 and has the bits of thesis mode in both.
 
     Returns:
-        None for holders, who have no modes.
+        None for holders, which have no modes.
 
     Raises:
-        ConfigError: a workload that a system does not play.
+        ConfigError: the system does not support the workload.
     """
     if (system == "shares") != (workload.function == "cnn"):
         raise ConfigError(
@@ -383,14 +384,14 @@ def rules_of(workload: Workload, system: str) -> Rules | None:
 def modelled(
     workload: Workload, rules: Rules | None, wan: Wan, *, fresh: bool = False, ahead: bool = True
 ) -> Modelled:
-    """Run it once in this process, with lines between the parties once all is prepared.
+    """Run the workload in this process, with lines between the parties after the preparation.
 
     Args:
-        workload: what.
-        rules: with the mode; None for holders.
+        workload: workload to run.
+        rules: rules with the mode; None for holders.
         wan: every party's line.
-        fresh: inputs were not opened before.
-        ahead: fast mode: P2 deals before the clocks start.
+        fresh: whether inputs were not opened before.
+        ahead: for fast mode, whether P2 deals before the clocks start.
     """
     example = Example.of(workload)
     terms = {"workload": workload.name}
@@ -428,9 +429,9 @@ def _part(
 
 
 def products(workload: Workload, mode: str) -> list[tuple[int, int, int]]:
-    """Rows, inner width and columns of a holder's matrix products in an inference or a step.
+    """Return rows, inner width and columns of a holder's matrix products in an inference or a step.
 
-    On shares a product is two of the ring at each holder, e (d + v) + u d; with inputs that fast
+    On shares a product is two ring products at each holder, e (d + v) + u d; with inputs that fast
     mode leaves with their owner it is one, half of it X_i (W_i + D), half E V.
     """
     forward = [(workload.rows, one.inputs, one.outputs) for one in workload.layers]
@@ -443,7 +444,7 @@ def products(workload: Workload, mode: str) -> list[tuple[int, int, int]]:
 
 
 def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
-    """What products alone take in the ring, one thread; the fastest of three tries."""
+    """Return the time of the ring products alone, one thread; the fastest of three tries."""
     pairs = [
         (torch.ones(rows, inner, dtype=torch.int64), torch.ones(inner, columns, dtype=torch.int64))
         for rows, inner, columns in shapes
@@ -458,21 +459,21 @@ def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
 
 
 def _lines(trio: Trio | LocalMembers, wan: Wan) -> LinkModel:
-    """Put lines into all channels; nothing is on its way at this moment."""
+    """Put lines into all channels, at a moment when no frame is in transit."""
     model = LinkModel(NAMES, wan)
     for one, other in combinations(trio.parties, 2):
         there, back = one.channels[other.role], other.channels[one.role]
-        # A trio's links are those of `vfl.mpc.in_process`, which can tell why they stop.
+        # A trio's links are those of `vfl.mpc.in_process`, which report why they stop.
         ends = cast("tuple[TransportLink, TransportLink]", (there.link, back.link))
         there.link, back.link = model.between(NAMES[one.role], NAMES[other.role], ends)
     return model
 
 
 class Links:
-    """This party's two connections; without TLS, for the systems beside it have none.
+    """This party's two connections; without TLS, like the compared systems.
 
     Args:
-        assignment: the process's.
+        assignment: role of the process.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -486,7 +487,7 @@ class Links:
         self.port = self._hub.port if self._hub else 0
 
     def connect(self, endpoints: Endpoints) -> dict[int, TransportLink]:
-        """Links to the two others, by role."""
+        """Return links to the two others, by role."""
         assignment, callers = self._assignment, LISTENS[self._assignment.rank]
         hello = Hello(assignment.session, NAMES[assignment.rank], assignment.token)
         for role in CALLS[assignment.rank]:
@@ -499,7 +500,7 @@ class Links:
         return self._links
 
     def close(self) -> None:
-        """Close them, and the port."""
+        """Close the links and the port."""
         for link in self._links.values():
             link.close()
         if self._hub is not None:
@@ -532,7 +533,7 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
     ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)
     after = bytes_by_phase(traffic(party))
     parent.put(Ready())
-    parent.get(Go)  # until all bytes were counted, nobody reveals anything
+    parent.get(Go)  # no party reveals a result until all bytes were counted
     found = part.results(outputs)
     error = None
     if found and example is not None:
@@ -550,7 +551,7 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
 
 
 def work(parent: Parent) -> None:
-    """Play runs until there are no more."""
+    """Play runs until the input ends."""
     assignment = parent.get(Assignment)
     links = Links(assignment)
     parent.put(Port(port=links.port))

@@ -1,7 +1,7 @@
 """The workloads of Tables 5.2 and 5.3 (thesis, 2025), and element-wise functions.
 
 DNN1 is 100-50-1 and DNN2 1000-500-1, with ReLU inside and a sigmoid at the end. The network of
-images is that of CrypTen's tutorial 7, with ten classes: 16 filters of 5 x 5, ReLU, the largest of
+images is that of CrypTen's tutorial 7, with ten classes: 16 filters of 5 x 5, ReLU, max pooling of
 2 x 2, 100, ReLU, 10.
 """
 
@@ -27,13 +27,13 @@ _MODELS = {"lr100": (100, 1), "lr1000": (1000, 1), "dnn1": (100, 50, 1), "dnn2":
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One thing to measure.
+    """One workload to measure.
 
     Attributes:
-        name: such as lr100-b64-inference or gelu-1k.
-        rows: of the batch; elements of an element-wise function.
-        widths: of the network; empty for an element-wise function.
-        training: a step instead of an inference.
+        name: name, such as lr100-b64-inference or gelu-1k.
+        rows: rows of the batch; elements of an element-wise function.
+        widths: widths of the network; empty for an element-wise function.
+        training: whether it is a step instead of an inference.
         function: the element-wise function; "" for a network.
     """
 
@@ -82,9 +82,9 @@ class Example:
 
     Attributes:
         inputs: normal; 2 times that for GeLU, log-uniform on [0.01, 300] for 1/sqrt.
-        weights: normal over the square root of the width, named as in `Network.share`.
-        targets: coins; empty where nothing is trained.
-        wanted: what the workload should give, in float64: outputs, or weights after the step.
+        weights: normal divided by the root of the width, named as in `Network.share`.
+        targets: coins; empty without training.
+        wanted: expected results in float64: outputs, or weights after the step.
     """
 
     inputs: Tensor
@@ -94,7 +94,7 @@ class Example:
 
     @classmethod
     def of(cls, workload: Workload, seed: int = 0) -> Example:
-        """Draw it."""
+        """Draw an example."""
         source = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -125,16 +125,16 @@ class Example:
 
 
 def image_scores(images: Any, weights: Mapping[str, Any]) -> Any:
-    """The scores of the network of images; of torch's tensors, or of shared ones."""
+    """Return the scores of the network of images, for tensors of torch or shared ones."""
     found = functional.max_pool2d(torch.relu(functional.conv2d(images, weights["conv"])), 2)
     return torch.relu(found.flatten(1) @ weights["first"]) @ weights["second"]
 
 
 def workload_named(name: str) -> Workload:
-    """The workload of a name.
+    """Return the workload of a name.
 
     Raises:
-        UnknownNameError: none has it, with the nearest.
+        UnknownNameError: no workload has this name; the error suggests the nearest.
     """
     if name not in WORKLOADS:
         raise UnknownNameError(

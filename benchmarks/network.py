@@ -1,9 +1,9 @@
-"""What the lines between processes really do, beside what they should.
+"""Measured behaviour of the lines between processes, beside their model.
 
 Three parties send each other bytes in the patterns of protocols, over TCP connections that stay
-open. Beside the time stands what the model computes and the limit of any protocol that sends as
-much in as many hops. The first turn finds TCP cold, with its windows still small, and is told
-apart.
+open. The table shows the time beside the model's, and beside the limit of any protocol that sends
+as much in as many hops. In the first turn TCP is cold, with small windows, so it is reported
+separately.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Send(NamedTuple):
     size: int
 
 
-#: Rounds: a party begins one when it has everything that the round before had for it.
+#: Rounds: a party begins one when it has received all messages of the round before.
 Pattern = tuple[tuple[Send, ...], ...]
 
 _P0, _P1, _P2 = PARTIES
@@ -59,7 +59,7 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def most_bytes(pattern: Pattern) -> int:
-    """What the party sends that sends most."""
+    """Return the bytes of the party that sends most."""
     sent = Counter[str]()
     for each in (send for step in pattern for send in step):
         sent[each.source] += each.size
@@ -67,7 +67,7 @@ def most_bytes(pattern: Pattern) -> int:
 
 
 def modelled_s(pattern: Pattern, wan: Wan) -> float:
-    """Seconds the pattern takes on the parties' own clocks."""
+    """Return the seconds of the pattern on the parties' own clocks."""
     model = LinkModel(PARTIES, wan)
     for step in pattern:
         sent = [(send.target, model.send(send.source, send.size)) for send in step]
@@ -77,7 +77,7 @@ def modelled_s(pattern: Pattern, wan: Wan) -> float:
 
 
 class LinesJob(Settings):
-    """Whom a process plays that tries a network, and where it listens."""
+    """Party of a process that tests a network, and the address on which it listens."""
 
     party: str
     host: str
@@ -90,7 +90,7 @@ class Play(Settings):
 
 
 class Played(Settings):
-    """When a party began to send and had received everything, on the machine's clock."""
+    """When a party began to send and when it had received everything, on the machine's clock."""
 
     began: float | None = None
     ended: float | None = None
@@ -102,15 +102,15 @@ class LineRow:
 
     Attributes:
         network: "tun", "proxy" or "model".
-        pattern: who sends what.
+        pattern: name of the messages' pattern.
         milliseconds: median over the turns, from the first byte sent to the last received.
-        fastest_ms: the fastest of them; on a busy machine the others wait for a core as well.
+        fastest_ms: the fastest of them; on a busy machine the others also wait for a core.
         first_ms: the first turn.
-        model_ms: as the model computes it, without headers.
+        model_ms: time of the model, without headers.
         limit_ms: max(bytes / bandwidth) + hops * round trip / 2.
-        ratio: milliseconds to the model's.
-        mbps: bits a second of the party that sends most.
-        bytes_sent: by the party that sends most, a turn; what the network counts.
+        ratio: `milliseconds` divided by the model's.
+        mbps: bit rate of the party that sends most.
+        bytes_sent: bytes of the party that sends most, per turn, as the network counts them.
     """
 
     network: str
@@ -132,18 +132,18 @@ def bench_lines(
     turns: int = TURNS,
     pattern: Sequence[harness.Whole] = tuple(PATTERNS),
 ) -> list[LineRow]:
-    """What the lines of the other benchmarks really do, beside what they should.
+    """Measure the lines of the other benchmarks, beside their model.
 
     Args:
         wan: every party's line.
-        network: of tun, proxy and model; all that can be had here if none is given.
-        turns: of each pattern, after the first.
-        pattern: who sends what; all unless told.
+        network: tun, proxy or model; all that are available here if none is given.
+        turns: turns of each pattern, after the first.
+        pattern: patterns of messages; all by default.
 
     Raises:
-        ConfigError: nothing to measure.
-        BadOptionError: no such network.
-        UserError: a network that cannot be had here.
+        ConfigError: there is no line to measure.
+        BadOptionError: the network is unknown.
+        UserError: the network is not available here.
     """
     if wan in (None, Wan()):
         raise ConfigError("nothing to measure", want="a line with a bandwidth or a delay")
@@ -177,7 +177,7 @@ def _modelled(wan: Wan, patterns: Sequence[str]) -> list[LineRow]:
 
 
 def _measured(wan: Wan, kind: str, patterns: Sequence[str], turns: int) -> list[LineRow]:
-    """Patterns between processes, a process a party."""
+    """Measure patterns between processes, one process a party."""
     with open_network(PARTIES, wan, kind) as network, processes("network", network) as workers:
         _connect(network, workers)
         rows = []
@@ -191,7 +191,7 @@ def _measured(wan: Wan, kind: str, patterns: Sequence[str], turns: int) -> list[
 
 
 def _connect(network: Network, workers: dict[str, BenchmarkWorker]) -> None:
-    """One connection between each two parties."""
+    """Connect each two parties."""
     endpoints = {}
     for party, worker in workers.items():
         worker.put(LinesJob(party=party, host=network.host(party)))
@@ -203,7 +203,7 @@ def _connect(network: Network, workers: dict[str, BenchmarkWorker]) -> None:
 
 
 def _play(workers: dict[str, BenchmarkWorker], pattern: Pattern) -> float:
-    """Seconds of one turn; the clock is the machine's, and the same in every process."""
+    """Return the seconds of one turn; all processes share the machine's clock."""
     for worker in workers.values():
         worker.put(Play(rounds=pattern))
     played = [worker.get(Played) for worker in workers.values()]
@@ -253,7 +253,7 @@ class Player:
         self._peers[peer] = end
 
     def play(self, pattern: Pattern, pool: ThreadPoolExecutor) -> Played:
-        """This party's part of a pattern; a thread sends to each peer while this one reads."""
+        """Play this party's part of a pattern; a thread sends to each peer while this one reads."""
         began = ended = None
         for step in pattern:
             sending = []
@@ -279,7 +279,7 @@ def _receive(end: socket.socket, size: int) -> None:
 
 
 def work(parent: Parent) -> None:
-    """Play one party's part in whatever is asked for."""
+    """Play one party's part in the requested patterns."""
     player = Player(parent.get(LinesJob), parent)
     parent.put(Played())
     with ThreadPoolExecutor(len(PARTIES)) as pool:

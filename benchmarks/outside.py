@@ -1,13 +1,12 @@
-"""Attacks that nobody here wrote beside the adaptive attacker, on the victims of grids.
+"""Attacks of external authors beside the adaptive attacker, on the victims of grids.
 
     vfl grid quick --defense potential:alpha=4 --attack adaptive:at=cut,candidates=30 --leaks 5 \
         --draws 1 --seeds 0,1,2,3,4 -s grid.baselines=raw --out runs/outside
     vfl grid --add-attack examples/outside_pipeline.py runs/outside --attack pipeline:learner=svm
     python -m benchmarks.outside runs/outside --out outside.csv
 
-A line of --out is an attack on one victim; the table has the best attack from outside on each
-training, which is chosen by the answer, and by how much it is above the adaptive one on the same
-victims.
+A line of --out is an attack on one victim. The table has the best external attack on each training,
+selected by the result, and its difference from the adaptive attacker on the same victims.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class OutsideRow:
     """One attack on one victim.
 
     Attributes:
-        task, defense, seed: of the victim.
-        k: leaked labels of each class.
-        attack: spec of it; `author` is empty of one of vfl.
-        measure, value: what it reached, as a share.
+        task, defense, seed: identity of the victim.
+        k: number of leaked labels of each class.
+        attack: its spec; `author` is empty for an attack of vfl.
+        measure, value: its score, as a share.
     """
 
     task: str
@@ -49,12 +48,12 @@ class OutsideRow:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether it is the one that the others are set against."""
+        """Whether it is the attack that the others are compared with."""
         return not self.author and self.attack.startswith(ADAPTIVE)
 
 
 def rows_of(run: Path) -> list[OutsideRow]:
-    """The adaptive attacker and all from outside, of a grid's folder; means over draws."""
+    """Return the adaptive and the external attacks of a grid's folder; means over draws."""
     grid = LoadedGrid(GridFolder(run))
     measure = fitting_measure(grid.records, grid_settings_of(grid.experiment).measure)
     of_labels = [one for one in grid.records if label_measure(one) == measure]
@@ -68,7 +67,7 @@ def rows_of(run: Path) -> list[OutsideRow]:
 
 
 def differences(rows: Sequence[OutsideRow]) -> dict[str, list[float]]:
-    """By attack from outside, what it is above the adaptive one on each victim of one training."""
+    """Return each external attack's differences from the adaptive one, by victim."""
     ours = {one.seed: one.value for one in rows if one.is_adaptive}
     found: dict[str, list[float]] = {}
     for one in rows:
@@ -78,7 +77,7 @@ def differences(rows: Sequence[OutsideRow]) -> dict[str, list[float]]:
 
 
 def table(rows: Sequence[OutsideRow]) -> str:
-    """A line a training; points, with intervals over victims."""
+    """Return a line for each training, in points, with intervals over victims."""
     head = ["task", "training", "measure", "adaptive", "best from outside", "reaches",
             "it less adaptive", "the others"]  # fmt: skip
     lines = []
@@ -100,11 +99,11 @@ def table(rows: Sequence[OutsideRow]) -> str:
 
 
 def measure(runs: Sequence[Path], out: Path | None = None) -> list[OutsideRow]:
-    """Attacks from outside beside the adaptive attacker, on the victims of grids.
+    """Compare external attacks with the adaptive attacker, on the victims of grids.
 
     Args:
         runs: folders of grids.
-        out: a CSV file of all rows.
+        out: CSV file for all rows.
     """
     rows = [row for run in runs for row in rows_of(run)]
     if out is not None:

@@ -1,9 +1,10 @@
-"""The tables of PEA (2022): what features, beginnings and noise shared among holders are worth.
+"""The tables of PEA (2022): benefits of features, of first models and of shared noise.
 
-Three holders, linear models by DP-SGD with the rule of `vfl.mpc.secure_dpsgd`, on MNIST, CIFAR-10
-and film reviews. Accuracies are of the same arithmetic in clear, with the noise that holders leave
-together; "on shares" runs the protocols. A linear model begins at zero and takes the rate that was
-best on a sixth of the training rows, which costs privacy that is not counted; networks likewise.
+Three holders train linear models by DP-SGD with the rule of `vfl.mpc.secure_dpsgd`, on MNIST,
+CIFAR-10 and film reviews. Accuracies are of the same arithmetic in plaintext, with the noise that
+the holders add together; "on shares" runs the protocols. A linear model starts at zero, with the
+learning rate that was best on a sixth of the training rows, which costs privacy that is not
+counted; networks likewise.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from vfl.privacy.premise import prove
 TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise", "words")
 HOLDERS, STEPS, EPSILONS = 3, 120, (0.5, 1.0, 2.0, 4.0, 8.0)
 _CLIP, _LONGEST, _WORDS, _TOKENS = 1.0, 8.0, 256, 1024
-#: Tokens that hold every review, where its last ones are read.
+#: Number of last tokens of a review that are read; every review has that many.
 _WHOLE = 8192
-#: Of epsilon and delta, what the mean of pretrained features takes.
+#: Part of epsilon and delta for the mean of pretrained features.
 _OF_THE_MEAN = 0.1
 _RATES = (1.0, 4.0, 16.0)
 _ALMOST_NONE = 1e-3
 _NETWORK_RATES = (0.25, 1.0, 4.0)
-#: Of what all holders leave together, over what a third of them cannot take away (Protocol 2).
+#: Noise of all holders together, divided by the part that a third of them cannot remove (Protocol
+#: 2).
 _SHARED = math.sqrt(1.5)
 
 
@@ -51,13 +53,13 @@ class PeaRow(Settings):
     """One figure.
 
     Attributes:
-        table: which of `TABLES`.
-        task: which of `TASKS`.
-        what: was trained, and how.
-        rows: it learned from.
-        epsilon: of a row of the data, at delta 1 / (10 rows); None without noise.
-        accuracy: on test rows, of classes of the same size; mean over the seeds.
-        deviation: between the seeds, 0 of a single one.
+        table: one of `TABLES`.
+        task: one of `TASKS`.
+        what: description of the training.
+        rows: number of training rows.
+        epsilon: epsilon of a row of the data, at delta 1 / (10 rows); None without noise.
+        accuracy: accuracy on test rows, of classes of the same size; mean over the seeds.
+        deviation: standard deviation between the seeds, 0 for a single one.
     """
 
     table: str
@@ -71,7 +73,7 @@ class PeaRow(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Rows of one task: as they are for a network, and two forms for a linear model."""
+    """Rows of one task: raw for a network, and in two forms for a linear model."""
 
     name: str
     raw: Tensor
@@ -83,17 +85,17 @@ class Task:
 
     @property
     def delta(self) -> float:
-        """As the source has it."""
+        """Delta of the source."""
         return 1 / (10 * self.train)
 
     def noise(self, epsilon: float | None, steps: int = STEPS, part: float = 1.0) -> float:
-        """Deviation over the clip norm, for a part of epsilon and delta."""
+        """Return the deviation divided by the clip norm, for a part of epsilon and delta."""
         if epsilon is None:
             return _ALMOST_NONE
         return _noise(part * epsilon, part * self.delta, steps, self.batch_size / self.train)
 
     def noise_of_release(self, epsilon: float) -> float:
-        """Deviation over the sensitivity, of a row that is given away once."""
+        """Return the deviation divided by the sensitivity, for a row that is released once."""
         return _noise(epsilon, self.delta, 1, 1.0)
 
 
@@ -101,11 +103,11 @@ _noise = cache(noise_for)
 
 
 def read_task(name: str, limit: int | None = None) -> Task:
-    """One of `TASKS`.
+    """Read one of `TASKS`.
 
     Args:
-        name: of it.
-        limit: rows at most.
+        name: its name.
+        limit: most rows.
     """
     require_choice("task", name, TASKS)
     source = {"reviews": "review_polarity"}.get(name, name)
@@ -126,11 +128,11 @@ def read_task(name: str, limit: int | None = None) -> Task:
 
 
 def hashed_words(texts: Texts, columns: int = _WORDS) -> Tensor:
-    """Which words a text has, by a fixed hash into columns, its norm the longest; no data decides.
+    """Hash the words of texts into columns, normalised to the bound; the hash is fixed.
 
     Args:
-        texts: to take words of.
-        columns: of the result; axes (rows, columns), float64.
+        texts: texts to hash.
+        columns: number of columns; the result has axes (rows, columns), float64.
     """
     of_word = np.array([crc32(word.encode()) for word in texts.words], dtype=np.int64)
     ends = zip(texts.starts[:-1], texts.starts[1:], strict=True)
@@ -142,11 +144,11 @@ def hashed_words(texts: Texts, columns: int = _WORDS) -> Tensor:
 
 
 def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
-    """Hidden states of reviews by a pretrained model; axes (rows, features), float64.
+    """Return hidden states of reviews by a pretrained model; axes (rows, features), float64.
 
     Args:
-        spec: of the bottom, such as ``pretrained:name=minilm,layer=4``.
-        limit: rows at most.
+        spec: spec of the bottom, such as ``pretrained:name=minilm,layer=4``.
+        limit: most rows.
     """
     bottom = models.make_bottom(spec)
     if not isinstance(bottom, PretrainedBottom):
@@ -162,15 +164,15 @@ def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
 
 
 def centred(task: Task, epsilon: float | None, part: float) -> Tensor:
-    """Features less their mean over the training rows, released with noise; their norm the longest.
+    """Return features minus their noisy mean over the training rows, normalised to the bound.
 
-    Hidden states of one model share a large part, which a bound on their norm would spend. Each
-    row is scaled to norm 1, so adding or removing one moves the sum by 1.
+    Hidden states of one model have a large common part, which would use up the bound on their norm.
+    Each row is scaled to norm 1, so adding or removing one moves the sum by 1.
 
     Args:
-        task: whose features.
-        epsilon: of all; None without noise.
-        part: of epsilon and delta, that the mean takes.
+        task: task with the features.
+        epsilon: total epsilon; None without noise.
+        part: part of epsilon and delta for the mean.
     """
     rows = nn.functional.normalize(task.features, dim=1)
     mean = rows[: task.train].mean(0)
@@ -184,7 +186,7 @@ def centred(task: Task, epsilon: float | None, part: float) -> Tensor:
 
 
 def terms_of(task: Task, inputs: Tensor, rate: float, noise: float, seed: int) -> SecureSgd:
-    """Of a training of three holders with as many rows each."""
+    """Return the terms of a training of three holders with equally many rows."""
     part = task.train // HOLDERS
     rows = (part, part, task.train - 2 * part)
     return SecureSgd(
@@ -203,7 +205,7 @@ def linear(
     steps: int = STEPS,
     begin: Tensor | None = None,
 ) -> Tensor:
-    """Weights of DP-SGD on some rows, as many of a batch in proportion as all have."""
+    """Train by DP-SGD on some rows, with the same share of rows in a batch as for all."""
     size = max(1, round(task.batch_size * len(own[0]) / task.train))
     start = LocalStart(steps, size, rate, noise)
     terms = terms_of(task, own[0], rate, noise, seed)
@@ -211,14 +213,14 @@ def linear(
 
 
 def judged(task: Task, inputs: Tensor, weights: Tensor, rows: slice) -> float:
-    """Accuracy of a linear model on rows."""
+    """Return the accuracy of a linear model on rows."""
     scale = (_LONGEST / inputs[rows].norm(dim=1, keepdim=True)).clamp(max=1)
     found = (inputs[rows] * scale @ weights[:-1] + weights[-1]).argmax(1)
     return float((found == task.labels[rows]).double().mean())
 
 
 def best_rate(task: Task, inputs: Tensor, noise: float) -> float:
-    """Of `_RATES`, by a sixth of the training rows."""
+    """Return the best of `_RATES` on a sixth of the training rows."""
     edge = task.train * 5 // 6
     own = (inputs[:edge], task.labels[:edge])
 
@@ -232,7 +234,7 @@ def best_rate(task: Task, inputs: Tensor, noise: float) -> float:
 
 
 def network(task: Task) -> nn.Module:
-    """LeNet-5, VGG-16 with groups normalised in place of batches, or words averaged."""
+    """Build LeNet-5, VGG-16 with group normalisation instead of batch, or a mean of words."""
     if task.name == "reviews":
         return _WordsNetwork(int(task.raw.max()) + 1, task.classes)
     if task.name == "mnist":
@@ -265,7 +267,7 @@ class _WordsNetwork(nn.Module):
 def train_network(
     task: Task, rows: int, rate: float, noise: float, seed: int, steps: int = STEPS
 ) -> nn.Module:
-    """DP-SGD on raw inputs (Abadi et al. 2016, algorithm 1) of the first rows."""
+    """Run DP-SGD on raw inputs (Abadi et al. 2016, algorithm 1) of the first rows."""
     torch.manual_seed(seed)
     model, secret = network(task), Secret.fresh()
     size = task.batch_size * rows / task.train
@@ -287,7 +289,7 @@ def train_network(
 
 
 def judged_network(task: Task, model: nn.Module, rows: slice) -> float:
-    """Accuracy on rows."""
+    """Return the accuracy on rows."""
     with torch.no_grad():
         found = torch.cat([model(each).argmax(1) for each in torch.split(task.raw[rows], 500)])
     return float((found == task.labels[rows]).double().mean())
@@ -299,7 +301,7 @@ def judged_network(task: Task, model: nn.Module, rows: slice) -> float:
 def models_table(
     task: Task, epsilon: float, seeds: int, *, shares: bool, networks: bool
 ) -> Iterator[PeaRow]:
-    """Linear models on features and raw inputs, and a network on raw ones (sections 5.2, 5.4)."""
+    """Yield linear models on features and raw inputs, and a network on raw ones (5.2, 5.4)."""
     test = slice(task.train, None)
     noise = task.noise(epsilon)
     for what, inputs in (("features", task.features), ("raw", task.raw.flatten(1).double())):
@@ -338,8 +340,8 @@ def models_table(
 def beginnings_table(
     task: Task, epsilon: float, seeds: int, steps: Sequence[int] = (2, 10, 40)
 ) -> Iterator[PeaRow]:
-    """Average and best of local models, rows even and sorted (section 5.5)."""
-    noise = task.noise(epsilon, part=0.5)  # a batch has as large a part of a holder's rows
+    """Yield average and best of local models, for even and sorted rows (section 5.5)."""
+    noise = task.noise(epsilon, part=0.5)  # a batch is the same share of a holder's rows
     rate = best_rate(task, task.features, _SHARED * task.noise(epsilon))
     few = min(500, (len(task.labels) - task.train) // 4)
     public, test = slice(task.train, task.train + few), slice(task.train + few, None)
@@ -372,7 +374,7 @@ def _after(
     steps: Sequence[int],
     test: slice,
 ) -> Iterator[PeaRow]:
-    """Steps from the averages with what they left of epsilon, and from nothing with all of it."""
+    """Train from the averages with the remaining epsilon, and from zero with all of it."""
     own = (task.features[: task.train], task.labels[: task.train])
     for name in ("average", "normal of deviation 0.2", "zero"):
         for count in steps:
@@ -390,7 +392,7 @@ def _after(
 
 
 def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[PeaRow]:
-    """The noise of holders together beside that of one, of each alone, and of each row."""
+    """Compare the noise of holders together with that of one, of each alone, and of each row."""
     inputs, test = task.features, slice(task.train, None)
     own = (inputs[: task.train], task.labels[: task.train])
 
@@ -417,7 +419,7 @@ def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[P
 def words_table(
     task: Task, spec: str, limit: int | None, epsilons: Sequence[float], seeds: int
 ) -> Iterator[PeaRow]:
-    """Reviews by a pretrained model, with the noise of holders together, and without any."""
+    """Train on reviews by a pretrained model, with the noise of holders together, and without."""
     if task.name != "reviews":
         return
     task, test = replace(task, features=pretrained_words(spec, limit)), slice(task.train, None)
@@ -435,7 +437,7 @@ def words_table(
 def federated(
     task: Task, own: Rows, rate: float, noise: float, seed: int, rounds: int = 12
 ) -> Tensor:
-    """Each holder trains by DP-SGD from the average of all; every holder's noise is whole."""
+    """Let each holder train by DP-SGD from the average of all; every holder adds all noise."""
     draws = torch.randperm(task.train, generator=generator(seed, "holders"))
     parts = [(own[0][at], own[1][at]) for at in draws.tensor_split(HOLDERS)]
     weights = None
@@ -450,14 +452,14 @@ def federated(
 
 
 def released_rows(task: Task, own: Rows, epsilon: float) -> Rows:
-    """Rows that their owners give away once, with noise, and labels by randomised response.
+    """Return rows that their owners release once, with noise, and randomised labels.
 
-    Half of epsilon is for each (Kairouz et al. 2016 for labels of many classes).
+    Half of epsilon is for each part (Kairouz et al. 2016 for labels of many classes).
     """
     inputs, labels = own
     secret = Secret.fresh()
     short = inputs * (_LONGEST / inputs.norm(dim=1, keepdim=True)).clamp(max=1)
-    # Another row in its place moves a row by twice the longest.
+    # Another row in its place changes a row by at most twice the bound.
     deviation = 2 * _LONGEST * task.noise_of_release(epsilon / 2)
     noisy = short + deviation * torch.from_numpy(secret.normal(tuple(short.shape), "rows", 0))
     kept = math.exp(epsilon / 2) / (math.exp(epsilon / 2) + task.classes - 1)
@@ -495,17 +497,18 @@ def bench_pea(
     networks: bool = True,
     words: str | None = None,
 ) -> list[PeaRow]:
-    """The tables of PEA (2022).
+    """Measure the tables of PEA (2022).
 
     Args:
-        tasks: of mnist, cifar10 and reviews.
-        tables: of models, beginnings, noise and words; the last is of reviews, with `words`.
-        epsilon: of the first two.
-        epsilons: of the last two.
+        tasks: tasks, of mnist, cifar10 and reviews.
+        tables: tables, of models, beginnings, noise and words; the last is of reviews, with
+            `words`.
+        epsilon: epsilon of the first two tables.
+        epsilons: epsilons of the last two tables.
         seeds: trainings of each kind; VGG-16 has one.
-        limit: rows of a task at most.
-        shares: whether the protocols run too.
-        networks: whether networks are trained.
+        limit: most rows of a task.
+        shares: whether to run the protocols too.
+        networks: whether to train networks.
         words: bottom of a pretrained model, such as pretrained:name=minilm,layer=4.
     """
     use_one_thread()

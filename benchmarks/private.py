@@ -1,8 +1,8 @@
-"""What clipping and noise take of a split step, in CPU time.
+"""CPU time of clipping and noise in a split step.
 
 Two feature parties and a label party train on digits in halves, in one process with one thread.
-Plain and private trainings take turns; what is reported is the median of the turns, and the ratio
-within a turn, so that others on the machine matter little.
+Plain and private trainings take turns. Rows show the median of the turns, and the ratio within a
+turn, so that other work on the machine matters little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vfl.datasets import Dealing, load_bundled
 from vfl.training.local import LocalSession
 
 BOTTOMS = ("mlp:hidden=128-64", "cnn:channels=16-32")
-#: Ways to train, by name: [dp] of each.
+#: Ways to train, by name: the [dp] settings of each.
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "private": {"noise": 1.0, "sampling": "shuffled"},
@@ -32,14 +32,14 @@ ROWS, BATCH_ROWS, REPEATS = 1797, 256, 5
 
 @dataclass(frozen=True, slots=True)
 class PrivateRow:
-    """What a step of one way costs.
+    """Cost of a step of one way.
 
     Attributes:
-        bottom: of both feature parties.
-        way: "plain", or how it is private.
-        cpu_ms: of all parties together, median over the turns.
-        cpu_ratio: in times of the plain step of the same turn, median.
-        steps: of one turn.
+        bottom: bottom of both feature parties.
+        way: "plain", or a private way.
+        cpu_ms: CPU time of all parties together, median over the turns.
+        cpu_ratio: the same divided by the plain step of the same turn, median.
+        steps: steps of one turn.
     """
 
     bottom: str
@@ -56,13 +56,13 @@ def bench_private(
     rows: int = ROWS,
     epochs: int = 3,
 ) -> list[PrivateRow]:
-    """What clipping and noise take of a split step, in CPU time.
+    """Measure the CPU time of clipping and noise in a split step.
 
     Args:
         bottom: specs of bottoms.
-        repeats: turns.
-        rows: of digits.
-        epochs: of one turn.
+        repeats: number of turns.
+        rows: number of digits.
+        epochs: epochs of one turn.
     """
     use_one_thread()
     data = load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=rows))
@@ -88,7 +88,7 @@ TABLE = harness.table(
 
 
 def _turn(data: Any, bottom: str, dp: dict[str, Any] | None, epochs: int) -> tuple[float, int]:
-    """CPU milliseconds of a step, and how many there were; evaluations are in it for every way."""
+    """Return CPU milliseconds per step, and the number of steps; all ways include evaluations."""
     settings = Experiment.model_validate(
         {
             "parties": {name: {"width": 32, "bottom": bottom} for name in ("left", "right")},

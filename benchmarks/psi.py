@@ -1,7 +1,7 @@
 """Private set intersection of two parties, half of the ids in common, beside other systems.
 
-Ours are played in a process of their own, all roles in it; openmined-psi also has both sides in one
-process, SPU two processes over the loopback. CPU seconds are of all roles together.
+Our protocols run in a process of their own, all roles in it. openmined-psi also has both sides in
+one process, SPU two processes over the loopback. CPU seconds are of all roles together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vfl.core.errors import BadOptionError
 from vfl.datasets.alignment import ristretto
 from vfl.datasets.alignment.protocols import Own, play
 
-#: Ids of each party, by system.
+#: Numbers of ids of each party, by system.
 SIZES: Mapping[str, Sequence[int]] = {
     "server_aided": (10_000, 100_000, 1_000_000, 10_000_000),
     "ecdh": (10_000, 100_000),
@@ -27,31 +27,31 @@ SIZES: Mapping[str, Sequence[int]] = {
     "spu-ecdh": (10_000, 100_000),
     "spu-rr22": (10_000, 100_000, 1_000_000),
 }
-#: The systems of a peer that is named on the command line.
+#: The systems of a peer from the command line.
 PEERS = {"openmined": ("openmined",), "spu": ("spu-ecdh", "spu-rr22")}
 _PEER = Path(__file__).parent / "peers" / "psi_peer.py"
 _WAIT_S = 900
 
 
 class PsiJob(Settings):
-    """One intersection of ours."""
+    """One intersection by our protocols."""
 
     spec: str
     ids: int
 
 
 class PsiRow(Settings):
-    """What one intersection took.
+    """Cost of one intersection.
 
     Attributes:
         system: a protocol of ours, or another system.
-        ids: of each party.
+        ids: number of ids of each party.
         seconds: wall clock.
-        cpu_s: of all parties, and of the helper where there is one.
-        party_bytes: that the party that sends and receives most does; None where not counted.
+        cpu_s: CPU time of all parties, and of the helper where there is one.
+        party_bytes: bytes of the party that sends and receives most; None where not counted.
         peak_mb: memory of all roles together, ids included, in 10^6 bytes; None where not counted.
-        common: how many ids were found; half are right.
-        skipped: why nothing was measured.
+        common: number of common ids found; half is right.
+        skipped: reason for a missing measurement.
     """
 
     system: str
@@ -68,14 +68,14 @@ def bench_psi(
     most: int = 1_000_000,
     peer: Sequence[str] = (),
 ) -> list[PsiRow]:
-    """Private set intersection, beside openmined-psi and SPU.
+    """Measure private set intersection, beside openmined-psi and SPU.
 
     Args:
-        most: leave larger sets out.
+        most: omit larger sets.
         peer: openmined or spu, and the Python that has it installed, such as spu=PATH.
 
     Raises:
-        BadOptionError: no such peer, or nothing to measure.
+        BadOptionError: the peer is unknown, or there is no set to measure.
     """
     pythons = dict(map(_peer, peer))
     if not any(size <= most for size in SIZES["ecdh"]):
@@ -96,7 +96,7 @@ def bench_psi(
 
 
 def ids_of(rank: int, count: int) -> list[bytes]:
-    """A party's ids; those of two parties have half in common.
+    """Return a party's ids; two parties have half of them in common.
 
     >>> len(set(ids_of(0, 100)) & set(ids_of(1, 100)))
     50
@@ -108,7 +108,7 @@ def ids_of(rank: int, count: int) -> list[bytes]:
 def measure(job: PsiJob) -> PsiRow:
     """Play all roles in this process."""
     if job.spec == "ecdh":
-        ristretto.random_points(1)  # libsodium is loaded
+        ristretto.random_points(1)  # this loads libsodium
     before = harness.resident_bytes("VmRSS")
     owns = [Own(name, ids_of(rank, job.ids)) for rank, name in enumerate(("bank", "label"))]
     began, cpu = time.perf_counter(), time.process_time()
@@ -126,7 +126,7 @@ def measure(job: PsiJob) -> PsiRow:
 
 
 def work(parent: Parent) -> None:
-    """Measure whatever is asked for."""
+    """Measure the requested jobs."""
     for job in parent.each(PsiJob):
         parent.put(measure(job))
 

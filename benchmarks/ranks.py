@@ -2,13 +2,13 @@
 
 One feature party and the label party train on the same batches, over TLS on the loopback, a process
 a rank and one thread a process. One rank and two take turns, so that each ratio compares neighbours
-in time; what is reported is the median over the turns. In a step the two parties take turns as
-well, so that one rank keeps one core busy at a time, and two ranks two.
+in time; rows show the median over the turns. In a step the two parties also take turns, so that one
+rank keeps one core busy at a time, and two ranks two.
 
-For eight ranks there is no machine here. Their step is computed: of the CPU time of a step on an
-eighth of the batch, measured in one rank, and of what eight ranks take to sum that many gradients
-and to gather the outputs, measured with eight of them at once. The same computation for two stands
-beside what two took. It knows nothing of networks or of memory that cores share.
+No machine here can run eight ranks, so their step is computed from two measurements. One is the CPU
+time of a step on an eighth of the batch, in one rank. The other is the time in which eight
+simultaneous ranks sum that many gradients and gather the outputs. The same computation for two
+stands beside the measurement of two. It ignores networks and memory that cores share.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ WARMUP_STEPS, STEPS, REPEATS = 3, 10, 5
 QUICK_STEPS = 3
 _COMPUTED = (2, 8)
 
-#: Of one rank, by party.
+#: Measurements of one rank, by party.
 _Step = Mapping[str, Measurement]
 
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A step in so many ranks.
+    """A step in several ranks.
 
     Attributes:
-        model, batch_size: of the workload.
-        ranks: at each of the two parties.
+        model, batch_size: sizes of the workload.
+        ranks: ranks of each of the two parties.
         how: "measured" or "computed".
         cpu_ms: CPU time of the two processes of one rank, which work one after the other.
-        collectives_ms: of it for what the ranks of both parties say to each other; 0 in one rank.
+        collectives_ms: its part for messages between the ranks of both parties; 0 in one rank.
         wall_ms: median duration of a step at rank 0 of the label party; 0 where it is computed.
-        speed: steps in the time of one of one rank, by wall time, or by CPU time where computed.
-        work: CPU time of all processes, in that of one rank.
-        final_loss: of the last epoch; equal for all numbers of ranks. 0 where it is computed.
+        speed: speed relative to one rank, by wall time, or by CPU time where computed.
+        work: CPU time of all processes divided by that of one rank.
+        final_loss: loss of the last epoch; equal for all numbers of ranks. 0 where it is computed.
     """
 
     model: str
@@ -85,14 +85,14 @@ def bench_ranks(
     seed: int = 0,
     quick: bool = False,
 ) -> list[RankRow]:
-    """One training step in several ranks a party: measured in one and two, computed for eight.
+    """Measure a training step in one and two ranks a party, and compute it for eight.
 
     Args:
         names: workloads of `SHARED`.
         steps: timed steps of one turn.
-        repeats: turns.
-        seed: of rows, weights and batch order.
-        quick: does it run, not how fast.
+        repeats: number of turns.
+        seed: seed of rows, weights and batch order.
+        quick: check only that it runs.
     """
     if quick:
         steps, repeats = QUICK_STEPS, 1
@@ -134,7 +134,7 @@ def _job(workload: str, seed: int, steps: int) -> StepJob:
 def _measure(
     ranks: Sequence[Mapping[str, BenchmarkWorker]], network: Network, job: StepJob
 ) -> list[_Step]:
-    """Train once; what each rank's processes measured."""
+    """Train once; return the measurements of each rank's processes."""
     with TemporaryDirectory() as folder:
         for rank, workers in enumerate(ranks):
             own = {"rank": rank, "ranks": len(ranks), "meeting": folder}
@@ -146,9 +146,9 @@ def _measure(
 
 
 def collectives_ms(workload: Workload, size: int, steps: int) -> float:
-    """CPU time a rank takes in a step to sum the gradients of both parties and gather outputs.
+    """Return a rank's CPU time to sum the gradients of both parties and gather outputs.
 
-    The ranks are threads of this process: each has the same to do, so its share is even.
+    The ranks are threads of this process with equal work, so each has an even share.
     """
     parts = [fresh_bottom(workload, 0, "left"), fresh_top(workload, 0)]
     outputs = torch.zeros(workload.batch_size // size, workload.outputs)
@@ -179,7 +179,7 @@ def collectives_ms(workload: Workload, size: int, steps: int) -> float:
 
 
 def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
-    """An optimiser that sums gradients and moves nothing."""
+    """Return an optimiser that sums gradients and changes no weight."""
     weights = [nn.Parameter(weight.detach().clone()) for weight in part.parameters()]
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
@@ -187,7 +187,7 @@ def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
 
 
 def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
-    """One rank, two as measured, and two and eight as computed."""
+    """Return the rows of one rank, of two as measured, and of two and eight as computed."""
 
     def cpu(step: _Step) -> float:
         return sum(one.cpu_ms for one in step.values())
@@ -222,7 +222,8 @@ def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
         ),
     ]
     for size in _COMPUTED:
-        # Linear between the whole batch and an eighth: what a step costs besides its rows stays.
+        # Linear between the whole batch and an eighth: the cost of a step besides its rows is
+        # constant.
         part = (8 / size - 1) / 7
         own = [cpu(t.eighth) + part * (cpu(t.one) - cpu(t.eighth)) for t in turns]
         steps = [mine + t.collectives[size] for mine, t in zip(own, turns, strict=True)]

@@ -1,4 +1,4 @@
-"""Regressions over columns of several parties: seconds, bytes, and how far off a fit in one place.
+"""Regressions over columns of several parties: seconds, bytes, and error against a central fit.
 
     python -m benchmarks.regression --rows 100000 --columns 40
 
@@ -30,16 +30,16 @@ _LABEL = "label"
 
 @dataclass(frozen=True, slots=True)
 class RegressionRow:
-    """One family.
+    """Results of one family.
 
     Attributes:
         family: "linear", "logistic" or "poisson".
         train_s: seconds of the training.
-        central_s: of the same fit where all columns lie in one place.
-        sent_bytes: between all parties; carried ones count at their sender.
-        helper_bytes: sent by the helper.
+        central_s: seconds of the same fit where all columns are in one place.
+        sent_bytes: bytes between all parties; relayed ones count at their sender.
+        helper_bytes: bytes sent by the helper.
         coefficient_error: the largest difference of coefficients of standardised columns.
-        error_error: of standard errors, relative.
+        error_error: the largest relative difference of standard errors.
     """
 
     family: str
@@ -59,14 +59,14 @@ def bench_regression(
     families: Sequence[Family] = ("linear", "logistic", "poisson"),
     seed: int = 0,
 ) -> list[RegressionRow]:
-    """Regressions over columns of several parties, beside the same fit in one place.
+    """Measure regressions over columns of several parties, beside the same fit in one place.
 
     Args:
-        rows: of the training.
-        columns: of all parties together.
-        parties: that share the columns evenly; the last one has the labels.
-        families: which regressions.
-        seed: of the table.
+        rows: training rows.
+        columns: columns of all parties together.
+        parties: number of parties that share the columns evenly; the last one has the labels.
+        families: families of regressions.
+        seed: seed of the table.
     """
     return [_measured(rows, columns, parties, one, seed) for one in families]
 

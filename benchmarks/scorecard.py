@@ -1,8 +1,8 @@
-"""Scorecards over three parties: how good they are, and how long one takes from a CSV to its page.
+"""Scorecards over three parties: their quality, and their time from a CSV to the page.
 
-Credit default and German credit are read below the folder in VFL_DATA; made rows have columns that
-tell much, little and nothing of the label, with missing cells and categories. All parties are in
-one process. Figures are of test rows; after ± the standard deviation over the seeds.
+Credit default and German credit are read below the folder in VFL_DATA. Synthetic rows have columns
+with much, little and no information on the label, with missing cells and categories. All parties
+are in one process. Figures are of test rows; after ± the standard deviation over the seeds.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class ScorecardRow:
     """Cards of one table, over all seeds.
 
     Attributes:
-        source: which table.
-        rows, columns: of the table, all parties together.
+        source: name of the table.
+        rows, columns: size of the table, all parties together.
         on_card: columns on the card, mean.
-        auc, ks, stability: of the test rows, mean; stability beside the training rows, NaN where
-            nobody has their scores.
-        auc_spread, ks_spread: standard deviations; 0 of one seed.
-        cpu_s, wall_s: from the CSV to the page, mean.
-        sent_bytes: payload of a training, mean.
+        auc, ks, stability: means on the test rows; stability against the training rows, NaN where
+            their scores are missing.
+        auc_spread, ks_spread: standard deviations; 0 for one seed.
+        cpu_s, wall_s: mean time from the CSV to the page.
+        sent_bytes: mean payload of a training.
     """
 
     source: str
@@ -88,14 +88,14 @@ def bench_scorecard(
     columns: int = 40,
     options: str = "",
 ) -> list[ScorecardRow]:
-    """Scorecards over three parties.
+    """Measure scorecards over three parties.
 
     Args:
         sources: tables.
-        seeds: trainings of each, of which each splits rows anew.
-        rows: made ones.
-        columns: made ones, of all parties together.
-        options: of the model.
+        seeds: number of trainings of each, with different splits of rows.
+        rows: number of synthetic rows.
+        columns: number of synthetic columns, of all parties together.
+        options: options of the model.
     """
     use_one_thread()
     found = []
@@ -122,7 +122,7 @@ class _Made:
 
 
 def _made(path: Path, parties: dict[str, tuple[str, ...]], seed: int, options: str) -> _Made:
-    """One card, from the CSV to its page."""
+    """Make one card, from the CSV to its page."""
     content = {
         "name": "benchmark",
         "seed": seed,
@@ -168,7 +168,7 @@ def _row(source: str, table: pd.DataFrame, cards: Sequence[_Made]) -> ScorecardR
 def _table(
     source: Source, rows: int, columns: int
 ) -> tuple[pd.DataFrame, dict[str, tuple[str, ...]]]:
-    """A table with its label, 1 for a bad row, and who has which columns."""
+    """Return a table with its label, 1 for a bad row, and each party's columns."""
     if source == "made":
         return made_table(rows, columns)
     folder = Path(os.environ.get("VFL_DATA", ""))
@@ -191,9 +191,9 @@ def _found(path: Path) -> Path:
 
 
 def made_table(rows: int, columns: int) -> tuple[pd.DataFrame, dict[str, tuple[str, ...]]]:
-    """Rows whose odds follow from columns that tell much, little and nothing.
+    """Make rows whose odds follow from columns with much, little and no information.
 
-    One column in ten has categories, and cells of one in five are missing in part.
+    One column in ten has categories, and one in five has missing cells.
     """
     draw = np.random.default_rng(0)
     cells = draw.normal(size=(rows, columns))

@@ -1,13 +1,14 @@
 """A training step under each secure mode beside the plain split step.
 
 Both train the same network on the same batches with ``merge = "sum"``, one thread a process. A turn
-trains each kind once, the order changing from turn to turn; ratios are of neighbours in time, and
-what is reported is the median over the turns. "inprocess" plays all parties in one process, so that
-what every party adds shows; "tls" is a process a party over the loopback interface. CPU time counts
-all processes; on a busy machine wall time says little. Shared first layers train without momentum.
+trains each kind once, in an order that changes from turn to turn. Ratios are of neighbours in time,
+and rows show the median over the turns. "inprocess" plays all parties in one process, so that the
+additional work of every party shows; "tls" is a process a party over the loopback interface. CPU
+time counts all processes; on a busy machine wall time means little. Shared first layers train
+without momentum.
 
-With a line between the parties (`benchmarks.emulation`) streams alone are measured, and beside wall
-time stands what bytes and delay of that mode take, exactly.
+With a line between the parties (`benchmarks.emulation`) only streams are measured. Beside wall time
+stands the exact time of that mode's bytes and delay.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ WORKLOAD = "summed"
 MODES = ("none", "sum", "sum:bits=8", "beaver")
 PATHS: tuple[Path, ...] = ("inprocess", "tls")
 STEPS, REPEATS, WARMUP_STEPS = 30, 40, 10
-#: Turns over a line, where a step takes a round trip at least.
+#: Turns over a line, where a step takes at least a round trip.
 LINE_REPEATS = 5
 QUICK_STEPS = 5
-#: The most CPU time of a step under a secure sum, in that of the plain one.
+#: Most CPU time of a step under a secure sum, relative to the plain step.
 AIM = 1.03
-#: Those it is the aim of.
+#: Paths with that aim.
 _AIMED = ("sum", "sum:bits=8")
 
 
 @dataclass(frozen=True, slots=True)
 class SecureRow(StepCost):
-    """A step under a secure mode, compared with the plain one.
+    """A step under a secure mode, compared with the plain step.
 
     Attributes:
         path: "inprocess" or "tls"; "model" where the line is computed.
@@ -54,19 +55,19 @@ def bench_secure(
     network: str = "auto",
     quick: bool = False,
 ) -> list[SecureRow]:
-    """A training step under a secure mode beside the plain one: 128 rows, width 500.
+    """Measure a step under each secure mode beside the plain one: 128 rows, width 500.
 
     Args:
-        steps: timed steps of one training; 30 unless given, 20 over a line.
-        repeats: turns; 40 unless given, 5 over a line.
-        seed: of rows, weights and batch order.
+        steps: timed steps of one training; by default 30, or 20 over a line.
+        repeats: turns; by default 40, or 5 over a line.
+        seed: seed of rows, weights and batch order.
         wan: the parties' lines; None is the loopback as it is.
-        network: how lines are made: auto, tun, proxy or model.
-        quick: does it run, not how fast.
+        network: kind of the lines: auto, tun, proxy or model.
+        quick: check only that it runs.
 
     Raises:
-        BadOptionError: an unknown network.
-        UserError: a network that cannot be had here.
+        BadOptionError: the network is unknown.
+        UserError: the network is not available here.
     """
     kind = choose(network) if wan else "loopback"
     usual = (LINE_STEPS, LINE_REPEATS) if wan else (STEPS, REPEATS)
@@ -94,7 +95,7 @@ def _paths(kind: str) -> tuple[Path, ...]:
 
 
 def _turn(parties: Parties, path: Path, seed: int, steps: int, turn: int) -> dict[str, Measurement]:
-    """Every mode once, the first one last in every other turn."""
+    """Measure every mode once; every other turn reverses the order."""
     order = MODES if turn % 2 == 0 else MODES[::-1]
     return {
         mode: parties.measure(path, WORKLOAD, seed, WARMUP_STEPS, steps, mode) for mode in order

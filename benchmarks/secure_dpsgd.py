@@ -1,9 +1,9 @@
 """DP-SGD on shares of many holders, beside the same training in plaintext.
 
-MNIST, means of four pixels or other features of each picture, a part of the rows at each holder;
-where no folder of data sets is, handwritten digits of 64 pixels. All parties are threads of this
-process, so its seconds are those of all of them. The link is computed (docs/results/wan.md),
-without compute.
+The rows are MNIST, as means of four pixels or other features of each picture, divided among the
+holders; without a folder of data sets, they are handwritten digits of 64 pixels. All parties are
+threads of this process, so its seconds are those of all of them. The link is computed
+(docs/results/wan.md), without compute.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _RATE, _CLIP, _LONGEST = 8.0, 1.0, 8.0
 
 
 class SecureRow(Settings):
-    """One training, all figures a step unless said otherwise.
+    """One training; all figures are per step unless stated otherwise.
 
     Attributes:
-        holders: how many there are; 0 is the training in clear, with all rows in one place.
-        form: of the inverse square root.
-        split: how rows are dealt out: "even", or "sorted" by label.
+        holders: number of holders; 0 is the training in plaintext, with all rows in one place.
+        form: form of the inverse square root.
+        split: division of rows: "even", or "sorted" by label.
         start: "zero", or "average" or "best" of models that holders train alone with half of the
-            epsilon; the best by 500 rows that are public.
-        ms: of this process, which plays all parties.
-        cpu_ms: likewise.
+            epsilon; the best is selected by 500 public rows.
+        ms: wall time of this process, which plays all parties.
+        cpu_ms: CPU time of this process.
         online, offline: bytes of all parties, headers of frames included.
-        hops: messages one after the other.
-        line_ms: over the computed line.
-        epsilon: of the whole training, at delta 1e-5; the noise is that of `vfl.privacy`.
-        accuracy: on test rows, of the whole training; mean over the seeds.
-        deviation: between the seeds.
+        hops: number of sequential messages.
+        line_ms: time over the computed line.
+        epsilon: epsilon of the whole training, at delta 1e-5; the noise is that of `vfl.privacy`.
+        accuracy: accuracy on test rows after the whole training; mean over the seeds.
+        deviation: standard deviation between the seeds.
     """
 
     holders: int
@@ -74,10 +74,10 @@ class SecureRow(Settings):
 
 
 def pictures(rows: int, features: str = "means") -> tuple[Rows, Rows]:
-    """Training and test rows; inputs of axes (rows, columns), labels.
+    """Return training and test rows; inputs of axes (rows, columns), labels.
 
     Args:
-        rows: for training, of MNIST.
+        rows: number of training rows of MNIST.
         features: "means" of four pixels, centred by a constant, or the spec of a bottom without
             weights.
     """
@@ -104,7 +104,7 @@ def _features(spec: str, inputs: Tensor) -> Tensor:
 
 
 def accuracy(weights: Tensor, rows: Rows) -> float:
-    """The share of rows whose class gets the largest output."""
+    """Return the share of rows whose class has the largest output."""
     inputs, labels = rows
     found = (inputs @ weights[:-1] + weights[-1]).argmax(1)
     return float((found == labels).double().mean())
@@ -123,18 +123,18 @@ def bench_secure_dpsgd(
     seeds: int = 3,
     wan: Wan | None = Wan(80, 40),  # noqa: B008 (it does not change)
 ) -> list[SecureRow]:
-    """DP-SGD on shares of many holders, beside clear.
+    """Measure DP-SGD on shares of many holders, beside plaintext.
 
     Args:
-        holders: how many, one training each.
-        form: of the inverse square root.
-        epsilon: of a training.
+        holders: numbers of holders, one training each.
+        form: form of the inverse square root.
+        epsilon: epsilon of a training.
         start: zero, or average or best of models that holders train alone.
-        split: how rows are dealt out.
+        split: division of rows.
         features: means of four pixels, or hog:cell=7.
-        rows: for training, of MNIST.
-        steps: of a training.
-        seeds: trainings of each kind, of other batches and noise.
+        rows: training rows of MNIST.
+        steps: steps of a training.
+        seeds: trainings of each kind, with different batches and noise.
         wan: every party's line.
     """
     use_one_thread()
@@ -152,7 +152,7 @@ def bench_secure_dpsgd(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is trained; see `SecureRow`."""
+    """Kind of a training; see `SecureRow`."""
 
     holders: int
     form: Form
@@ -163,8 +163,8 @@ class Kind:
     seeds: int
 
     def terms(self, count: int, columns: int) -> SecureSgd:
-        """Of a training on so many rows."""
-        among = self.holders or 2  # in clear it does not matter
+        """Return the terms of a training on so many rows."""
+        among = self.holders or 2  # in plaintext it does not matter
         parts = [count // among] * among
         parts[-1] += count % among
         size, epsilon, delta = min(BATCH_SIZE, count // 4), self.epsilon, DELTA
@@ -176,7 +176,10 @@ class Kind:
         )
 
     def beginning(self, terms: SecureSgd, public: int) -> LocalStart | None:
-        """Models of each holder alone, of as many epochs; with so many public rows."""
+        """Return the start from models of each holder alone, for as many epochs.
+
+        Some starts also need public rows.
+        """
         if self.start == "zero":
             return None
         size = max(1, min(terms.rows) * terms.batch_size // sum(terms.rows))
@@ -191,7 +194,7 @@ def _row(kind: Kind, known: Rows, test: Rows, wan: Wan) -> SecureRow:
     if kind.split == "sorted":
         order = known[1].argsort(stable=True)
         known = (known[0][order], known[1][order])
-    # Public rows are none of the training, and none that accuracies are of.
+    # Public rows are neither training rows nor test rows.
     few = min(_PUBLIC, len(test[1]) // 4)
     public, judged = (test[0][:few], test[1][:few]), (test[0][few:], test[1][few:])
     start = kind.beginning(terms, few)
@@ -229,7 +232,7 @@ def _row(kind: Kind, known: Rows, test: Rows, wan: Wan) -> SecureRow:
 def _on_shares(
     terms: SecureSgd, known: Rows, wan: Wan, start: LocalStart | None, public: Rows
 ) -> tuple[Tensor, dict[str, int], int, float]:
-    """The model, bytes by phase, messages one after the other, and seconds on the line."""
+    """Return the model, bytes by phase, sequential messages, and seconds on the line."""
     parts = zip(*(torch.split(each, list(terms.rows)) for each in known), strict=True)
     own: list[Rows | None] = [*parts, None]
     secrets = [Secret.fresh() for _ in own]

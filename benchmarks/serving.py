@@ -2,18 +2,18 @@
 
 Both answer the same requests about the same network over HTTP on the loopback, with FastAPI and
 uvicorn, one thread for torch in each process. Split: the label party and two feature parties, a
-process each, with TLS streams between them, as a federation has them; Flower's one message a
-session is written to a pipe instead. Monolith: the three models in one FastAPI process, a forward
-pass a request. Loads alternate in one run, so that ratios are of neighbours in time. The floor is
-what no such service can be faster than: one client, a process that listens and two that echo, the
-same hops with the same TLS, and nothing but blocking sockets in any of them.
+process each, with TLS streams between them, as in a federation; a pipe replaces Flower's one
+message a session. Monolith: the three models in one FastAPI process, a forward pass a request.
+Loads alternate in one run, so that ratios are of neighbours in time. The floor is the least time of
+any such service: one client, a process that listens and two that echo. It has the same hops with
+the same TLS, and only blocking sockets.
 
-With ``--kill-s`` one feature party after the other is killed and started again while clients ask,
-or with ``--stop-s`` stopped (SIGSTOP) and let go on after so many seconds:
-every answer is compared with the prediction of its row, every failure must be a 503 that names a
-party, and the memory of the label party is read at the beginning and at the end. With ``--drift``
-two such services take turns, one without the counters of drift; with ``--middle`` one of two
-parties and the same network with a third one between bottoms and head (U-shape).
+With ``--kill-s`` one feature party after the other is killed and started again while clients send
+requests. With ``--stop-s`` it is stopped (SIGSTOP) and continued after so many seconds. Every
+answer is compared with the prediction of its row, and every failure must be a 503 that names a
+party. The memory of the label party is read at the beginning and at the end. With ``--drift`` two
+such services take turns, one without the counters of drift. With ``--middle`` they are one of two
+parties and the same network with a third party between bottoms and head (U-shape).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from vfl.session.store.identity import Identity
 from vfl.transport.certificates import session_certificate
 from vfl.transport.stream import client_context
 
-_FLOOR_BYTES = 128  # of an answer
+_FLOOR_BYTES = 128  # bytes of an answer
 PARTIES, ROWS, COLUMNS = ("bank", "shop"), 2000, 10
 CLIENTS, SECONDS, ROUNDS = (1, 8, 64), 5.0, 3
 FAULT_CLIENTS = 4
@@ -91,18 +91,19 @@ TREES = CONTENT | {
 
 @dataclass(frozen=True, slots=True)
 class ServingRow:
-    """What one load gave.
+    """Results of one load.
 
     Attributes:
         server: "split", "monolith" or "floor"; or "counted" and "uncounted", see ``--drift``; or
             "plain" and "middle", or "network" and "trees".
-        clients: how many asked at once, each one row at a time.
+        clients: number of simultaneous clients, each for one row at a time.
         requests_per_second: over all rounds.
-        p50_ms, p99_ms: of a request, as its client sees it.
-        throughput_ratio, p99_ratio: to the first server of the same clients; 1 for itself.
-        cpu_us: of the process that listens, a request.
-        party_cpu_us: of each other party, a request; 0 where there is none.
-        failed: requests that were answered otherwise than by 200.
+        p50_ms, p99_ms: latency percentiles of a request, at its client.
+        throughput_ratio, p99_ratio: relative to the first server with the same clients; 1 for
+            itself.
+        cpu_us: CPU time of the listening process, per request.
+        party_cpu_us: CPU time of each other party, per request; 0 without one.
+        failed: requests with another status than 200.
     """
 
     server: str
@@ -119,15 +120,15 @@ class ServingRow:
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
-    """What clients met while parties died.
+    """Results of clients while parties died.
 
     Attributes:
-        seconds: of load.
-        kills: parties killed, or stopped.
+        seconds: seconds of load.
+        kills: number of kills, or of stops.
         answered, unavailable: requests with 200, and with a 503 that names a feature party.
-        wrong: answers that are not the prediction of their row.
-        other: anything else.
-        longest_outage_s: from the first failure to the next answer.
+        wrong: answers that differ from the prediction of their row.
+        other: all other results.
+        longest_outage_s: longest time from a first failure to the next answer.
         rss_first_mb, rss_last_mb: resident memory of the label party after warm-up and at the end.
     """
 
@@ -153,11 +154,11 @@ class _Envelope:
 
 
 class Pipes:
-    """Flower's part at the label party: a message starts the process of its party.
+    """Replaces Flower at the label party: a message starts the process of its party.
 
     Args:
-        folder: holds every party's own.
-        parties: those with a node.
+        folder: folder with every party's files.
+        parties: parties with a node.
     """
 
     def __init__(self, folder: Path, parties: Sequence[str]) -> None:
@@ -165,7 +166,7 @@ class Pipes:
         self.processes: dict[str, Process] = {}
 
     def get_nodes(self) -> list[Any]:
-        """A node a party, always online."""
+        """Return a node a party, always online."""
         named = enumerate(self._parties, start=1)
         return [SimpleNamespace(node_id=i, name=name) for i, name in named]
 
@@ -181,11 +182,11 @@ class Pipes:
         return [name]
 
     def pull_messages(self, identifiers: Sequence[str]) -> list[Any]:
-        """No reply ever comes early."""
+        """Return no reply: none ever comes early."""
         return []
 
     def close(self) -> None:
-        """Let every party end, then see to it."""
+        """Wait for every party's end, then end it."""
         for party in self.processes.values():
             party.stop(10)
 
@@ -204,7 +205,7 @@ def _start(*words: object) -> Process:
 
 
 def play_party(folder: Path, name: str) -> None:
-    """One feature party, whose message comes on standard input."""
+    """Run one feature party, whose message comes on standard input."""
     from vfl.clients.session import take_part
     from vfl.session import SessionMessage
 
@@ -217,12 +218,12 @@ def play_party(folder: Path, name: str) -> None:
 
 
 def play_label(folder: Path, *modes: str) -> None:
-    """The label party: it goes through some modes, the last of which serves until it is ended."""
+    """Run the label party through some modes; the last one serves until it is ended."""
     from vfl.server import federation, session
     from vfl.session import Terms
 
     use_one_thread()
-    session._COLLECT_S = 0.0  # nobody replies
+    session._COLLECT_S = 0.0  # no replies come
     vars(federation)["Message"] = _Envelope
     experiment = Experiment.model_validate(json.loads((folder / "experiment.json").read_text()))
     party = read_party_file(folder / "lender" / "party.toml")
@@ -244,7 +245,7 @@ def play_label(folder: Path, *modes: str) -> None:
 
 
 def play_monolith(folder: Path) -> None:
-    """All columns, all models and FastAPI in one process; the same answer, a pass a request."""
+    """Run all columns, all models and FastAPI in one process; a forward pass per request."""
     use_one_thread()
     data = {
         name: load_own(name, OwnTable(folder / name / "data.csv", "id", ("*",)), None, Dealing(0))
@@ -286,7 +287,7 @@ def play_monolith(folder: Path) -> None:
 
 
 def play_floor(folder: Path) -> None:
-    """The hops of a request without what is asked: a listener, and two echoes behind TLS."""
+    """Run a request's hops without its work: a listener, and two echoes behind TLS."""
     certificate = session_certificate(["127.0.0.1"])
     (folder / "ca.pem").write_bytes(certificate.ca_pem)
     inside, outside = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
@@ -313,7 +314,7 @@ def play_floor(folder: Path) -> None:
 
 
 def play_echo(folder: Path, port: str) -> None:
-    """What a feature party sends, without a model."""
+    """Run an echo of a feature party's messages, without a model."""
     context = client_context((folder / "ca.pem").read_bytes())
     with socket.create_connection(("127.0.0.1", int(port))) as plain:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -323,7 +324,7 @@ def play_echo(folder: Path, port: str) -> None:
 
 
 def write_tables(folder: Path) -> list[str]:
-    """Everybody's folder; the ids."""
+    """Write every party's folder; return the ids."""
     draw, ids = np.random.default_rng(0), [f"r{row:05}" for row in range(ROWS)]
     signal_of = np.zeros(ROWS)
     for name in PARTIES:
@@ -337,7 +338,7 @@ def write_tables(folder: Path) -> list[str]:
 
 
 def write_middle(folder: Path) -> None:
-    """The folder of a party in the middle, and what the others need for one."""
+    """Write the folder of a party in the middle, and the settings that others need for it."""
     names = (*PARTIES, MIDDLE)
     (folder / MIDDLE).mkdir()
     limits = '[consent]\nmodes = ["train", "predict", "serve"]\nmax_rows_per_second = 1e9\n'
@@ -366,15 +367,15 @@ def _party(
 
 @dataclass
 class Load:
-    """What clients met.
+    """Clients' results.
 
     Attributes:
-        processes: whose CPU counts: the one that listens, and the feature parties.
-        seconds: of each answered request.
-        statuses: how many of each.
-        cpu_s: of every process.
+        processes: processes whose CPU time counts: the listening one, and the feature parties.
+        seconds: latency of each answered request.
+        statuses: number of each status.
+        cpu_s: CPU time of every process.
         over: set to end a load early.
-        checked: told id, status and body of every answer; of a connection that is lost, 0.
+        checked: called with id, status and body of every answer; status 0 is a lost connection.
     """
 
     address: str
@@ -389,7 +390,7 @@ class Load:
     over: bool = False
 
     def run(self, clients: int, seconds: float) -> None:
-        """Ask with so many clients at once, each for one row after the other."""
+        """Send requests from so many clients at once, each for one row after the other."""
         before = [harness.cpu_s(pid) for pid in self.processes]
         asyncio.run(self._all(clients, seconds))
         took = [
@@ -398,7 +399,7 @@ class Load:
         self.cpu_s = [sum(pair) for pair in zip(self.cpu_s or [0.0] * len(took), took, strict=True)]
 
     def forget(self) -> None:
-        """What a warm-up met."""
+        """Discard the results of a warm-up."""
         self.seconds.clear()
         self.statuses.clear()
         self.cpu_s, self.lasted_s = [], 0.0
@@ -421,7 +422,7 @@ class Load:
                     status, answer = await self._ask(host, each, reader, writer)
                     self.checked(each, status, answer)
                     if status != 200:
-                        await asyncio.sleep(0.05)  # nobody hammers a service that is away
+                        await asyncio.sleep(0.05)  # clients do not overload a service that is away
             except (OSError, asyncio.IncompleteReadError):
                 self.statuses[0] += 1
                 self.checked(each, 0, b"")
@@ -435,7 +436,7 @@ class Load:
     async def _ask(
         self, host: str, each: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[int, bytes]:
-        """Status and body of one answer."""
+        """Return status and body of one answer."""
         body = json.dumps({"ids": [each]}).encode()
         head = (
             f"POST /predict HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {self.token}\r\n"
@@ -457,9 +458,9 @@ class Servers:
     """Servers over tables of their own; a context manager that ends every process.
 
     Args:
-        modes: what the label party goes through before it serves.
+        modes: modes of the label party before it serves.
         beside: other roles, a process each.
-        content: the experiment; a party in the middle stands there if it names one.
+        content: the experiment; a party in the middle runs if the experiment names one.
     """
 
     def __init__(
@@ -493,7 +494,7 @@ class Servers:
         self._folder.cleanup()
 
     def load(self, server: str) -> Load:
-        """A load on one of them, which is waited for."""
+        """Return a load on one of them, once it is ready."""
         if server in self._beside:
             address = _address(self.folder / f"{server}.json")
             pids = [self._processes[1 + list(self._beside).index(server)].pid]
@@ -553,18 +554,18 @@ def bench_serving(
     stop_s: float | None = None,
     quick: bool = False,
 ) -> Sequence[ServingRow | FaultRow]:
-    """Vfl serve beside one process that has all columns, in turns; the floor where one client asks.
+    """Measure `vfl serve` beside one process with all columns; the floor with one client.
 
     Args:
-        clients: how many ask at once; where parties die the most of them.
-        seconds: of one turn, or of the load where parties die.
+        clients: numbers of simultaneous clients; where parties die, the largest.
+        seconds: seconds of one turn, or of the load where parties die.
         rounds: turns of each.
-        drift: what counters of drift cost instead.
-        middle: what a party in the middle costs instead.
-        trees: what a hundred trees cost instead, beside a network.
+        drift: measure the cost of drift counters instead.
+        middle: measure the cost of a party in the middle instead.
+        trees: measure the cost of a hundred trees instead, beside a network.
         kill_s: kill a party every so many seconds instead.
         stop_s: stop it for so many seconds instead of killing it.
-        quick: does it run, not how fast.
+        quick: check only that it runs.
     """
     if kill_s is not None:
         return bench_faults(seconds or 600.0, kill_s, stop_s, max(clients or [FAULT_CLIENTS]))
@@ -586,7 +587,7 @@ def bench_serving(
 
 
 def _servers(drift: bool, middle: bool, trees: bool) -> dict[str, Servers]:
-    """By the name of a row; the others are compared with the first."""
+    """Return servers by name of a row; the others are compared with the first."""
     if drift:
         return {"uncounted": Servers("uncounted"), "counted": Servers()}
     if middle:
@@ -637,13 +638,13 @@ def bench_faults(
     """Load while one feature party after the other is killed or stopped.
 
     Args:
-        seconds: of load.
-        every_s: between two kills.
+        seconds: seconds of load.
+        every_s: seconds between two kills.
         stop_s: stop a party for so many seconds instead.
-        clients: how many ask at once.
+        clients: number of simultaneous clients.
     """
     counts: Counter[str] = Counter()
-    outage = [0.0, 0.0]  # since when, and the longest
+    outage = [0.0, 0.0]  # start of the outage, and the longest one
     with Servers("predict") as servers:
         load = servers.load("split")
         table = pd.read_csv(servers.run / "predictions.csv", dtype=str).set_index("id")
@@ -679,7 +680,7 @@ def bench_faults(
                 try:
                     os.kill(pid, signal.SIGKILL if stop_s is None else signal.SIGSTOP)
                 except ProcessLookupError:
-                    continue  # it is on its way back
+                    continue  # it is restarting
                 kills += 1
                 harness.say(f"{'killed' if stop_s is None else 'stopped'} {name}")
                 if stop_s is not None:
@@ -737,7 +738,7 @@ FAULTS = harness.table(
 
 
 def shown(rows: Sequence[ServingRow | FaultRow]) -> str:
-    """Either measurement's rows, for people."""
+    """Format either measurement's rows, for people."""
     return (FAULTS if isinstance(rows[0], FaultRow) else SERVED)(rows)
 
 

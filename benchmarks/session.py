@@ -1,4 +1,4 @@
-"""A session over streams with a process a party: how it starts, and each party's part in it."""
+"""A session over streams with a process a party: its start, and each party's part in it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class SessionJob(Settings):
     """One party's part in a session.
 
     Attributes:
-        party: whom the process plays.
+        party: name of the process's party.
         session: name of the session.
-        tokens: what each party shows to get in; a feature party gets its own only.
+        tokens: tokens that parties show to be admitted; a feature party gets only its own.
         tls: whether the stream has TLS.
         host: address the label party listens at.
-        endpoint: where a feature party finds it.
+        endpoint: address at which a feature party finds it.
     """
 
     party: str = ""
@@ -54,7 +54,7 @@ _Job = TypeVar("_Job", bound=SessionJob)
 def start(
     workers: Mapping[str, BenchmarkWorker], network: Network, label: str, job: SessionJob
 ) -> None:
-    """Give every party its part; the label party listens before the others are told where."""
+    """Send every party its part; the label party listens before the others get its address."""
     tokens = {party: secrets.token_urlsafe(32) for party in workers if party != label}
     session = {"session": secrets.token_hex(16), "party": label, "tokens": tokens}
     workers[label].put(job.model_copy(update=session | {"host": network.host(label)}))

@@ -1,10 +1,11 @@
 """`vfl serve` on a real federation under load, while runs are promoted and a party is killed.
 
 Every party runs its own commands here: `vfl up` with Flower's SuperLink or SuperNode, streams over
-TLS on the loopback. Clients ask over HTTP without a pause. In every round a feature party is killed
-(SIGKILL), brought back, and another run is promoted; in every second round while the party is away.
-Each answer is compared bit for bit with what `vfl predict` wrote for the run that the answer names.
-A 503 is right while the party that it names is away; anything else is a fault.
+TLS on the loopback. Clients send HTTP requests without a pause. In every round a feature party is
+killed (SIGKILL) and brought back, and another run is promoted; in every second round while the
+party is away. Each answer is compared bit for bit with the result of `vfl predict` for the run that
+the answer names. A 503 is right while the party that it names is away; any other failure is a
+fault.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from vfl.training import demo
 CLIENTS, MINUTES, ROUND_S, AWAY_S = 8, 10.0, 60.0, 10.0
 SIDES = ("left", "right")
 _PATIENCE_S, _LOOK_S = 180.0, 0.02
-#: Before the first loss and after the last answer to one.
+#: Seconds before the first loss and after the last answer to one.
 _CALM_S = 3.0
 _COMMAND = (sys.executable, "-m", "vfl")
 _CLIENT_APP = "flwr-clientapp"
 
-#: What is killed: the process of a session; the command `vfl up`, whose processes have to notice;
-#: or everything that the party runs, as where its machine loses power.
+#: Victims of a kill: the process of a session; the command `vfl up`, whose processes have to
+#: notice; or everything that the party runs, as in a power failure.
 Kill = Literal["session", "command", "machine"]
 KILLS: tuple[Kill, ...] = ("machine", "command", "session")
 
@@ -51,11 +52,11 @@ class Loss:
     """A party that was killed; times are of one clock, in seconds.
 
     Attributes:
-        party: who.
-        kill: what of it.
-        killed_at, back_at: when it was killed, and when its SuperNode was connected again; of a
-            session, whose SuperNode went nowhere, both are one.
-        answered_at: the first answer after it was back.
+        party: name of the party.
+        kill: what was killed.
+        killed_at, back_at: when it was killed, and when its SuperNode was connected again; for a
+            session, whose SuperNode stays connected, both are equal.
+        answered_at: time of the first answer after its return.
         left: its processes that outlived the command which started them.
     """
 
@@ -69,13 +70,13 @@ class Loss:
 
 @dataclass(slots=True)
 class Outcome:
-    """What clients met.
+    """Results of clients.
 
     Attributes:
-        losses: of parties.
-        promotions: seconds that each one took.
+        losses: losses of parties.
+        promotions: seconds of each promotion.
         answered: right answers, by the name of the run.
-        unavailable: when a client got a 503, and whom it named.
+        unavailable: time of each 503, and the party it named.
         faults: wrong answers, other refusals, lost connections; in words without an id.
     """
 
@@ -86,7 +87,7 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def unexcused(self) -> list[str]:
-        """Faults, and every 503 while the party that it names was there."""
+        """Return faults, and every 503 while the party that it names was there."""
         return self.faults + [
             f"503 names {party} at {at:.1f} s, which was there"
             for at, party in self.unavailable
@@ -99,17 +100,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class StandingRow:
-    """What one kind of event did, or the whole load.
+    """Results of one kind of event, or of the whole load.
 
     Attributes:
         what: a kind of loss, "promotion", or "all".
-        times: how many of them.
-        slowest_s, median_s: from the return of the party to the first answer, or of a promotion;
-            None of the whole load.
-        answered: right answers; of the whole load only, as the rest.
-        unavailable: 503 that named the party which was away.
-        faults: everything else.
-        left: processes that outlived a command that was killed.
+        times: number of events.
+        slowest_s, median_s: seconds from the return of the party to the first answer, or of a
+            promotion; None for the whole load.
+        answered: right answers; only for the whole load, like the following.
+        unavailable: answers 503 that named the absent party.
+        faults: all other results.
+        left: processes that outlived a killed command.
     """
 
     what: str
@@ -126,7 +127,7 @@ class Standing:
     """The demo's project with a command of each party running, two trained runs and a service.
 
     Args:
-        folder: for everything.
+        folder: folder for all files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -137,7 +138,7 @@ class Standing:
         self.runs: list[Path] = []
 
     def start(self) -> None:
-        """Bring everybody up, train twice, predict with both runs, and serve the first."""
+        """Start all parties, train twice, predict with both runs, and serve the first."""
         self._start("label", "up", self.label.path, marker="listens on")
         for side in SIDES:
             self.bring(side)
@@ -151,7 +152,7 @@ class Standing:
         self._start("service", *serve, marker="listens at")
 
     def vfl(self, *arguments: object) -> str:
-        """Run a command that is to succeed; its JSON."""
+        """Run a command that must succeed; return its JSON."""
         done = subprocess.run(
             [*_COMMAND, *map(str, arguments), "--json"], capture_output=True, text=True, check=False
         )
@@ -166,7 +167,7 @@ class Standing:
         self._start(side, "up", self.folder / "project" / side, marker="is connected")
 
     def kill(self, side: str, kill: Kill) -> set[int]:
-        """Kill what runs of a party; its other processes, which are to end by themselves."""
+        """Kill processes of a party; return its other processes, which must end by themselves."""
         top = self._running[side].pid
         family = {pid: harness.called(pid) for pid in harness.family(top)}
         match kill:
@@ -181,11 +182,11 @@ class Standing:
         return set() if kill == "session" else family.keys() - chosen
 
     def expected(self) -> dict[str, dict[str, tuple[str, list[np.float32]]]]:
-        """Prediction and probabilities as `vfl predict` wrote them, by run and id."""
+        """Return predictions and probabilities of `vfl predict`, by run and id."""
         return {run.name: _predicted(run / "predictions.csv") for run in self.runs}
 
     def load(self) -> Load:
-        """What asks the service, which is waited for."""
+        """Return clients for the service, once it is ready."""
         first = self.runs[0]
         address = json.loads((first / "serving.json").read_text())["address"]
         token = (first / "serve.token").read_text().strip()
@@ -215,7 +216,7 @@ def _predicted(path: Path) -> dict[str, tuple[str, list[np.float32]]]:
 
 @contextmanager
 def standing() -> Iterator[Standing]:
-    """A federation that serves."""
+    """Run a federation that serves."""
     with tempfile.TemporaryDirectory(prefix="vfl-standing-") as name:
         made = Standing(Path(name))
         try:
@@ -233,7 +234,7 @@ class Recorder:
         self._last_answer = 0.0
 
     def checked(self, each: str, status: int, body: bytes) -> None:
-        """Take what a request was answered; status 0 is a lost connection."""
+        """Record the answer to a request; status 0 is a lost connection."""
         now, outcome = time.monotonic(), self.outcome
         told = json.loads(body) if body else {}
         if status == 200:
@@ -252,7 +253,7 @@ class Recorder:
             outcome.faults.append(f"status {status}, {told.get('code', 'no code')}")
 
     def _named(self, loss: Loss, now: float) -> bool:
-        """Whether an answer may be of before the loss: nobody was told of it yet."""
+        """Whether an answer may predate the loss: its detection takes some time."""
         told = any(at >= loss.killed_at for at, _ in self.outcome.unavailable)
         return not told and now < loss.killed_at + 1.0
 
@@ -265,15 +266,15 @@ def play(
     away_s: float,
     kills: Sequence[Kill],
 ) -> Outcome:
-    """Load a service while rounds of losses and promotions go on.
+    """Load a service during rounds of losses and promotions.
 
     Args:
-        made: what serves.
-        clients: how many ask at once.
-        seconds: of load, whole rounds.
-        round_s: between two kills.
-        away_s: how long a party is away before it is started again.
-        kills: what is killed, in turn.
+        made: the federation that serves.
+        clients: number of simultaneous clients.
+        seconds: seconds of load, whole rounds.
+        round_s: seconds between two kills.
+        away_s: seconds that a party is away before it is started again.
+        kills: victims of the kills, in turn.
     """
     recorder, load = Recorder(made.expected()), made.load()
     load.checked = recorder.checked
@@ -296,7 +297,7 @@ def play(
 
 
 def _round(made: Standing, outcome: Outcome, loss: Loss, away_s: float, number: int) -> None:
-    """Kill a party and bring it back; promote after that, in every second round meanwhile."""
+    """Kill a party and bring it back; promote afterwards, or meanwhile in every second round."""
 
     def promote() -> None:
         since = time.monotonic()
@@ -338,15 +339,15 @@ def bench_standing(
     """Load a real federation that serves, while runs are promoted and a party is killed.
 
     Args:
-        minutes: of load.
-        clients: how many ask at once, each for one row after the other.
+        minutes: minutes of load.
+        clients: number of simultaneous clients, each for one row after the other.
         round_s: seconds between two kills.
-        away_s: how long a killed party is away before its command is started again.
-        kills: what is killed in turn: machine, command, session.
+        away_s: seconds that a killed party is away before its command is started again.
+        kills: victims of the kills in turn: machine, command, session.
 
     Raises:
-        UserError: a system that does not list its processes, or an unknown kind of loss.
-        LostPeerError: something did not start.
+        UserError: the system does not list its processes, or a kind of loss is unknown.
+        LostPeerError: a process did not start.
     """
     if not sys.platform.startswith("linux"):
         raise UserError("processes are found under Linux only", got=sys.platform)
@@ -360,7 +361,7 @@ def bench_standing(
 
 
 def rows_of(outcome: Outcome) -> list[StandingRow]:
-    """One row for each kind of event, and one for the whole load."""
+    """Return one row for each kind of event, and one for the whole load."""
     took = {
         f"{kill} killed": [
             loss.answered_at - loss.back_at for loss in outcome.losses if loss.kill == kill

@@ -1,9 +1,9 @@
-"""How long sessions take to begin on a federation whose parties stand, and what that costs idle.
+"""Time to begin a session on a federation whose parties are running, and idle costs.
 
 SuperLink, SuperNodes and their workers run on this machine, as `vfl up` starts them. Train,
-evaluate and predict are commands of their own, timed from their start: until every party is on the
-stream, which is just before the first exchange, and until the command ends. Beside them stand
-memory and CPU of each process of a party while nothing happens.
+evaluate and predict are commands of their own, timed from their start. One time ends when every
+party is on the stream, just before the first exchange; the other ends with the command. Beside them
+stand memory and CPU of each idle process of a party.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ TURNS, IDLE_S = 5, 20.0
 _SIDES = ("left", "right")
 _LOOK_S = 0.01
 _PATIENCE_S = 120.0
-#: By then the processes of the last session have ended.
+#: After this time the processes of the last session have ended.
 _REST_S = 3.0
 _STAND_BY = "vfl: a worker stands by"
 
 
 @dataclass(frozen=True, slots=True)
 class StartRow:
-    """One measurement; what it did not measure is None.
+    """One measurement; unmeasured figures are None.
 
     Attributes:
         what: a command, or a process of a party.
         joined_s, end_s: median seconds until every party was there, and until the end.
-        resident_mb, own_mb: memory of an idle process in 10^6 bytes, and what no other shares.
+        resident_mb, own_mb: memory of an idle process in 10^6 bytes, and its unshared part.
         cpu_percent: of one core, idle.
     """
 
@@ -55,16 +55,16 @@ class StartRow:
 
 
 def bench_start(turns: int = TURNS, idle_s: float = IDLE_S, quick: bool = False) -> list[StartRow]:
-    """How long sessions take to begin where parties stand, and their cost.
+    """Measure how long sessions take to begin where parties are running, and their cost.
 
     Args:
-        turns: of each command.
-        idle_s: how long nothing happens.
-        quick: does it run, not how fast.
+        turns: turns of each command.
+        idle_s: seconds of the idle phase.
+        quick: check only that it runs.
 
     Raises:
-        UserError: a system that does not list its processes.
-        LostPeerError: something did not start, or a command failed.
+        UserError: the system does not list its processes.
+        LostPeerError: a process did not start, or a command failed.
     """
     if quick:
         turns, idle_s = 1, 1.0
@@ -109,7 +109,7 @@ def _changed(path: Path) -> float:
 
 
 def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
-    """Seconds until the parties were there, and until the command ended."""
+    """Return seconds until the parties were there, and until the command ended."""
     notes = {file: file.read_text() for file in label.path.rglob("notes.txt")}
     command = [sys.executable, "-m", "vfl", mode, str(path)]
     began, joined = time.monotonic(), 0.0
@@ -132,7 +132,7 @@ def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
 
 
 def _idle(services: dict[str, int], seconds: float) -> list[StartRow]:
-    """Memory and CPU of services and of what they started, while nothing happens."""
+    """Return memory and CPU of idle services and of the processes they started."""
     time.sleep(_REST_S)
     processes = {pid: name for name, top in services.items() for pid in harness.family(top)}
     before = {pid: harness.cpu_s(pid) for pid in processes}

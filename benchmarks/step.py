@@ -1,13 +1,13 @@
 """A training step in one piece, in process and over a stream, side by side.
 
-Every path trains the same network from the same first weights on the same batches of synthetic
-rows drawn from the seed, one thread a process. Paths take turns, so that each ratio compares
-neighbours in time; what is reported is the median over the turns. CPU time counts all processes.
-On a busy machine wall time says little, and processes that share cores and caches with strangers
-take more CPU time than one does: small steps over a stream want a quiet machine.
+Every path trains the same network from the same first weights on the same batches of synthetic rows
+drawn from the seed, one thread a process. Paths take turns, so that each ratio compares neighbours
+in time; rows show the median over the turns. CPU time counts all processes. On a busy machine wall
+time means little, and processes that share cores and caches with other programs take more CPU time
+than one does: small steps over a stream need a quiet machine.
 
-With a line between the parties (`benchmarks.emulation`) streams go over it, and beside what a step
-took stands what bytes and delay alone take, exactly.
+With a line between the parties (`benchmarks.emulation`) streams go over it. Beside the time of a
+step stands the exact time of bytes and delay alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vfl.core.registry import require_choice
 
 WARMUP_STEPS = 10
 QUICK_STEPS = 20
-#: Timed steps over a line, where a step takes a round trip at least.
+#: Timed steps over a line, where a step takes at least a round trip.
 LINE_STEPS = 20
 REPEATS = 5
 
@@ -46,15 +46,15 @@ _Turn = Mapping[Path, Measurement]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What a step cost, median over the turns.
+    """Cost of a step, median over the turns.
 
     Attributes:
-        cpu_ms: user and system time of all processes, a step.
+        cpu_ms: user and system time of all processes, per step.
         wall_ms: median duration of a step, at the label party.
-        cpu_ratio, wall_ratio: the same, divided by what it is compared with in the same turn.
+        cpu_ratio, wall_ratio: the same, divided by those of the reference in the same turn.
         final_loss: mean training loss over the last epoch's steps; equal on every path.
-        network: what streams went over: "loopback", "tun", "proxy" or "model".
-        limit_ms: what the line's bandwidth and delay take of a step; None without a line.
+        network: network of the streams: "loopback", "tun", "proxy" or "model".
+        limit_ms: time of a step that the line's bandwidth and delay take; None without a line.
     """
 
     cpu_ms: float
@@ -93,20 +93,20 @@ def bench_step(
     network: str = "auto",
     quick: bool = False,
 ) -> list[StepRow]:
-    """One training step: monolith, in process, over TCP, over TLS; ratios of one run.
+    """Measure a training step: monolith, in process, over TCP, over TLS; ratios of one run.
 
     Args:
-        models: which workloads: mlp_small (64 rows, width 128), mlp (256 rows, width 1280), cnn.
+        models: workloads: mlp_small (64 rows, width 128), mlp (256 rows, width 1280), cnn.
         steps: timed steps of one turn; None takes about a second's worth.
-        repeats: turns.
-        seed: of rows, weights and batch order.
+        repeats: number of turns.
+        seed: seed of rows, weights and batch order.
         wan: every party's line, such as 80mbps,40ms; None is the loopback as it is.
-        network: how lines are made: auto, tun, proxy or model.
-        quick: does it run, not how fast.
+        network: kind of the lines: auto, tun, proxy or model.
+        quick: check only that it runs.
 
     Raises:
-        BadOptionError: an unknown workload or network.
-        UserError: a network that cannot be had here.
+        BadOptionError: a workload or network is unknown.
+        UserError: the network is not available here.
     """
     for name in models:
         require_choice("workload", name, tuple(WORKLOADS))
@@ -130,11 +130,11 @@ def bench_step(
 
 
 def step_table(*columns: harness.Column, aim: Callable[[Any], float | None]) -> harness.Shown:
-    """Some columns and then times, with their ratios in brackets, and what CPU time was aimed at.
+    """Return a formatter of columns, then times with ratios in brackets, and the CPU aim.
 
     Args:
-        columns: what was measured.
-        aim: the most CPU time of a row, in that of what it is compared with.
+        columns: the measured columns.
+        aim: most CPU time of a row, relative to its reference.
     """
 
     def aimed(row: StepCost) -> str:
@@ -156,7 +156,7 @@ def step_table(*columns: harness.Column, aim: Callable[[Any], float | None]) -> 
 
 
 def compared(own: Sequence[Measurement], base: Sequence[Measurement]) -> dict[str, Any]:
-    """Medians over the turns, and of the ratios to the base of the same turn."""
+    """Return medians over the turns, and of the ratios to the base of the same turn."""
     pairs = list(zip(own, base, strict=True))
     assert own[0].final_loss is not None, "the label party knows its loss"
     return harness.middle(own, "cpu_ms", "wall_ms") | {
@@ -167,13 +167,13 @@ def compared(own: Sequence[Measurement], base: Sequence[Measurement]) -> dict[st
 
 
 def network_of(kind: str, wan: Wan | None) -> Network:
-    """What streams of a step go over; where lines are computed there are none."""
+    """Return the network of a step's streams; where lines are computed there are no streams."""
     parties = (LABEL_PARTY, *FEATURE_PARTIES)
     return Network(parties, wan) if kind == "model" else open_network(parties, wan, kind)
 
 
 class PartyProcesses(ExitStack):
-    """A process a party, started once; a context manager.
+    """One process per party, started once; a context manager.
 
     Args:
         network: what connects the parties.
@@ -186,7 +186,7 @@ class PartyProcesses(ExitStack):
         self._workers = self.enter_context(processes(program, network))
 
     def _measured(self) -> Measurement:
-        """What all processes measured: CPU time of them all, the rest of the label party."""
+        """Combine all processes' measurements: CPU time of all, the rest from the label party."""
         found = {party: worker.get(Measurement) for party, worker in self._workers.items()}
         cpu_ms = sum(one.cpu_ms for one in found.values())
         return found[LABEL_PARTY].model_copy(update={"cpu_ms": cpu_ms})
@@ -196,7 +196,7 @@ class Parties(PartyProcesses):
     """The parties of vfl, which measure every path in turn.
 
     Args:
-        network: what the parties' streams go over.
+        network: network of the parties' streams.
     """
 
     def __init__(self, network: Network) -> None:

@@ -1,18 +1,18 @@
-"""A training step over a stream, beside what PyTorch has for that: gloo and its RPC.
+"""A training step over a stream, beside PyTorch's own means for that: gloo and its RPC.
 
     python -m benchmarks.step_peers
     python -m benchmarks.step_peers --parties 8 --models mlp,cnn --wan 40ms
 
-Every system trains the same network from the same first weights on the same batches, with a
-process of one thread a party; that their losses agree is checked. `gloo` is a loop with
-`torch.distributed`'s send and receive, `rpc` one with `torch.distributed.rpc`, whose label party
+Every system trains the same network from the same first weights on the same batches, with a process
+of one thread a party; the benchmark checks that their losses agree. `gloo` is a loop with
+`torch.distributed`'s send and receive. `rpc` is one with `torch.distributed.rpc`, whose label party
 hands every feature party a gradient and gets the next cut in one call. Both are as lean as we can
-write them: no encryption, no admission, nothing checked, counted or recorded, and RPC moves Python
-objects that whoever reaches its port may choose. vfl stands beside them without and with TLS, and
+write them: without encryption, admission, checks, counts or records. RPC moves Python objects that
+any process with access to its port may choose. vfl stands beside them without and with TLS, and
 does all of that.
 
-Systems take turns. CPU time is of all processes, and what is reported is the median over the turns
-and that of the ratios to vfl over TLS in the same turn.
+Systems take turns. CPU time is of all processes. Rows show the median over the turns, and that of
+the ratios to vfl over TLS in the same turn.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from vfl.session.label.party import Classification, Meter
 Peer = Literal["gloo", "rpc"]
 System = Literal["tls", "tcp", "gloo", "rpc"]
 SYSTEMS: tuple[System, ...] = get_args(System)
-#: Losses of systems that train the same network differ by rounding alone.
+#: Losses of systems that train the same network differ only by rounding.
 _SAME = 1e-4
 _PATIENCE = timedelta(seconds=60)
 
@@ -70,10 +70,10 @@ class PeerJob(StepJob):
     """One process's part in a measurement of a peer.
 
     Attributes:
-        system: which peer.
+        system: name of the peer.
         rank: of this party; the label party is 0.
         device: the network device that leads to the others.
-        store: the file in which all processes find each other.
+        store: file in which all processes find each other.
     """
 
     system: Peer = "gloo"
@@ -87,12 +87,12 @@ class PeerRow:
     """A step along one system.
 
     Attributes:
-        workload: its network.
-        parties: feature parties.
-        system: tls and tcp are vfl's.
-        cpu_ms: user and system time of all processes, a step.
-        wall_ms: a step at the label party.
-        cpu_ratio, wall_ratio: vfl over TLS takes this share of it, in the same turn.
+        workload: workload of its network.
+        parties: number of feature parties.
+        system: name of the system; tls and tcp are vfl's.
+        cpu_ms: user and system time of all processes, per step.
+        wall_ms: time of a step at the label party.
+        cpu_ratio, wall_ratio: time of vfl over TLS divided by this one's, in the same turn.
         final_loss: mean training loss over the last epoch's steps.
     """
 
@@ -116,21 +116,21 @@ def bench_peers(
     wan: Wan | None = None,
     quick: bool = False,
 ) -> list[PeerRow]:
-    """One training step over a stream: vfl, torch.distributed's gloo and PyTorch RPC.
+    """Measure a step over a stream: vfl, torch.distributed's gloo and PyTorch RPC.
 
     Args:
-        models: which workloads.
-        parties: feature parties, 2 or 8.
+        models: names of workloads.
+        parties: number of feature parties, 2 or 8.
         steps: timed steps of one turn; None takes about a second's worth.
-        repeats: turns.
-        seed: of rows, weights and batch order.
+        repeats: number of turns.
+        seed: seed of rows, weights and batch order.
         wan: the parties' lines, of packets (network `tun`); None is the loopback as it is.
-        quick: does it run, not how fast.
+        quick: check only that it runs.
 
     Raises:
-        ConfigError: a workload or a number of parties that does not exist.
-        PeerFailedError: a system that trained another network than the others.
-        UserError: lines of packets cannot be had here.
+        ConfigError: the workload or number of parties does not exist.
+        PeerFailedError: a system trained another network than the others.
+        UserError: lines of packets are not available here.
     """
     names = [name if parties == 2 else f"{name}_{parties}" for name in models]
     unknown = [name for name in names if name not in KNOWN]
@@ -192,7 +192,7 @@ class Peers(PartyProcesses):
     """The parties of a peer.
 
     Args:
-        network: what connects the parties.
+        network: network between the parties.
     """
 
     def __init__(self, network: Network) -> None:
@@ -228,8 +228,9 @@ class Peers(PartyProcesses):
 
 
 def work(parent: Parent) -> None:
-    """Train with whatever peer is asked for."""
-    warnings.filterwarnings("ignore", module="torch.distributed")  # its RPC uses what it deprecates
+    """Train with the requested peers."""
+    # its RPC uses deprecated functions
+    warnings.filterwarnings("ignore", module="torch.distributed")
     for job in parent.each(PeerJob):
         setup = Setup(job)
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = job.device
@@ -237,7 +238,7 @@ def work(parent: Parent) -> None:
 
 
 class _Bottom:
-    """A feature party's network, which knows whose turn it is.
+    """A feature party's network, which alternates forward and backward.
 
     Args:
         setup: its rows, first weights and schedule.
@@ -253,7 +254,7 @@ class _Bottom:
         self._cut = torch.empty(0)
 
     def forward(self) -> Tensor | None:
-        """The next cut, axes (rows, width); None after the last step."""
+        """Return the next cut, axes (rows, width); None after the last step."""
         exchange = next(self._schedule, None)
         if exchange is None:
             return None
@@ -268,16 +269,16 @@ class _Bottom:
 
 
 class _Links(Protocol):
-    """What connects a label party with all feature parties, in their order."""
+    """Connections of a label party with all feature parties, in their order."""
 
     def receive(self) -> Sequence[Tensor]:
-        """Every party's next cut."""
+        """Receive every party's next cut."""
 
     def send(self, gradients: Sequence[Tensor]) -> None:
-        """Every party's gradient, without waiting for it to arrive."""
+        """Send every party its gradient, without waiting for its arrival."""
 
     def finish(self) -> None:
-        """Wait until everything has arrived."""
+        """Wait until all messages have arrived."""
 
 
 def _lead(setup: Setup, links: _Links) -> Measurement:
@@ -347,19 +348,19 @@ class _GlooLinks:
         pairs = zip(gradients, self._ranks, strict=True)
         self._sending = [
             (dist.isend(one, rank), one) for one, rank in pairs
-        ]  # they live until sent
+        ]  # they must live until they are sent
 
     def finish(self) -> None:
         for work, _ in self._sending:
             work.wait()
 
 
-#: The feature party of this process, which calls of its label party reach.
+#: The feature party of this process, which its label party calls.
 _called: _Bottom | None = None
 
 
 def _exchange(gradient: Tensor | None) -> Tensor | None:
-    """A feature party's next cut, once it has taken the step of the last one's gradient."""
+    """Take a step with the last cut's gradient, and return a feature party's next cut."""
     assert _called is not None, "a party that is called has its network"
     if gradient is not None:
         _called.backward(gradient)

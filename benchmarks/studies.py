@@ -1,7 +1,7 @@
-"""Studies of several tasks: grid files, rows that are kept beside a page, and pictures of those.
+"""Studies of several tasks: grid files, result rows beside a page, and pictures of them.
 
 A task is a grid file of `examples`. Its trainings and attacks are those of `vfl grid`, in a folder
-that a killed run goes on in; rows lie in one CSV file, and pages are made of that file.
+in which a killed run resumes. Result rows are in one CSV file, and pages are made from that file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Key = TypeVar("Key", bound=Hashable)
-#: What a study found of one task.
+#: Result of a study for one task.
 Found = TypeVar("Found")
-#: A dataclass whose fields are text, whole numbers and numbers.
+#: A dataclass whose fields are text, integers and floats.
 Row = TypeVar("Row", bound="DataclassInstance")
-#: Where a table lies below the folder of data sets; sets without a file are known by name.
+#: Path of a table below the folder of data sets; sets without a file are known by name.
 TABLES = {
     "bank-full.csv.gz": "bank-marketing/bank-full.csv.gz",
     "UCI_Credit_Card.csv.gz": "credit-default/UCI_Credit_Card.csv.gz",
@@ -46,7 +46,7 @@ TABLES = {
 
 
 def source_of(file: Path) -> list[str]:
-    """Overrides of a task: where its table lies, if it reads one.
+    """Return the overrides of a task: the path of its table, if it reads one.
 
     Raises:
         MissingDataError: VFL_DATA names no folder of tables.
@@ -58,18 +58,18 @@ def source_of(file: Path) -> list[str]:
 
 
 def study_of(file: Path, **changes: object) -> Study:
-    """The grid of a task with some of its settings changed."""
+    """Return the grid of a task with some of its settings changed."""
     overrides = source_of(file) + overrides_of("grid", changes)
     return plan_study("grid", *read_checked(file, overrides))
 
 
 def played(study: Study, path: Path, jobs: int) -> GridFolder:
-    """The folder of a task's grid, once what is left of it is trained and attacked.
+    """Return the folder of a task's grid, after missing trainings and attacks have run.
 
     Args:
-        study: of `study_of`.
+        study: result of `study_of`.
         path: its folder.
-        jobs: cells at a time, a process each.
+        jobs: number of simultaneous cells, a process each.
     """
     run_study(study, path, shlex.join(sys.argv), jobs=jobs, on_end=say_cell)
     return GridFolder(path)
@@ -77,14 +77,14 @@ def played(study: Study, path: Path, jobs: int) -> GridFolder:
 
 @dataclass(frozen=True)
 class StudyPage(Generic[Found]):
-    """The page of a study: what its sections are, of what was found of each task.
+    """The page of a study: sections made from the result of each task.
 
     Attributes:
-        title: of the page.
-        note: what stands behind day and version.
+        title: title of the page.
+        note: text after day and version.
         shown: sections of all tasks together.
         of_task: sections of one task; it may write pictures beside the page.
-        method: the end of the page, which no result changes.
+        method: end of the page, which does not depend on results.
     """
 
     title: str
@@ -99,7 +99,7 @@ class StudyPage(Generic[Found]):
         Args:
             page: its file.
             found: results by task.
-            measured: whether something was measured now; if not, the page keeps its day and
+            measured: whether this call measured new results; if not, the page keeps its day and
                 version.
         """
         about = f"{datetime.now(UTC).date()}, vfl {VERSION}"
@@ -114,7 +114,7 @@ class StudyPage(Generic[Found]):
 
 
 def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """The rows of a CSV file, every cell as it is written; none where there is no file."""
+    """Return the rows of a CSV file, every cell as text; no rows without a file."""
     if not file.exists():
         return pd.DataFrame(columns=list(columns))
     found: pd.DataFrame = pd.read_csv(file, dtype=str, keep_default_na=False)
@@ -122,14 +122,14 @@ def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def store(file: Path, rows: pd.DataFrame) -> None:
-    """Write rows, as `stored` reads them."""
+    """Write rows in the form that `stored` reads."""
     columns = list(rows.columns)
     lines = (dict(zip(columns, line, strict=True)) for line in rows.itertuples(index=False))
     file.write_text(csv_text(columns, lines), encoding="utf-8")
 
 
 def read_rows(file: Path, kind: type[Row]) -> list[Row]:
-    """The rows of a CSV file as records of text and numbers; none where there is no file."""
+    """Return the rows of a CSV file as records; no rows without a file."""
     made: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float}
     types = {one.name: made[str(one.type)] for one in fields(kind)}
     lines = stored(file, list(types)).itertuples(index=False)
@@ -140,7 +140,7 @@ def read_rows(file: Path, kind: type[Row]) -> list[Row]:
 
 
 def write_rows(file: Path, kind: type[Row], rows: Iterable[Row]) -> None:
-    """Write records, as `read_rows` reads them; numbers have four digits behind the point."""
+    """Write records in the form that `read_rows` reads; numbers have four decimal places."""
     lines = [
         {name: f"{one:.4f}" if isinstance(one, float) else one for name, one in asdict(row).items()}
         for row in rows
@@ -151,7 +151,7 @@ def write_rows(file: Path, kind: type[Row], rows: Iterable[Row]) -> None:
 def added(
     rows: pd.DataFrame, new: pd.DataFrame, key: Sequence[str], tasks: Sequence[str]
 ) -> pd.DataFrame:
-    """The rows that were there, as they were, and those that are new by their key; task by task."""
+    """Return the existing rows, and those that are new by their key; task by task."""
     whole = pd.concat([rows, new.astype(str)]).drop_duplicates(list(key))
     order = whole.task.map(tasks.index)
     return whole.iloc[order.argsort(kind="stable")].reset_index(drop=True)
@@ -160,7 +160,7 @@ def added(
 def by_seed(
     rows: pd.DataFrame, names: Sequence[str], figure: str
 ) -> dict[tuple[str, ...], pd.Series[float]]:
-    """A figure of each seed, by what the rows are about, in their order."""
+    """Return a figure of each seed, by the identity of the rows, in their order."""
     return {
         tuple(map(str, key)): own.drop_duplicates("seed").set_index("seed")[figure].astype(float)
         for key, own in rows.groupby(list(names), sort=False)
@@ -168,19 +168,19 @@ def by_seed(
 
 
 def highest(found: Mapping[Key, pd.Series[float]]) -> Key:
-    """The one of the highest mean over seeds; the first of several."""
+    """Return the key of the highest mean over seeds; the first of equal ones."""
     return max(found, key=lambda one: float(found[one].mean()))
 
 
 def over(values: Iterable[float]) -> Estimate:
-    """The mean of a figure over its repeats, with its interval."""
+    """Return the mean of a figure over its repeats, with its interval."""
     found = estimate([float(one) for one in values])
     assert found is not None, "a repeat at least"
     return found
 
 
 def points_text(found: Estimate, sign: str = "") -> str:
-    """A share in points, without a unit.
+    """Format a share in points, without a unit.
 
     >>> points_text(Estimate(0.7213, 0.0131, 3)), points_text(Estimate(0.5, None, 1), "+")
     ('72.1 ± 1.3', '+50.0')
@@ -189,12 +189,12 @@ def points_text(found: Estimate, sign: str = "") -> str:
     return f"{100 * found.mean:{sign}.1f}{half}"
 
 
-#: Kinds of what is compared by how a name begins, each with its colour; the longest start counts.
+#: Kinds of compared members by prefix of their name, with colours; the longest prefix counts.
 Families = Mapping[str, tuple[str, int]]
 
 
 def family_of(name: str, families: Families) -> str:
-    """What kind of thing a defense or a protection is."""
+    """Return the kind of a defense or a protection."""
     return families[max(filter(name.startswith, families), key=len)][0]
 
 
@@ -203,10 +203,10 @@ class Dot:
     """One point of a picture, with its intervals.
 
     Attributes:
-        family: its kind, which gives it a colour.
-        what: said where a mouse rests on it.
+        family: its kind, which determines its colour.
+        what: tooltip.
         x, y: shares.
-        at: where on the x axis it is drawn, if not at the mean of `x`.
+        at: position on the x axis, if not the mean of `x`.
     """
 
     family: str
@@ -225,7 +225,7 @@ def picture(
     families: Families,
     through: Sequence[Position] = (),
 ) -> str:
-    """Dots on two axes, in percent, with a legend of their kinds, as a file of SVG."""
+    """Draw dots on two axes, in percent, with a legend of their kinds, as SVG."""
     styles = dict(families.values())
     points = [
         Point(

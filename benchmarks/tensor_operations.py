@@ -35,7 +35,7 @@ _PEER = Path(__file__).parent / "peers" / "crypten_operations.py"
 COUNT = 1000
 _TABLE, _IMAGES, _FILTERS = (10, COUNT // 10), (1, 10, 10, 10), (1, 10, 3, 3)
 
-#: Of x and, where an argument is positive or there are two, of a second tensor.
+#: Functions of x and, where an argument is positive or there are two, of a second tensor.
 OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "x * y": lambda x, y: x * y,
     "x ** 2": lambda x, y: x**2,
@@ -74,12 +74,13 @@ class OperationRow(Settings):
     """One operation.
 
     Attributes:
-        name: of `OPERATIONS`.
-        rounds: messages one after the other.
-        holder_bytes: payload bytes an element of both holders together.
-        dealer_bytes: payload bytes an element that the dealer sends.
-        error: the largest, against torch in float32.
-        peer_rounds, peer_bytes, peer_error: CrypTen's; None where it was not run, or has none.
+        name: name in `OPERATIONS`.
+        rounds: number of sequential messages.
+        holder_bytes: payload bytes per element of both holders together.
+        dealer_bytes: payload bytes per element that the dealer sends.
+        error: largest error against torch in float32.
+        peer_rounds, peer_bytes, peer_error: CrypTen's figures; None where it was not run, or has
+            none.
     """
 
     name: str
@@ -93,10 +94,10 @@ class OperationRow(Settings):
 
 
 def bench_tensor_operations(*, crypten: str = "", write: bool = False) -> list[OperationRow]:
-    """Operations on shares of two holders: rounds, bytes and errors.
+    """Measure operations on shares of two holders: rounds, bytes and errors.
 
     Args:
-        crypten: the Python that has CrypTen installed; without one it is left out.
+        crypten: the Python that has CrypTen installed; without one it is omitted.
         write: whether to write the rows to FILE, and those of ON_PAGE to PAGE.
     """
     use_one_thread()
@@ -113,12 +114,12 @@ def bench_tensor_operations(*, crypten: str = "", write: bool = False) -> list[O
 
 
 def measured(members: LocalMembers, name: str, beside: Mapping[str, Any]) -> OperationRow:
-    """One operation by three parties.
+    """Measure one operation by three parties.
 
     Args:
         members: two holders and a dealer.
-        name: of the operation.
-        beside: what CrypTen took of it.
+        name: name of the operation.
+        beside: CrypTen's figures for it.
     """
     operation = OPERATIONS[name]
     plain = torch.linspace(-4, 4, COUNT), torch.linspace(0.05, 20, COUNT)
@@ -148,7 +149,7 @@ def measured(members: LocalMembers, name: str, beside: Mapping[str, Any]) -> Ope
 
 
 def _sent(members: LocalMembers) -> tuple[int, int]:
-    """Payload bytes of the holders, and of the dealer."""
+    """Return payload bytes of the holders, and of the dealer."""
     dealer = name_of(members.parties[0].dealer)
     totals = {True: 0, False: 0}
     for each in members.traffic():
@@ -170,7 +171,7 @@ def _peer(python: str) -> dict[str, dict[str, Any]]:
 
 
 def stored(rows: list[OperationRow]) -> list[dict[str, str]]:
-    """Rows of FILE."""
+    """Return the rows of FILE."""
 
     def text(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
@@ -191,7 +192,7 @@ def stored(rows: list[OperationRow]) -> list[dict[str, str]]:
 
 
 def markdown(rows: list[dict[str, str]]) -> str:
-    """The table of PAGE, of rows as they are stored."""
+    """Return the table of PAGE, from stored rows."""
 
     def beside(row: dict[str, str], ours: str, theirs: str) -> str:
         return row[ours] + (f" ({row[theirs]})" if row[theirs] else "")

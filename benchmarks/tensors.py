@@ -1,11 +1,11 @@
 """A product through a pointer, and small networks at workers, with noise and on shares.
 
-Beside each stands torch in the same run.
+Each figure stands beside torch's in the same run.
 
 The experiments of Ryffel et al. (2018): a regressor 13-32-1 on Boston Housing (506 rows), and a
-classifier 8-32-1 on Pima Indians Diabetes (768 rows). Where no folder of data sets is, both on rows
-of scikit-learn. All workers are in this process. Times are of its processor, so they are those of
-all workers together, and other work on the machine does not count.
+classifier 8-32-1 on Pima Indians Diabetes (768 rows). Without a folder of data sets, both use rows
+of scikit-learn. All workers are in this process. Times are CPU times of it, so they are those of
+all workers together, without other work on the machine.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from vfl.datasets.sources.files import data_folder
 from vfl.privacy.accountants import noise_for
 
 STEPS, SIZES = 200, ((64, 128, 64), (256, 256, 256))
-#: That of the source, at delta 1e-5.
+#: Epsilon of the source, at delta 1e-5.
 EPSILON = 0.5
 _BATCH, _RATE = 32, 0.05
 
 
 class TensorRow(Settings):
-    """One thing that was measured.
+    """One measurement.
 
     Attributes:
         what: a product by its sizes, or a step of a network by data and activation.
         where: "plain", "pointer", "noise", "shares" or "mac".
-        ms: median of a product or a step.
-        ratio: to the plain one.
-        error: on test rows: of housing the mean square in squared units of the labels, of diabetes
-            the share of rows of the wrong class; 0 for a product.
-        epsilon: of a training with noise; else 0.
+        ms: median time of a product or a step.
+        ratio: time divided by the plain one.
+        error: error on test rows: for housing the mean square in squared units of the labels, for
+            diabetes the share of rows of the wrong class; 0 for a product.
+        epsilon: epsilon of a training with noise; else 0.
     """
 
     what: str
@@ -59,7 +59,7 @@ class TensorRow(Settings):
 
 
 def housing() -> tuple[Tensor, Tensor, float]:
-    """Standardised inputs and labels in a fixed order, and the variance of these."""
+    """Return standardised inputs and labels in a fixed order, and the labels' variance."""
     path = data_folder(None) / "boston-housing" / "housing.data.gz"
     if path.is_file():
         with gzip.open(path, "rt") as file:
@@ -73,7 +73,7 @@ def housing() -> tuple[Tensor, Tensor, float]:
 
 
 def diabetes() -> tuple[Tensor, Tensor, float]:
-    """Likewise of the patients of Pima; labels are -1 and 1, and are not scaled."""
+    """Return the same for the patients of Pima; labels are -1 and 1, and are not scaled."""
     path = data_folder(None) / "pima-diabetes" / "pima-indians-diabetes.csv.gz"
     if path.is_file():
         with gzip.open(path, "rt") as file:
@@ -106,12 +106,12 @@ class Square(torch.nn.Module):
     """The activation x^2, which needs no comparison."""
 
     def forward(self, inputs: Any) -> Any:
-        """Element by element."""
+        """Square element by element."""
         return torch.square(inputs)
 
 
 def network(columns: int, activation: str) -> torch.nn.Sequential:
-    """Columns-32-1, the same at every call."""
+    """Build columns-32-1, the same at every call."""
     torch.manual_seed(0)
     kind = {"relu": torch.nn.ReLU, "square": Square, "sigmoid": torch.nn.Sigmoid}[activation]
     return torch.nn.Sequential(torch.nn.Linear(columns, 32), kind(), torch.nn.Linear(32, 1))
@@ -124,13 +124,14 @@ def bench_tensors(
     steps: int = STEPS,
     epsilon: float = EPSILON,
 ) -> list[TensorRow]:
-    """Tensors at workers and shares, beside torch: products, and training of networks.
+    """Measure products and trainings with tensors at workers and shares, beside torch.
 
     Args:
-        activation: of the networks; with noise only those that a worker knows are trained.
-        data: of housing and diabetes.
-        steps: of a training.
-        epsilon: of a training with noise, at delta 1e-5.
+        activation: activations of the networks; training with noise needs those that a worker
+            knows.
+        data: data sets, of housing and diabetes.
+        steps: steps of a training.
+        epsilon: epsilon of a training with noise, at delta 1e-5.
     """
     use_one_thread()
     alice, bob, carol = tensors.virtual("alice", "bob", "carol")
@@ -179,7 +180,7 @@ def bench_tensors(
 
 
 def _error(model: Any, inputs: Tensor, truth: Tensor, variance: float) -> float:
-    """See `TensorRow.error`; labels that are classes are -1 and 1."""
+    """Return the error; see `TensorRow.error`. Labels that are classes are -1 and 1."""
     with torch.no_grad():
         guess = model(inputs)
     if bool((truth.abs() == 1).all()):
@@ -206,7 +207,7 @@ def _train(model: Any, inputs: Any, labels: Any, steps: int) -> float:
 def _train_with_noise(
     model: torch.nn.Module, inputs: Any, labels: Any, steps: int, epsilon: float
 ) -> tuple[float, float]:
-    """Median of a step, the drawing of its rows included; and what it cost."""
+    """Return the median time of a step, including the draw of its rows; and its epsilon."""
     noise = noise_for(epsilon, 1e-5, steps, _BATCH / len(inputs))
     training = tensors.PrivateTraining(
         model, [inputs], [labels], clip=1.0, noise=noise, batch_size=_BATCH

@@ -1,12 +1,12 @@
-"""A training on a table that lies on disk, beside one on a sample of it.
+"""A training on a table on disk, beside one on a sample of it.
 
     python -m benchmarks.train_on_disk --rows 10000000 --memory 128MiB
 
-Two feature parties share eight number columns; the label is drawn with a probability that is a
-curved function of all of them, so that more rows go on helping, and is never known for sure: the
-AUC of that probability itself is the best there is. Each training is a process of its own, with one
-thread, in which all parties are played; its memory is counted from its size right after the imports
-to its peak.
+Two feature parties share eight number columns. The label is drawn with a probability that is a
+curved function of all of them, so more rows keep helping, and the label is never certain: the AUC
+of that probability itself is the best possible. Each training is a process of its own, with one
+thread, in which all parties run. Its memory is counted from its size right after the imports to its
+peak.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class TrainingJob(Settings):
     """One training.
 
     Attributes:
-        table: Parquet file; as many rows as `TEST_ROWS` are test rows.
-        rows: of it.
+        table: Parquet file; the first `TEST_ROWS` rows are test rows.
+        rows: number of its rows.
         memory: `data.memory`; None keeps rows in memory.
-        batch_size: of it.
+        batch_size: batch size of the training.
     """
 
     table: str
@@ -48,16 +48,16 @@ class TrainingJob(Settings):
 
 
 class TrainingRow(Settings):
-    """What one training came to.
+    """Result of one training.
 
     Attributes:
-        train_rows: that it learned from, once each.
+        train_rows: number of training rows, used once each.
         memory: see `TrainingJob`.
-        peak_mb: the most resident memory, less what there was after the imports, in 10^6 bytes.
-        cpu_s: of all of it, reading, encoding and evaluation included.
-        rows_per_cpu_s: training rows in a processor second of that.
-        auc, log_loss: of the test rows.
-        best_auc: of the probability that the labels were drawn with.
+        peak_mb: peak resident memory minus the memory after the imports, in 10^6 bytes.
+        cpu_s: CPU seconds of all of it, with reading, encoding and evaluation.
+        rows_per_cpu_s: training rows per second of that.
+        auc, log_loss: figures of the test rows.
+        best_auc: AUC of the probability that drew the labels.
     """
 
     train_rows: int
@@ -75,15 +75,15 @@ def bench_train_on_disk(
     memory: str = "128MiB",
     batch_size: int = 1024,
 ) -> list[TrainingRow]:
-    """A training on a table on disk, beside one on a sample of it, of one epoch each.
+    """Train on a table on disk, and on a sample of it, for one epoch each.
 
     Args:
-        rows: of the large table, test rows among them.
+        rows: rows of the large table, test rows among them.
         memory: `data.memory` of the large table.
-        batch_size: of both.
+        batch_size: batch size of both.
 
     Raises:
-        BadOptionError: no more rows than the sample has.
+        BadOptionError: the table has no more rows than the sample.
         LostPeerError: a training ended early; its standard error says why.
     """
     small = SAMPLE_ROWS + TEST_ROWS
@@ -103,7 +103,10 @@ def bench_train_on_disk(
 
 
 def write_table(path: Path, rows: int) -> float:
-    """The table, block by block; the AUC of the labels' own probability over its first rows."""
+    """Write the table, block by block.
+
+    Return the AUC of the labels' probability at its first rows.
+    """
     draw, first = np.random.default_rng(0), list[np.ndarray]()
     names = [f"x{n}" for n in range(COLUMNS)]
     schema = pa.schema([(name, pa.float32()) for name in names] + [("paid", pa.int8())])
@@ -159,7 +162,7 @@ def measure(job: TrainingJob) -> TrainingRow:
 
 
 def work(parent: Parent) -> None:
-    """Train once, for a process has one peak."""
+    """Train once, because a process has only one peak."""
     parent.put(measure(parent.get(TrainingJob)))
 
 

@@ -1,4 +1,4 @@
-"""One training step as a benchmark measures it: what is trained, along which path, on which clock.
+"""One training step as benchmarks measure it: its network, its path and its clock.
 
 `work` is the part of one process; `benchmarks.step` and `benchmarks.secure` compare the paths.
 """
@@ -42,30 +42,30 @@ from vfl.transport import HubLink, Observed, TcpLink, local_pair
 #: In one piece, all parties in one process, over streams without and with TLS, on computed lines.
 Path = Literal["monolith", "inprocess", "tcp", "tls", "model"]
 PATHS: tuple[Path, ...] = ("monolith", "inprocess", "tcp", "tls")
-#: Where lines are computed, no stream is needed.
+#: Paths that need no stream where lines are computed.
 MODEL_PATHS: tuple[Path, ...] = ("monolith", "inprocess", "model")
 FEATURE_PARTIES = ("left", "right")
 LABEL_PARTY = "label"
-#: Batches in the fixed data; the order is drawn anew each time they have all been used.
+#: Batches in the fixed data; the order is drawn anew after all have been used.
 EPOCH_STEPS = 20
 _MEETING_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One network and how it is trained, the same on every path.
+    """One network and its training, the same on every path.
 
     Attributes:
-        model: "cnn" or "mlp", as the rows of a benchmark name it.
+        model: "cnn" or "mlp", as in the rows of a benchmark.
         batch_size: rows of a step.
         width: width of each feature party's cut.
-        shape: one row at a feature party, without the rows axis.
-        bottom, top: models, as specs.
-        outputs: classes.
+        shape: axes of one row at a feature party.
+        bottom, top: specs of the models.
+        outputs: number of classes.
         steps: timed steps of one repeat; about one second of work.
-        aims: the most CPU time a path should need, in that of the monolith.
+        aims: most CPU time of a path, relative to the monolith.
         merge: "concat" or "sum".
-        parties: the feature parties.
+        parties: names of the feature parties.
     """
 
     model: str
@@ -87,11 +87,11 @@ class Workload:
 
     @property
     def merged_width(self) -> int:
-        """Width of what the top gets."""
+        """Width of the top's input."""
         return self.width * (len(self.parties) if self.merge == "concat" else 1)
 
     def experiment(self, seed: int, total_steps: int) -> Experiment:
-        """The experiment that trains at least so many steps; SGD with momentum."""
+        """Return an experiment that trains at least so many steps; SGD with momentum."""
         party = PartySettings(width=self.width, bottom=self.bottom)
         return Experiment(
             name="bench",
@@ -110,7 +110,7 @@ class Workload:
 
 
 def _mlp(batch_size: int, width: int, steps: int, **aims: float) -> Workload:
-    """Bottoms 10-128-128-width, top 2*width-64-2."""
+    """Build bottoms 10-128-128-width, top 2*width-64-2."""
     return Workload(
         model="mlp",
         batch_size=batch_size,
@@ -140,7 +140,7 @@ WORKLOADS: dict[str, Workload] = {
     ),
 }
 
-#: One linear layer of 500 of 1000 columns at each party: what a secure sum adds shows most there.
+#: One linear layer of 500 of 1000 columns at each party, where the cost of a secure sum is largest.
 SUMMED = Workload(
     model="linear",
     batch_size=128,
@@ -152,7 +152,7 @@ SUMMED = Workload(
     steps=100,
     merge="sum",
 )
-#: Halves of coloured pictures, as CIFAR-10 has them: enough work for a graphics card.
+#: Halves of coloured pictures, as in CIFAR-10: enough work for a graphics card.
 PICTURES = Workload(
     model="resnet20",
     batch_size=256,
@@ -163,7 +163,7 @@ PICTURES = Workload(
     outputs=10,
     steps=20,
 )
-#: Sums of 64 units and little work for anybody: what a label party's streams cost shows.
+#: Sums of 64 units and little work, so that the cost of a label party's streams shows.
 MANY = {
     f"many_{count}": Workload(
         model="mlp",
@@ -184,12 +184,12 @@ EIGHT = {
     f"{name}_8": replace(workload, parties=tuple(f"party{number}" for number in range(8)), aims={})
     for name, workload in WORKLOADS.items()
 }
-#: One feature party, and batches large enough to be shared among its ranks.
+#: One feature party, and batches large enough to be divided among its ranks.
 SHARED = {
     f"shared_{name}": replace(WORKLOADS[name], batch_size=512, parties=("left",), aims={})
     for name in ("mlp", "cnn")
 }
-#: What a rank of eight has of those.
+#: The part of a rank of eight.
 EIGHTHS = {f"{name}_8th": replace(shared, batch_size=64) for name, shared in SHARED.items()}
 KNOWN: dict[str, Workload] = (
     WORKLOADS | {"summed": SUMMED, "pictures": PICTURES} | MANY | EIGHT | SHARED | EIGHTHS
@@ -200,16 +200,16 @@ class StepJob(SessionJob):
     """One measurement, or one process's part in it.
 
     Attributes:
-        path: what is measured.
+        path: measured path.
         workload: its name.
-        seed: of rows, weights and batch order.
+        seed: seed of rows, weights and batch order.
         warmup_steps: steps before the clock starts.
         steps: timed steps.
         secure: the secure mode.
-        codec: of the cut.
-        wan: what the parties' lines do, where that is computed.
-        rank, ranks: of the process, and how many its party has.
-        meeting: a folder in which the ranks of a party find each other.
+        codec: codec of the cut.
+        wan: the parties' lines, where they are computed.
+        rank, ranks: rank of the process, and number of ranks of its party.
+        meeting: folder in which the ranks of a party find each other.
     """
 
     path: Path
@@ -226,10 +226,10 @@ class StepJob(SessionJob):
 
 
 class Measurement(Settings):
-    """What one process measured over the timed steps.
+    """Measurements of one process over the timed steps.
 
     Attributes:
-        cpu_ms: user and system time of all its threads, a step.
+        cpu_ms: user and system time of all its threads, per step.
         wall_ms: median duration of a step.
         final_loss: mean training loss over the steps of the last epoch; None without labels.
     """
@@ -240,12 +240,12 @@ class Measurement(Settings):
 
 
 class Clock:
-    """Hands out the exchanges of a session and measures what happens in between.
+    """Yields the exchanges of a session and measures the time between them.
 
     Args:
         warmup_steps: steps that are not measured.
-        steps: steps that are.
-        now: what time it is, in seconds.
+        steps: number of measured steps.
+        now: returns the time in seconds.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class Clock:
         self._cpu_s = 0.0
 
     def over(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """The first exchanges of a schedule, as many as are wanted; asking for one ends a step."""
+        """Yield the first exchanges of a schedule; requesting the next one ends a step."""
         started = 0.0
         total = self._warmup_steps + self._steps
         for index, exchange in enumerate(islice(schedule, total)):
@@ -270,7 +270,7 @@ class Clock:
         self._cpu_s = time.process_time() - started
 
     def measurement(self, final_loss: float | None = None) -> Measurement:
-        """What was measured, once the exchanges have run out."""
+        """Return the measurement, once the exchanges have run out."""
         timed = self._ticks[self._warmup_steps :]
         return Measurement(
             cpu_ms=1000 * self._cpu_s / self._steps,
@@ -293,24 +293,24 @@ class Setup:
         self._clock = Clock(job.warmup_steps, job.steps, now)
 
     def schedule(self) -> Iterator[Exchange]:
-        """The exchanges, under the clock."""
+        """Return the exchanges, under the clock."""
         return self._clock.over(rules.schedule(self.terms, self.data[LABEL_PARTY].split))
 
     def measurement(self, final_loss: float | None = None) -> Measurement:
-        """What the clock saw."""
+        """Return the clock's measurement."""
         return self._clock.measurement(final_loss)
 
     def bottoms(self) -> dict[str, nn.Module]:
-        """Every feature party's fresh bottom model."""
+        """Return every feature party's fresh bottom model."""
         seed = self.job.seed
         return {name: fresh_bottom(self.workload, seed, name) for name in self.workload.parties}
 
     def top(self) -> nn.Module:
-        """The label party's fresh top model."""
+        """Return the label party's fresh top model."""
         return fresh_top(self.workload, self.job.seed)
 
     def agreement(self, party: str) -> Agreement:
-        """A feature party's side of an agreement on keys, with keys that protect nobody."""
+        """Return a feature party's side of a key agreement, with keys that protect no secret."""
         mode = secure_mode.make(self.terms.secure)
         everybody = {name: self.secret(name) for name in self.workload.parties}
         keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]
@@ -318,17 +318,17 @@ class Setup:
         return keys
 
     def own(self, party: str) -> Own:
-        """What a party keeps to itself, its ranks among it."""
+        """Return a party's private settings, its ranks among them."""
         job = self.job
         return Own(self.secret(party), ranks=meeting(party, job.rank, job.ranks, job.meeting))
 
     def secret(self, party: str) -> Secret:
-        """A party's stand-in secret; nothing here needs protection."""
+        """Return a party's stand-in secret; no value here needs protection."""
         return Secret.of_simulation(self.job.seed, party)
 
 
 def meeting(party: str, rank: int, size: int, folder: str) -> Ranks:
-    """One rank of a party, once the others have come to the same folder."""
+    """Return one rank of a party, once the others have come to the same folder."""
     if size == 1:
         return ALONE
     store = store_at(f"{folder}/{party}", size, _MEETING_S)
@@ -336,7 +336,7 @@ def meeting(party: str, rank: int, size: int, folder: str) -> Ranks:
 
 
 def _secured(experiment: Experiment, secure: str) -> Experiment:
-    """The experiment under a secure mode; weights that are shared take no momentum."""
+    """Return the experiment under a secure mode; shared weights have no momentum."""
     secured = experiment.model_copy(update={"secure": secure})
     if not shares_weights(secured):
         return secured
@@ -345,7 +345,7 @@ def _secured(experiment: Experiment, secure: str) -> Experiment:
 
 
 def synthetic(workload: Workload, seed: int) -> dict[str, PartyData]:
-    """Every party's rows: normal inputs, and the labels a random linear map gives them."""
+    """Make every party's rows: normal inputs, and labels of a random linear map."""
     rows = np.arange(workload.rows)
     split = Split(train=rows, validation=rows[:0], test=rows[:0])
     digest = digest_of(rows)
@@ -365,19 +365,19 @@ def synthetic(workload: Workload, seed: int) -> dict[str, PartyData]:
 
 
 def fresh_bottom(workload: Workload, seed: int, party: str) -> nn.Module:
-    """One feature party's bottom model."""
+    """Return one feature party's bottom model."""
     with scoped(derive(seed, "bench", "weights", party)):
         return models.make_bottom(workload.bottom).build(workload.shape, workload.width)
 
 
 def fresh_top(workload: Workload, seed: int) -> nn.Module:
-    """The label party's top model."""
+    """Return the label party's top model."""
     with scoped(derive(seed, "bench", "weights", LABEL_PARTY)):
         return models.make_top(workload.top).build(workload.merged_width, workload.outputs)
 
 
 class Monolith(nn.Module):
-    """The whole network as one module: what the parties train together, uncut."""
+    """The whole network as one module: the parties' network without a cut."""
 
     def __init__(self, bottoms: Sequence[nn.Module], top: nn.Module) -> None:
         super().__init__()
@@ -385,7 +385,7 @@ class Monolith(nn.Module):
         self.top = top
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Logits from each bottom's inputs, axes (rows, ...), in party order."""
+        """Return logits from each bottom's inputs, axes (rows, ...), in party order."""
         cuts = [bottom(own) for bottom, own in zip(self.bottoms, inputs, strict=True)]
         logits: Tensor = self.top(torch.cat(cuts, dim=1))
         return logits
@@ -448,7 +448,7 @@ def in_process(
 
 
 def host(setup: Setup, parent: Parent) -> Measurement:
-    """Play the label party over a stream."""
+    """Run the label party over a stream."""
 
     def build(links: dict[str, HubLink]) -> LabelParty:
         ledger = Ledger()
@@ -469,7 +469,7 @@ def host(setup: Setup, parent: Parent) -> Measurement:
 
 
 def join(setup: Setup) -> Measurement:
-    """Play a feature party over a stream."""
+    """Run a feature party over a stream."""
     name = setup.job.party
 
     def build(link: TcpLink) -> FeatureParty:
@@ -486,7 +486,7 @@ def join(setup: Setup) -> Measurement:
 
 
 def work(parent: Parent) -> None:
-    """Measure whatever is asked for."""
+    """Measure the requested jobs."""
     for job in parent.each(StepJob):
         if job.path == "model":
             measured = modelled(job)

@@ -1,18 +1,19 @@
 """Boosted trees of several parties beside XGBoost in one place: time, memory, bytes, accuracy.
 
-The label of a drawn table depends on some of many normal columns. All train with one thread in a
-process of their own, from each party's float32 table on, one after the other, several times; what
-is reported is the median of the turns, and ratios within a turn. Our parties share their process.
-Rows that no training has seen tell the AUC.
+The label of a drawn table depends on some of many normal columns. All systems train with one thread
+in a process of their own, from each party's float32 table on, one after the other, several times.
+Rows show the median of the turns, and ratios within a turn. Our parties share their process. The
+AUC is that of rows outside the training.
 
-With ``--wan 80mbps,40ms`` a training of ours also goes over lines that are computed, on which work
-takes no time (`LinkModel`); messages are those of the training on loopback. With ``--peer PYTHON``,
-an interpreter whose XGBoost has the federated plug-in, XGBoost's vertical mode stands beside: its
+With ``--wan 80mbps,40ms`` a training of ours also goes over computed lines, where work takes no
+time (`LinkModel`); messages are those of the training on loopback. With ``--peer PYTHON``, an
+interpreter whose XGBoost has the federated plug-in, XGBoost's vertical mode stands beside it: its
 server and its parties are processes with proxies between them.
 
-With ``--tables`` real tables of the folder in VFL_DATA are learned instead, by us, by XGBoost, by
-XGBoost on our bins as cells, which shows whether a difference comes from bins or from trees, and by
-XGBoost on the same rows in another order, which shows what its approximate bins alone change.
+With ``--tables`` real tables of the folder in VFL_DATA are learned instead, by four systems: ours,
+XGBoost, XGBoost on our bins as cells, and XGBoost on the same rows in another order. The third
+shows whether a difference comes from bins or from trees; the fourth shows the effect of its
+approximate bins alone.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ from vfl.core.errors import MissingDataError
 from vfl.core.registry import require_choice
 from vfl.llm.project import free_addresses
 
-#: Protections by name, and the options that ask for them.
+#: Protections by name, and their options.
 PROTECTIONS = {
     "order": "protect=order",
     "known": "protect=shared,nodes=known",
     "hidden": "protect=shared,nodes=hidden",
 }
 OURS, PEER, FEDERATED = "vfl, order", "XGBoost hist", "XGBoost federated"
-#: Rows that tell the AUC or the error, as a share: of the training of a drawn table, of all rows.
+#: Share of test rows: relative to the training rows of a drawn table, or to all rows.
 _TESTED, _HELD_OUT = 0.1, 0.2
 _FEDERATED = Path(__file__).parent / "peers" / "xgboost_federated.py"
-#: The C library gives memory back at once, so that a peak is what was in use.
+#: The C library returns memory at once, so that a peak is memory in use.
 _GIVES_BACK = ("env", "MALLOC_MMAP_THRESHOLD_=1048576", "MALLOC_TRIM_THRESHOLD_=1048576")
 
 
 class TreesJob(Settings):
-    """A table, and how many trees of which size are grown on it."""
+    """A table, and the number and size of the trees."""
 
     who: str
     rows: int
@@ -72,7 +73,7 @@ class TreesJob(Settings):
 
 
 class TreesCost(Settings):
-    """What one training costs; `sent_bytes` of payload cross between the parties."""
+    """Cost of one training; `sent_bytes` is the payload between the parties."""
 
     cpu_s: float
     peak_bytes: int
@@ -82,12 +83,12 @@ class TreesCost(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a training over lines is when a tree has grown.
+    """State of a training over lines when a tree has grown.
 
     Attributes:
-        seconds: on the label party's clock.
-        hops: messages that waited for each other.
-        sent_bytes: by all parties, headers included.
+        seconds: time on the label party's clock.
+        hops: number of sequential messages.
+        sent_bytes: bytes of all parties, headers included.
     """
 
     seconds: float
@@ -99,15 +100,15 @@ class LineRow(Settings):
     """A training over lines beside the same one on loopback.
 
     Attributes:
-        who: trained.
+        who: name of the system.
         cpu_s: processor seconds of the whole training, all parties together.
-        line_s: seconds that lines take, of the whole training, where work takes no time; of a peer
-            how much longer it takes over lines than on loopback.
-        tree_s: the same, of a tree.
-        round_trips: of a tree, one after the other; None where nobody counts them.
-        first_bytes: before the first tree; of a peer 0.
-        tree_bytes: of a tree; of a peer all bytes, shared among the trees.
-        auc: of rows that were held out.
+        line_s: seconds that lines take, of the whole training, where work takes no time; for a peer
+            the difference between lines and loopback.
+        tree_s: the same, for a tree.
+        round_trips: sequential round trips of a tree; None where they are not counted.
+        first_bytes: bytes before the first tree; 0 for a peer.
+        tree_bytes: bytes of a tree; for a peer all bytes, divided by the trees.
+        auc: AUC of held-out rows.
     """
 
     who: str
@@ -122,17 +123,17 @@ class LineRow(Settings):
 
 @dataclass(frozen=True, slots=True)
 class TreesRow:
-    """What one way to train costs, a median over the turns.
+    """Cost of one way to train, a median over the turns.
 
     Attributes:
-        who: trained.
-        cpu_s: of all parties together, binning included.
-        cpu_ratio: in times of XGBoost's of the same turn; None where it is not installed.
-        memory_ratio: most memory of all parties together beyond their tables, in times of a byte a
+        who: name of the system.
+        cpu_s: CPU time of all parties together, binning included.
+        cpu_ratio: the same divided by XGBoost's of the same turn; None where it is not installed.
+        memory_ratio: peak memory of all parties together minus their tables, divided by a byte a
             cell.
-        bytes_ratio: bytes that cross, in times of those that the protocol needs; None where all
-            columns lie in one place.
-        auc: of rows that were held out.
+        bytes_ratio: sent bytes divided by those that the protocol needs; None where all columns are
+            in one place.
+        auc: AUC of held-out rows.
     """
 
     who: str
@@ -145,16 +146,16 @@ class TreesRow:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """How well one seed's training on a real table answers the rows that it held out.
+    """Quality of one seed's training on the held-out rows of a real table.
 
     Attributes:
-        table: its name.
+        table: name of the table.
         measure: "AUC", or "RMSE".
-        seed: of the rows that are held out.
-        ours: with `protect=order`, two parties.
-        xgboost: `hist` at the same parameters, with all columns in one place.
-        xgboost_on_our_bins: the same, where the number of its bin stands for each cell.
-        xgboost_reordered: XGBoost as it is, with the training rows in another order.
+        seed: seed of the held-out rows.
+        ours: figure with `protect=order`, two parties.
+        xgboost: figure of `hist` with the same parameters, with all columns in one place.
+        xgboost_on_our_bins: the same, with each cell replaced by the number of its bin.
+        xgboost_reordered: XGBoost with the training rows in another order.
     """
 
     table: str
@@ -182,21 +183,20 @@ def bench_trees(
     wan: Wan | None = None,
     peer: str | None = None,
 ) -> Sequence[TreesRow | TableRow | LineRow]:
-    """Boosted trees of several parties beside XGBoost in one place.
+    """Measure boosted trees of several parties beside XGBoost in one place.
 
     Args:
-        rows: of the training.
-        columns: of all parties together.
-        parties: feature parties that share the columns; the label party has none.
-        rounds: trees.
+        rows: training rows.
+        columns: columns of all parties together.
+        parties: number of feature parties that share the columns; the label party has none.
+        rounds: number of trees.
         depth: of each tree.
         bins: most bins of a column.
         repeats: turns, or seeds of real tables.
-        protect: protections that are measured: "order", or shares with nodes that are "known" or
-            "hidden".
+        protect: protections to measure: "order", or shares with nodes that are "known" or "hidden".
         tables: learn real tables instead.
-        only: one of them.
-        out: CSV file that rows of real tables are written to as they come.
+        only: only this table.
+        out: CSV file for the rows of real tables, written as they come.
         wan: every party's line; trains once over such lines instead.
         peer: a Python whose XGBoost has the federated plug-in, for a training over lines.
     """
@@ -245,11 +245,11 @@ def bench_trees(
 def needed_bytes(
     who: str, rows: int, columns: int, parties: int, rounds: int, depth: int, bins: int
 ) -> int:
-    """Bytes that a protection needs for full trees of two classes.
+    """Return the bytes that a protection needs for full trees of two classes.
 
-    A bin takes a byte, and what two parties send each other crosses two links. A share takes 8
+    A bin takes a byte, and a message between two feature parties crosses two links. A share takes 8
     bytes, and so does each sum of both holders of shares; a node of a row takes a byte, a side a
-    bit. Of two children the sums of one are asked.
+    bit. Sums are requested for one of two children.
 
     >>> needed_bytes("vfl, order", 1000, 4, 2, 10, 3, 16)
     4000
@@ -275,15 +275,16 @@ def _measured(job: TreesJob, kind: type[Message]) -> Message:
 
 
 def work(parent: Parent) -> None:
-    """Train once, for a process has one peak."""
+    """Train once, because a process has only one peak."""
     job = parent.get(TreesJob)
     train = train_xgboost if job.who == PEER else train_ours
-    train(job.model_copy(update={"rounds": 1}), *_tables(job, 1000))  # imports, and machine code
+    # this loads imports and compiles machine code
+    train(job.model_copy(update={"rounds": 1}), *_tables(job, 1000))
     if job.wan:
         parent.put(over_lines(job))
         return
     inputs, labels, held, truth = _tables(job, job.rows)
-    harness.forget_peak()  # that of drawing the tables
+    harness.forget_peak()  # the peak of drawing the tables
     before, began = harness.resident_bytes("VmRSS"), time.process_time()
     answer, sent = train(job, inputs, labels, held, truth)
     peak, spent = harness.resident_bytes("VmHWM") - before, time.process_time() - began
@@ -299,12 +300,12 @@ def work(parent: Parent) -> None:
 
 #: Tables by party and labels, of the training rows and of held-out ones.
 _Tables = tuple[list[np.ndarray], np.ndarray, list[np.ndarray], np.ndarray]
-#: Chances of the held-out rows, to be worked out when nothing is measured; and bytes that crossed.
+#: Computes the chances of the held-out rows, after the measurement; and sent bytes.
 _Trained = tuple[Callable[[], np.ndarray], int]
 
 
 def _tables(job: TreesJob, rows: int) -> _Tables:
-    """Cells, float32, axes (rows, columns), by party where it trains as parties, and labels."""
+    """Return cells, float32, axes (rows, columns), by party where parties train, and labels."""
     draw, count = np.random.default_rng(job.seed), rows + round(_TESTED * rows)
     cells = draw.standard_normal((count, job.columns), dtype=np.float32)
     score = np.sin(cells[:, ::3]).sum(axis=1) + cells[:, 0] * cells[:, -1]
@@ -334,7 +335,8 @@ def over_lines(job: TreesJob) -> LineRow:
         cpu_s=cpu_s,
         line_s=model.seconds,
         tree_s=(last.seconds - first.seconds) / trees,
-        round_trips=round((last.hops - first.hops) / trees / 2),  # but for who has read the last
+        # except for the party that has read the last message
+        round_trips=round((last.hops - first.hops) / trees / 2),
         first_bytes=first.sent_bytes - tree_bytes,
         tree_bytes=tree_bytes,
         auc=roc_auc_score(tables[-1], answer()),
@@ -346,7 +348,7 @@ class PeerReady(Settings):
 
 
 class PeerTrained(Settings):
-    """What a training took of one party, and what rank 0 answers of the held-out rows."""
+    """Cost of a training at one party, and rank 0's answers for the held-out rows."""
 
     seconds: float
     cpu_s: float
@@ -354,7 +356,7 @@ class PeerTrained(Settings):
 
 
 class PeerJob(Settings):
-    """What XGBoost's server or one of its parties is to do; see `xgboost_federated.py`."""
+    """Job of XGBoost's server or one of its parties; see `xgboost_federated.py`."""
 
     parties: int
     port: int
@@ -368,11 +370,11 @@ class PeerJob(Settings):
 
 
 def federated(job: TreesJob, python: str) -> LineRow:
-    """XGBoost's vertical mode over proxies, without and with the lines.
+    """Run XGBoost's vertical mode over proxies, without and with the lines.
 
     Args:
-        job: what is trained; rank 0 has the labels and no columns.
-        python: the interpreter that has it.
+        job: the training; rank 0 has the labels and no columns.
+        python: the interpreter that has the plug-in.
     """
     inputs, labels, held, truth = _tables(job, job.rows)
     with TemporaryDirectory() as folder:
@@ -404,7 +406,7 @@ def federated(job: TreesJob, python: str) -> LineRow:
 def _federated(
     job: TreesJob, python: str, files: Sequence[tuple[str, str]], labels: str, wan: Wan
 ) -> tuple[list[PeerTrained], int]:
-    """What each party took, and bytes that all sent."""
+    """Return each party's cost, and the bytes that all sent."""
     server, names = "server", _names(len(files))
     command = (python, "-I", str(_FEDERATED))
     with ProxyNetwork([server, *names], wan) as network, ExitStack() as stack:
@@ -440,7 +442,7 @@ def train_ours(
     truth: np.ndarray,
     **options: Any,
 ) -> _Trained:
-    """All parties in this process: the session that an experiment runs."""
+    """Train all parties in this process: the session of an experiment."""
     from vfl.datasets import Split
     from vfl.datasets.party import AlignedRows, Inputs
     from vfl.training.specs import checked
@@ -486,7 +488,7 @@ def train_ours(
 
 
 def _options(who: str) -> str:
-    """The options of a protection, from who trains."""
+    """Return the options of a protection, from the system's name."""
     return PROTECTIONS[who.removeprefix("vfl, ")]
 
 
@@ -497,7 +499,7 @@ def train_xgboost(
     held: list[np.ndarray],
     truth: np.ndarray,
 ) -> _Trained:
-    """The same of XGBoost, with all columns in one place; nothing crosses."""
+    """Train XGBoost with all columns in one place; no bytes are sent."""
     import xgboost
 
     (cells,), (tested,) = inputs, held
@@ -507,7 +509,7 @@ def train_xgboost(
 
 
 def _asked(objective: str, depth: int, bins: int) -> dict[str, Any]:
-    """XGBoost's parameters."""
+    """Return XGBoost's parameters."""
     return {
         "objective": objective, "tree_method": "hist", "max_depth": depth, "max_bin": bins,
         "nthread": 1,
@@ -519,11 +521,11 @@ def _asked(objective: str, depth: int, bins: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a table lies below VFL_DATA.
+    """Path and form of a table below VFL_DATA.
 
     Attributes:
-        files: their rows together.
-        target: its column, by name or by position.
+        files: files, whose rows are joined.
+        target: column of the label, by name or by position.
         positive: the label that is 1; None for numbers.
         read: options of `pandas.read_csv`.
         without: columns that are no inputs.
@@ -551,7 +553,7 @@ _SOURCES = {
 
 
 def _read(source: _Source) -> tuple[pd.DataFrame, np.ndarray]:
-    """Inputs, texts as categories, and codes or numbers."""
+    """Return inputs, with texts as categories, and codes or numbers."""
     folder = Path(os.environ.get("VFL_DATA", ""))
     if missing := [one for one in source.files if not (folder / one).is_file()]:
         raise MissingDataError(
@@ -598,7 +600,7 @@ def _answers(
     classes: bool,
     size: tuple[int, int, int],
 ) -> tuple[np.ndarray, ...]:
-    """What answers the test rows: ours, XGBoost, it on our bins, it on rows in another order."""
+    """Return answers for the test rows: ours, and three variants of XGBoost."""
     import xgboost
 
     from vfl.trees import VFLBoostingClassifier, VFLBoostingRegressor
@@ -633,7 +635,7 @@ def _answers(
 
 
 def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
-    """The rows, each written to a file as it comes."""
+    """Yield the rows, and write each to a file as it comes."""
     names = [one.name for one in fields(TableRow)]
     if out is None:
         yield from rows
@@ -648,12 +650,12 @@ def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
 
 
 def _moved(rows: Sequence[TableRow]) -> list[float]:
-    """What another order of rows makes of XGBoost's figure, seed by seed."""
+    """Return the change of XGBoost's figure by another order of rows, seed by seed."""
     return [row.xgboost_reordered - row.xgboost for row in rows]
 
 
 def _spread(figures: Iterable[float]) -> float:
-    """Their standard deviation; 0 of one."""
+    """Return their standard deviation; 0 for one."""
     found = list(figures)
     return stdev(found) if len(found) > 1 else 0.0
 
@@ -694,7 +696,7 @@ LINES = harness.table(
 
 
 def shown(rows: Sequence[TreesRow | TableRow | LineRow]) -> str:
-    """Either measurement's rows, for people; seeds of a table as their mean."""
+    """Format either measurement's rows, for people; seeds of a table as their mean."""
     if isinstance(rows[0], LineRow):
         return LINES(rows)
     tables: dict[str, list[TableRow]] = {}

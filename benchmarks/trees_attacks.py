@@ -1,13 +1,13 @@
-"""What trees give away: labels by splits, columns by bins, at every strength of what is against it.
+"""Leakage of trees: labels by splits and columns by bins, at every strength of protection.
 
     python -m benchmarks.trees_attacks --task credit       # goes on where it was left
     python -m benchmarks.trees_attacks --redraw            # page of the stored rows
 
-A task is a grid file of `examples/trees`, which names its victims: trees as they are, with fewer
+A task is a grid file of `examples/trees`, which names its victims: default trees, trees with fewer
 bins, with randomised bins, and with first rounds on the label party's own columns. Parties, rows
 and leaks are those of the task of that name in `benchmarks.frontier`, whose networks stand beside
-the trees. In `NAME_nodes` feature parties are told which rows are in which node. Rows of every task
-lie in one CSV file, and the page is made of that one and of the frontier's.
+the trees. In `NAME_nodes` feature parties know which rows are in which node. Rows of every task are
+in one CSV file, and the page is made from that file and the frontier's.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "trees"
 TASKS = ("bank", "credit")
-#: The tasks where a feature party is told nodes, by the task that they belong to.
+#: The tasks where feature parties know nodes, by the task to which they belong.
 TOLD = {one: f"{one}_nodes" for one in TASKS}
 #: The trees of the experiment itself.
 PLAIN = "none"
 LABELS, COLUMNS, MEMBERS = "auc", "mse", "membership_auc"
-#: Attacks on columns by what their attacker reads.
+#: Attacks on columns by the evidence that their attacker reads.
 OF_BINS, OF_ANSWERS, OF_OWN = ("bins", "bins:rows=false"), "inversion:steps=300", "own_columns"
 
 
 @dataclass(frozen=True)
 class AttackRow:
-    """What one attack reached on one victim.
+    """Result of one attack on one victim.
 
     Attributes:
-        task, model, seed: of the training; `PLAIN` is the experiment's own model.
+        task, model, seed: identity of the training; `PLAIN` is the experiment's own model.
         utility: AUC of its test rows.
         attack: its spec.
-        measure: of `LABELS`, `COLUMNS` or `MEMBERS`.
-        reaches: in that measure, the mean over draws of leaked rows.
-        guess: the best constant guess.
-        without: the best that the same attacker reaches without the model, on the same leaked rows;
-            of columns what the label party's own columns predict.
+        measure: one of `LABELS`, `COLUMNS` or `MEMBERS`.
+        reaches: score in that measure, the mean over draws of leaked rows.
+        guess: score of the best constant guess.
+        without: best score of the same attacker without the model, on the same leaked rows; for
+            columns, the prediction from the label party's own columns.
     """
 
     task: str
@@ -77,7 +77,7 @@ class AttackRow:
 
 
 def rows_of(task: str, folder: GridFolder) -> Iterator[AttackRow]:
-    """What every attack reached on every victim of a grid, means over draws of leaked labels."""
+    """Yield the results of every attack on every victim of a grid, means over draws."""
     grid = LoadedGrid(folder)
     by_measure: dict[str, list[Record]] = {LABELS: [], COLUMNS: [], MEMBERS: []}
     for one in grid.attacks:
@@ -108,13 +108,13 @@ def _by_victim(values: Mapping[tuple[str, int], float]) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The attack on labels of the highest mean.
+    """The attack on labels with the highest mean.
 
     Attributes:
         utility: AUC of the victims' test rows.
         attack: its spec.
         reaches: its AUC.
-        leak: that less the best without the model.
+        leak: that AUC minus the best without the model.
     """
 
     utility: Estimate
@@ -128,10 +128,11 @@ class Place:
     """One model of a task, over seeds.
 
     Attributes:
-        model: its options beside the plain one's.
-        loss: how much less its utility is than the plain trees'.
+        model: its options that differ from the plain model's.
+        loss: utility of the plain trees minus its own.
         worst: the worst attack on labels.
-        bins, answers: shares of the variance of columns that are read from bins, and from answers.
+        bins, answers: shares of the variance of columns that attacks read from bins, and from
+            answers.
         members: AUC of membership.
     """
 
@@ -145,15 +146,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a task shows.
+    """Results of a task.
 
     Attributes:
         task: its name.
-        seeds: victims of each model.
-        without: the best on labels without a model.
+        seeds: number of victims of each model.
+        without: the best score on labels without a model.
         own: share of the variance of columns that the label party's own columns predict.
         places: in the order of the grid.
-        told: the worst attack where a feature party is told nodes; None where that was not run.
+        told: the worst attack where feature parties know nodes; None where that was not run.
         networks: the frontier's undefended network, and its most accurate label-free one.
     """
 
@@ -169,7 +170,7 @@ class Task:
 def task_of(
     rows: Sequence[AttackRow], told: Sequence[AttackRow], networks: frontier.Frontier
 ) -> Task:
-    """What the rows of one task show, beside those of told nodes and networks on the same one."""
+    """Return the results of a task, beside those with known nodes and of networks."""
     models = list(dict.fromkeys(one.model for one in rows))
     plain = _by_seed([one for one in rows if one.model == PLAIN], "utility")
     places = [_place_of([one for one in rows if one.model == model], plain) for model in models]
@@ -222,7 +223,7 @@ def _explained(rows: Sequence[AttackRow]) -> Estimate:
 
 
 def _options(model: str) -> str:
-    """The options of a model that differ from the plain one's."""
+    """Return the options of a model that differ from the plain one's."""
     kept = [one for one in model.partition(":")[2].split(",") if one not in _COMMON]
     return ", ".join(kept) or "as they are"
 
@@ -234,7 +235,7 @@ _COMMON = ("max_depth=4", "learning_rate=0.1")
 
 
 def summary_of(found: Sequence[Task]) -> str:
-    """A line a task: what trees as they are give away, beside the frontier's networks."""
+    """Return a line per task: leakage of default trees, beside the frontier's networks."""
     head = [
         "task", "model", "test AUC", "worst attack on labels", "reaches", "beside no model",
     ]  # fmt: skip
@@ -262,7 +263,7 @@ def summary_of(found: Sequence[Task]) -> str:
 
 
 def table_of(found: Task) -> Table:
-    """One line a model."""
+    """Return one line per model."""
     head = [
         "trees", "test AUC", "less", "worst attack on labels", "reaches", "beside no model",
         "columns from bins", "from answers", "members",
@@ -280,7 +281,7 @@ def table_of(found: Task) -> Table:
 
 
 def task_section(found: Task, page: Path) -> Iterator[str]:
-    """One task's table."""
+    """Yield one task's table."""
     data = read_checked(FOLDER / f"{found.task}.toml", [])[0].data
     yield f"\n## {found.task}\n"
     yield (
@@ -331,15 +332,15 @@ def bench_trees_attacks(
     page: Path = Path("docs/results/trees_attacks.md"),
     redraw: bool = False,
 ) -> list[Task]:
-    """Train and attack what is left of a task, and write rows and page.
+    """Train and attack the rest of a task, and write rows and page.
 
     Args:
         task: a file of examples/trees.
-        seeds: victims of each model.
-        jobs: cells at a time, a process each.
+        seeds: number of victims of each model.
+        jobs: number of simultaneous cells, a process each.
         out: folder of the grids.
-        page: the page; rows lie beside it in a CSV file, and the frontier's rows too.
-        redraw: train nothing.
+        page: the page; its rows are beside it in a CSV file, and the frontier's rows too.
+        redraw: write only the page, without training.
     """
     file = page.with_suffix(".csv")
     rows = read_rows(file, AttackRow)

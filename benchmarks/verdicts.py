@@ -1,11 +1,11 @@
-"""How often the rule of `vfl.experiments.statistics.judge` errs, by simulation.
+"""Error rate of the rule `vfl.experiments.statistics.judge`, by simulation.
 
     python -m benchmarks.verdicts --runs 4000
 
-Victims are drawn with a gain of exactly the margin (a wrong "no easier"), of exactly 0 (a wrong
-"easier", and what label-free bottoms are), from three laws: normal, exponential in either direction
-and two-point. The cut costs a two-point victim's attacker no more than the margin. All figures are
-in points, the margin is 1; each is the worst over deviations of 0.3 to 3.
+Victims are drawn with a gain of exactly the margin (a wrong "no easier"), or of exactly 0 (a wrong
+"easier", and the gain of label-free bottoms). They follow three laws: normal, exponential in either
+direction and two-point. The cut costs a two-point victim's attacker at most the margin. All figures
+are in points, the margin is 1; each is the worst over deviations of 0.3 to 3.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class VerdictRow:
     """Shares of runs, the worst over deviations.
 
     Attributes:
-        law, victims: which were drawn, and how many.
-        wrong_no_easier, wrong_easier: of gains of the margin and of 0.
-        covered: how often the interval holds the mean.
-        no_easier: of gains of 0 with one deviation.
+        law, victims: law of the victims, and their number.
+        wrong_no_easier, wrong_easier: wrong verdicts for gains of the margin and of 0.
+        covered: how often the interval contains the mean.
+        no_easier: verdicts for gains of 0 with one deviation.
     """
 
     law: str
@@ -44,7 +44,7 @@ MARGIN, SPREADS = 1.0, (0.3, 0.5, 1.0, 3.0)
 
 
 def two_points(share: float) -> Law:
-    """So many victims are above the mean, all by as much."""
+    """Return a law with this share of victims above the mean, all by the same amount."""
     high, low = np.sqrt((1 - share) / share), np.sqrt(share / (1 - share))
     return lambda rng, axes: np.where(rng.random(axes) < share, high, -low)
 
@@ -59,7 +59,7 @@ LAWS: dict[str, Law] = {
 
 
 def shares(law: Law, victims: int, mean: float, spread: float, runs: int) -> dict[str, float]:
-    """How often each verdict is given, and how often the interval holds the mean."""
+    """Return the share of each verdict, and of intervals that contain the mean."""
     rng = np.random.default_rng(victims)
     gains = mean + spread * law(rng, (runs, victims))
     given = [judge(one, MARGIN).verdict for one in gains.tolist()]
@@ -69,10 +69,10 @@ def shares(law: Law, victims: int, mean: float, spread: float, runs: int) -> dic
 
 
 def bench_verdicts(runs: int = 4000) -> list[VerdictRow]:
-    """How often the rule of `vfl.experiments.statistics.judge` errs, by simulation.
+    """Measure the error rate of the rule `vfl.experiments.statistics.judge`.
 
     Args:
-        runs: of each row.
+        runs: runs of each row.
     """
     found = []
     for name, law in LAWS.items():

@@ -22,8 +22,9 @@ from vfl.core.seeds import use_one_thread
 
 Message = TypeVar("Message", bound=Settings)
 _ROOT = Path(__file__).parents[1]
-#: One thread each. The C library (glibc) keeps freed memory: whether it hands large tensors back
-#: to the system and faults them in again hangs on chance, and costs up to a tenth of a step.
+#: One thread each. The C library (glibc) keeps freed memory. Otherwise chance decides whether it
+#: returns large tensors to the system and faults them in again, which costs up to a tenth of a
+#: step.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -32,23 +33,23 @@ _ENVIRONMENT = {
 
 
 class BenchmarkWorker(Worker):
-    """A process of a benchmark, as who started it sees it; a context manager.
+    """A process of a benchmark, at its starter; a context manager.
 
     Args:
         name: module of `benchmarks` whose `work` it runs.
-        at: what its command line begins with, where it runs in a network of its own.
+        at: prefix of its command line, where it runs in a network of its own.
         command: another program and its arguments, to run instead.
     """
 
     def __init__(self, name: str, at: Sequence[str] = (), command: Sequence[str] = ()) -> None:
-        # -P: a benchmark must not import what happens to lie in the working folder.
+        # -P: a benchmark must not import modules from the working folder.
         ours = [sys.executable, "-P", "-m", "benchmarks.worker", name]
         paths = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | _ENVIRONMENT | {"PYTHONPATH": paths}
         super().__init__(f"the benchmark's {name}", [*at, *(command or ours)], environment)
 
     def put(self, message: Settings) -> None:
-        """Hand it a message; `get` finds out whether it is gone."""
+        """Send it a message; `get` finds out whether it has ended."""
         self.send(message.model_dump_json())
 
     def get(self, kind: type[Message]) -> Message:
@@ -64,12 +65,13 @@ class BenchmarkWorker(Worker):
 def processes(
     program: str, network: Network, parties: Sequence[str] = (), command: Sequence[str] = ()
 ) -> Iterator[dict[str, BenchmarkWorker]]:
-    """A process for each party of a network, or for some of them.
+    """Start a process for each party of a network, or for some of them.
 
     Args:
-        program: module of `benchmarks` whose `work` they run, or what messages call the command.
-        network: where they stand.
-        parties: who has one; all of the network unless they are given.
+        program: module of `benchmarks` whose `work` they run, or the name of the command in
+            messages.
+        network: network of the parties.
+        parties: parties with a process; all of the network unless given.
         command: another program and its arguments, to run instead.
     """
     with ExitStack() as stack:
@@ -80,17 +82,17 @@ def processes(
 
 
 class Parent:
-    """Who started this process, as the process sees it.
+    """The starter of this process, as the process sees it.
 
     Args:
-        lines: what it is told.
+        lines: input lines from the starter.
     """
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines = lines
 
     def put(self, message: Settings) -> None:
-        """Tell it something."""
+        """Send it a message."""
         print(message.model_dump_json(), flush=True)
 
     def get(self, kind: type[Message]) -> Message:
@@ -98,19 +100,19 @@ class Parent:
         return kind.model_validate_json(next(self._lines))
 
     def each(self, kind: type[Message]) -> Iterator[Message]:
-        """Its messages, until it has no more."""
+        """Yield its messages, until it has no more."""
         return map(kind.model_validate_json, self._lines)
 
 
 class Endpoint(Settings):
-    """Where a process listens; without a CA it has no TLS."""
+    """Address on which a process listens; without a CA it has no TLS."""
 
     host: str
     port: int
     ca_pem: str = ""
 
     def seen(self, network: Network, source: str, target: str) -> Endpoint:
-        """The same one, as `source` finds it at `target`."""
+        """Return the same endpoint, as `source` finds it at `target`."""
         return self.model_copy(update=network.reach(source, target, self.port)._asdict())
 
 

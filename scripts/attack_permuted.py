@@ -1,8 +1,8 @@
-"""Attack what P2 sees of real private logistic regressions and small networks.
+"""Attack P2's view of real private logistic regressions and small networks.
 
     python scripts/attack_permuted.py --epochs 30
 
-One line of JSON an attack and mode: what it reached, and what guessing reaches. The rows are
+It prints one line of JSON per attack and mode: its score, and the score of guessing. The rows are
 scikit-learn's breast cancer table. `--seed` draws rows, first weights and their order; keys, and so
 permutations and dummies, are new at every start.
 """
@@ -26,7 +26,7 @@ from vfl.mpc.rules import MODES
 
 BATCH_ROWS = 64
 LEARNING_RATE = 0.5
-ALONE = 100  # rows that are asked about one by one
+ALONE = 100  # rows that are evaluated one by one
 HIDDEN = 128
 Row = dict[str, Any]
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def table(draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Standardised columns and labels of 0 and 1, the rows in a drawn order."""
+    """Return standardised columns and labels of 0 and 1, the rows in a drawn order."""
     data = read_bundled("breast_cancer")
     cells, labels = torch.tensor(data.cells.to_numpy()).double(), torch.tensor(data.labels)
     order = torch.randperm(len(labels), generator=draw)
@@ -58,7 +58,7 @@ def table(draw: torch.Generator) -> tuple[Tensor, Tensor]:
 def of_training(
     mode: str, inputs: Tensor, labels: Tensor, epochs: int, draw: torch.Generator
 ) -> Iterator[Row]:
-    """Attacks on a logistic regression while it is trained, and after."""
+    """Yield attacks on a logistic regression during its training, and afterwards."""
     layers = [Layer(inputs.shape[1], 1, "sigmoid")]
     signed = mode == "thesis"
     guess = round(max(float(labels.mean()), 1 - float(labels.mean())), 4)
@@ -93,7 +93,7 @@ def of_training(
 def links(
     before: list[Tensor], after: list[Tensor], old: list[Tensor], new: list[Tensor], signed: bool
 ) -> Iterator[Row]:
-    """The batches of the last epoch's beginning and end; true logits are for the score."""
+    """Link the batches of the last epoch's beginning and end; true logits are for the score."""
     hits = [
         permuted.matched_indices(first, start) == permuted.matched_indices(second, end)[order]
         for first, second, start, end in zip(before, after, old, new, strict=True)
@@ -113,12 +113,12 @@ def links(
 
 
 def logits(victim: permuted.Victim, inputs: Tensor) -> Tensor:
-    """The true ones of a regression, for the score; axes (rows,)."""
+    """Return the true logits of a regression, for the score; axes (rows,)."""
     return permuted.plain_sums(victim.layers, victim.weights(), inputs)[0][:, 0]
 
 
 def alone(victim: permuted.Victim, inputs: Tensor, labels: Tensor, guess: float) -> Iterator[Row]:
-    """Rows that are asked about one by one: with dummies, twice, and without dummies."""
+    """Attack rows that are evaluated one by one: with dummies, twice, and without dummies."""
     weights, layers = victim.weights(), victim.layers
     picked, labelled, twice, bare = [], [], [], []
     naked = Rules(victim.rules.mode, least_permuted=1)
@@ -176,12 +176,12 @@ def of_known_weights(mode: str, inputs: Tensor, draw: torch.Generator) -> Iterat
 
 
 def rules(mode: str) -> Rules:
-    """Of a mode, as users have them."""
+    """Return the rules of a mode, as users have them."""
     return Rules("thesis" if mode == "thesis" else "fast")
 
 
 def mean(parts: list[Tensor]) -> float:
-    """Share of all that is true, to four places."""
+    """Return the share of true values, to four places."""
     return round(float(torch.cat([each.flatten() for each in parts]).double().mean()), 4)
 
 

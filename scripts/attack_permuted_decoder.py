@@ -1,11 +1,11 @@
-"""What permuted values of a private decoder give away: tables of docs/results/language_models.md.
+"""Leakage of a private decoder's permuted values: tables of docs/results/language_models.md.
 
     python scripts/attack_permuted_decoder.py
     python scripts/attack_permuted_decoder.py --model FOLDER --question "a text"
 
-Orders and rounding are those of `vfl.llm.two_party`, drawn here; tests/attacks/permuted holds that
-what P1 sees for real is this. The decoder is random: 32 numbers a token, 4,000 tokens, one block;
-with --model it is a real one, whose weights the attacker knows, and the text is the question.
+Orders and rounding are those of `vfl.llm.two_party`, drawn here; tests/attacks/permuted compares
+them with P1's real view. The decoder is random: 32 numbers a token, 4,000 tokens, one block. With
+--model it is a real one, whose weights the attacker knows, and the text is the question.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ with warnings.catch_warnings(action="ignore"):  # here it is broken
 
 
 def decoder(layers: int) -> Decoder:
-    """A random decoder."""
+    """Build a random decoder."""
     shape = DecoderShape(
         vocabulary=WORDS,
         width=WIDTH,
@@ -56,7 +56,7 @@ def decoder(layers: int) -> Decoder:
 
 
 def texts_read(layers: int, deviation: float) -> float:
-    """Share of words that are read from permuted vectors behind some blocks, with noise on them."""
+    """Return the share of words read from noisy permuted vectors after some blocks."""
     model, draw = decoder(max(layers, 1)), generator(0, "texts")
     front, right = Front(model.tokens, model.layers[:layers], LENGTH), 0
     for _ in range(TEXTS):
@@ -70,12 +70,12 @@ def texts_read(layers: int, deviation: float) -> float:
 
 
 def question_read(folder: Path, question: str, layers: int, places: int) -> tuple[list[str], int]:
-    """Words of a real model's text that are read behind some blocks, and how many are in it.
+    """Return the words read from a real model's text after some blocks, and how many are right.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         question: the text; its first tokens are attacked.
-        layers: blocks.
+        layers: number of blocks before the attack.
         places: fraction bits that P1 sees.
     """
     model, tokenizer = load_pretrained(folder), read_tokenizer(folder)
@@ -91,7 +91,7 @@ def question_read(folder: Path, question: str, layers: int, places: int) -> tupl
 
 
 def left_unknown(change: float, questions: int) -> float:
-    """Share of a fine-tuning's change of a layer that one-word questions leave unknown."""
+    """Return the share of a fine-tuned layer's change that one-word questions leave unknown."""
     base, draw = decoder(1), generator(0, "orders")
     owner = copy.deepcopy(base)
     with scoped(8):
@@ -103,7 +103,7 @@ def left_unknown(change: float, questions: int) -> float:
         return F.rms_norm(vectors, (WIDTH,), eps=1e-5)
 
     def maps(model: Decoder) -> tuple[Tensor, Tensor]:
-        """Of attention over one word and of the layer behind it, axes (inputs, outputs)."""
+        """Return maps of attention over one word and of the next layer, axes (inputs, outputs)."""
         block = model.layers[0]
         value = block.attention_in.weight.double()[2 * WIDTH :].T
         return value @ block.attention_out.weight.double().T, block.mlp_in.weight.double().T
@@ -120,7 +120,7 @@ def left_unknown(change: float, questions: int) -> float:
 
 
 def averaged(times: int) -> tuple[float, float, float]:
-    """Asked so often on float shares: P0's error of words' vectors, words it reads, P1's of keys.
+    """Average over float shares: P0's error of words' vectors, words it reads, P1's error of keys.
 
     Errors are in units of a share's assumed size, 1.
     """

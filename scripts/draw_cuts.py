@@ -1,8 +1,8 @@
-"""The angles and maps of a grid's report, alone on a page that a browser can photograph.
+"""Draw the angles and maps of a grid's report on a page that a browser can photograph.
 
     python scripts/draw_cuts.py runs/cuts cuts.html
 
-docs/results/labels.md says how one did.
+docs/results/labels.md shows one of them.
 """
 
 from __future__ import annotations

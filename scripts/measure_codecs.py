@@ -1,10 +1,11 @@
-"""Train one small split network with several codecs and seeds, and print what was really sent.
+"""Train one small split network with several codecs and seeds, and print the sent bits.
 
     python scripts/measure_codecs.py digit_pairs --codec l1:target=6 --codec topk:k=6 --seeds 5
 
-One line of JSON a training: accuracy and values above zero a row on the test rows, at inference,
-and of the second half of the training the bits a row that travelled each way. Where every value
-has a code of its own, also the entropy of those codes, and of a rate the bits its model expects.
+It prints one line of JSON per training. It has the accuracy and the values above zero per row on
+the test rows, at inference; and, for the second half of the training, the bits per row sent in each
+direction. Where every value has a code of its own, it also has the entropy of those codes, and for
+a rate the bits that its model expects.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ Parts = tuple[np.ndarray, np.ndarray, tuple[int, int, int]]
 
 
 def digit_pairs() -> Parts:
-    """Two of scikit-learn's digits side by side, noisy; no digit is in two parts. 100 classes."""
+    """Return two of scikit-learn's digits side by side, noisy.
+
+    No digit is in two parts. There are 100 classes.
+    """
     digits, draw = read_bundled("digits"), np.random.default_rng(0)
     order, inputs, labels = draw.permutation(digits.rows), [], []
     sizes = (12_000, 3_000, 3_000)
@@ -49,7 +53,7 @@ def digit_pairs() -> Parts:
 
 
 def fm20() -> Parts:
-    """MNIST and Fashion-MNIST as 20 classes, 14 x 14."""
+    """Return MNIST and Fashion-MNIST as 20 classes, 14 x 14."""
     inputs, labels = [], []
     for first, name in enumerate(("mnist", "fashion_mnist")):
         found = read_bundled(name)
@@ -60,21 +64,21 @@ def fm20() -> Parts:
 
 
 def cifar() -> Parts:
-    """CIFAR-10 at 16 x 16."""
+    """Return CIFAR-10 at 16 x 16."""
     found = read_bundled("cifar10", limit=24_000)
     cuts = [found.rows * 5 // 8, found.rows * 3 // 4]
     return _mixed([_halved(found.cells)], [found.labels], cuts)
 
 
 def _halved(pictures: np.ndarray) -> np.ndarray:
-    """Pictures of half the height and width on the scale 0..1, flat."""
+    """Return pictures of half the height and width on the scale 0..1, flat."""
     rows, channels, height, width = pictures.shape
     blocks = pictures.reshape(rows, channels, height // 2, 2, width // 2, 2)
     return blocks.mean(axis=(3, 5)).reshape(rows, -1) / 255
 
 
 def _mixed(inputs: list[np.ndarray], labels: list[np.ndarray], cuts: list[int]) -> Parts:
-    """Sets whose rows before, between and behind two cuts train, validate and test."""
+    """Return sets whose rows before, between and after two cuts train, validate and test."""
     parts = zip(*(np.split(np.arange(len(own)), cuts) for own in inputs), strict=True)
     taken = [list(part) for part in parts]
     rows = [np.concatenate([x[i] for x, i in zip(inputs, part, strict=True)]) for part in taken]
@@ -89,7 +93,7 @@ TASKS = {"digit_pairs": digit_pairs, "fm20": fm20, "cifar": cifar}
 
 
 def parties(task: str) -> dict[str, PartyData]:
-    """One party with all columns, one with the labels."""
+    """Return one party with all columns, and one with the labels."""
     inputs, labels, sizes = TASKS[task]()
     ends = np.cumsum(sizes)
     split = Split(*np.split(np.arange(ends[-1]), ends[:-1]))
@@ -103,7 +107,7 @@ def parties(task: str) -> dict[str, PartyData]:
 
 
 def bottom(inputs: int, codec: str, batch_norm: bool) -> nn.Module:
-    """192 and 128 units; a sign code wants no rectifier behind the last."""
+    """Build 192 and 128 units; a sign code needs no rectifier after the last."""
     norms = [nn.BatchNorm1d(192), nn.BatchNorm1d(WIDTH)] if batch_norm else [nn.Identity()] * 2
     first = [nn.Linear(inputs, 192), norms[0], nn.ReLU(), nn.Dropout(0.2)]
     last = [nn.Linear(192, WIDTH), norms[1]]
@@ -111,7 +115,7 @@ def bottom(inputs: int, codec: str, batch_norm: bool) -> nn.Module:
 
 
 class Watch(Adversary):
-    """Honest; counts what the client sends in the second half of training and in the test."""
+    """An honest party that counts what it sends in the second half of training and in the test."""
 
     def __init__(self) -> None:
         self.session: LocalSession | None = None
@@ -152,12 +156,12 @@ class Watch(Adversary):
                     self.model_bits.append(float(model.bits(torch.from_numpy(codes))))
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Told about every frame."""
+        """Count a frame."""
         if frame.kind in (Kind.CUT, Kind.GRAD) and frame.step >= self.after:
             self.wire_bytes[direction] += frame.wire_bytes
 
     def figures(self) -> Iterator[tuple[str, float]]:
-        """What was counted, by name."""
+        """Yield the counted figures, by name."""
         rows = self.rows["training"]
         for direction, total_bytes in self.wire_bytes.items():
             yield f"bits_{direction}", 8 * total_bytes / rows
@@ -170,7 +174,7 @@ class Watch(Adversary):
 
 
 def entropy(codes: np.ndarray) -> float:
-    """Bits a code, each coded by its share alone."""
+    """Return bits per code, each coded by its share alone."""
     shares = np.bincount(codes.reshape(-1)) / codes.size
     shares = shares[shares > 0]
     return float(-(shares * np.log2(shares)).sum())
@@ -184,7 +188,7 @@ def measure(
     batch_size: int = 128,
     batch_norm: bool = True,
 ) -> dict[str, Any]:
-    """Train once; the figures of the module's first lines."""
+    """Train once; return the figures that this module's docstring lists."""
     train = {"epochs": epochs, "batch_size": batch_size}
     client = {"client": {"width": WIDTH}}
     experiment = Experiment.model_validate(

@@ -1,11 +1,11 @@
-"""Distance correlation and neighbours of what P2 sees while a private network learns MNIST.
+"""Distance correlation and neighbours of P2's view while a private network learns MNIST.
 
     python scripts/measure_permuted.py --data FOLDER --steps 300
     python scripts/measure_permuted.py --data FOLDER --pictures neighbours.png
 
 Figures 5.4 and 5.5 of the thesis (2025): 784-128-10, sigmoid, 128 rows a step. One line of JSON a
-checkpoint. Beside the thesis' evidence stands what sorting does to it: the order is all that a
-permutation takes.
+checkpoint. Beside the thesis' evidence stands the effect of sorting, because a permutation hides
+only the order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEIGHBOURS = 5
 
 
 def main() -> None:
-    """Train in private, and look on as P2."""
+    """Train in private, and observe P2's view."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds MNIST")
     parser.add_argument("--mode", choices=("thesis", "fast"), default="thesis")
@@ -58,17 +58,17 @@ def main() -> None:
 
 
 def digits(folder: Path, rows: int) -> tuple[Tensor, Tensor]:
-    """Pixels between 0 and 1, one axis a row, and classes."""
+    """Return pixels between 0 and 1, one axis a row, and classes."""
     data = read_bundled("mnist", folder, limit=rows)
     pixels = torch.tensor(data.cells[:rows]).double().flatten(1) / 255  # type: ignore[index]
     return permuted.on_grid(pixels), torch.tensor(data.labels[:rows])
 
 
 def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> dict[str, Tensor]:
-    """The first hidden layer of some rows: raw, and as P2 sees it; axes (rows, 128) each.
+    """Return the first hidden layer of some rows: raw, and as P2 sees it; axes (rows, 128) each.
 
-    "permuted" are the values of a batch of 128 rows, each row given those at its own place;
-    "alone" those of a row that is asked about by itself, and "alone, sorted" the same in order.
+    "permuted" are the values of a batch of 128 rows, each row given those at its own place. "alone"
+    are those of a row that is evaluated by itself, and "alone, sorted" the same in order.
     """
     raw = permuted.plain_sums(victim.layers, victim.weights(), inputs)[0]
     batches = [victim.infer(batch)[1][0] for batch in inputs.split(BATCH_ROWS)]
@@ -81,7 +81,7 @@ def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> d
 def look(
     victim: permuted.Victim, inputs: Tensor, classes: Tensor, alone_rows: int = ALONE
 ) -> dict[str, Any]:
-    """All figures of one moment."""
+    """Return all figures of one checkpoint."""
     outputs, _ = victim.infer(inputs)
     found: dict[str, Any] = {"accuracy": share(outputs.argmax(1) == classes)}
     for name, seen in views(victim, inputs, alone_rows).items():
@@ -94,7 +94,7 @@ def look(
 
 
 def of_one_class(victim: permuted.Victim, inputs: Tensor, classes: Tensor) -> dict[str, Any]:
-    """The thesis' harder case: all rows of a batch are of one class, so no order hides it."""
+    """Measure the thesis' harder case: all rows of a batch have one class, so no order hides it."""
     groups = [
         (digit, group)
         for digit in range(10)
@@ -113,7 +113,7 @@ def of_one_class(victim: permuted.Victim, inputs: Tensor, classes: Tensor) -> di
 
 
 def of_known_weights(victim: permuted.Victim, inputs: Tensor) -> dict[str, Any]:
-    """Which rows are in a batch, for a P2 that knows the first layer's weights."""
+    """Find the rows of a batch, for a P2 that knows the first layer's weights."""
     seen = victim.infer(inputs[:BATCH_ROWS])[1][0]
     sums = permuted.plain_sums(victim.layers, victim.weights(), inputs)[0]
     if victim.rules.mode == "fast":
@@ -124,7 +124,7 @@ def of_known_weights(victim: permuted.Victim, inputs: Tensor) -> dict[str, Any]:
 
 
 def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, path: Path) -> None:
-    """A row of pictures a digit: it, then its nearest in each view."""
+    """Draw a row of pictures per digit: the digit, then its nearest in each view."""
     from PIL import Image
 
     found = views(victim, inputs[:ALONE])
@@ -141,7 +141,7 @@ def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, pa
 
 
 def share(hits: Tensor) -> float:
-    """Share of rows that hit, to four places."""
+    """Return the share of rows that hit, to four places."""
     return round(float(hits.double().mean()), 4)
 
 

@@ -1,4 +1,4 @@
-"""What every emulated network has: lines, when bytes arrive over them, and who is where."""
+"""Common parts of emulated networks: lines, times of arrival, and places of the parties."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Wan:
 
     @property
     def seconds_a_byte(self) -> float:
-        """How long a byte keeps its sender's line busy."""
+        """Seconds for which a byte occupies its sender's line."""
         return 8e-6 / self.mbps if self.mbps else 0.0
 
     def limit_s(self, most_bytes: int, hops: int) -> float:
@@ -135,7 +135,7 @@ class Egress:
 
 
 class Address(NamedTuple):
-    """Where something listens."""
+    """Host and port of a listener."""
 
     host: str
     port: int
@@ -170,7 +170,7 @@ class Network:
         self.close()
 
     def command(self, party: str) -> list[str]:
-        """What a command line begins with that is to run at a party."""
+        """Return the prefix of a command line that runs at a party."""
         return []
 
     def host(self, party: str) -> str:
@@ -178,22 +178,22 @@ class Network:
         return LOOPBACK
 
     def reach(self, source: str, target: str, port: int) -> Address:
-        """Where a party finds a port that another one listens at."""
+        """Return the address at which a party reaches a port of another party."""
         return Address(self.host(target), port)
 
     def bytes_sent(self) -> dict[str, int]:
-        """What each party has sent so far; empty where nothing counts it."""
+        """Return the bytes each party has sent so far; empty where they are not counted."""
         return {}
 
     def close(self) -> None:
-        """End the network; whoever still uses it loses its connections."""
+        """End the network; open connections through it are lost."""
 
 
 class LinkModel:
     """A network that is computed: the clocks of its parties, and what they have sent.
 
-    What a party sends leaves when its line is free and carries the moment of its arrival; who
-    receives it is then at least as late. Real compute takes no time unless it is told.
+    A message leaves when its sender's line is free, and carries the time of its arrival; its
+    receiver's clock is then at least as late. Real computation takes no time unless it is added.
 
     >>> model = LinkModel(["bank", "lender"], Wan(mbps=80, round_trip_ms=40))
     >>> sent = model.send("bank", 256 * 1024)
@@ -221,15 +221,15 @@ class LinkModel:
 
     @property
     def seconds(self) -> float:
-        """How late it is at the last party."""
+        """Time at the latest party."""
         return max(self._clocks.values())
 
     def now(self, party: str) -> float:
-        """How late it is at a party, in seconds."""
+        """Return the time at a party, in seconds."""
         return self._clocks[party]
 
     def bytes_sent(self) -> dict[str, int]:
-        """What each party has sent so far."""
+        """Return the bytes each party has sent so far."""
         return {party: egress.sent_bytes for party, egress in self._egress.items()}
 
     def compute(self, party: str, seconds: float) -> None:
@@ -306,7 +306,7 @@ class _Taken:
 
 
 class _ModelLink:
-    """One end: tells the model of every frame, and passes it on."""
+    """One end of a link: reports every frame to the model, and passes it on."""
 
     def __init__(
         self,

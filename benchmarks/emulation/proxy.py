@@ -52,7 +52,7 @@ class ProxyNetwork(Network):
 
 
 class TcpProxy:
-    """Delays and narrows what it carries, and loses or cuts it when told to; a context manager.
+    """Delays its traffic, limits its bandwidth, and loses or cuts it on request; a context manager.
 
     What a direction carries goes one after the other at its bandwidth, all connections together,
     and arrives the delay later; the two directions do not disturb each other. A connection is
@@ -108,7 +108,7 @@ class TcpProxy:
 
     @property
     def sent_bytes(self) -> int:
-        """What was carried, both ways."""
+        """Bytes carried, in both directions."""
         return sum(egress.sent_bytes for egress in self._egress.values())
 
     def cut(self) -> None:
@@ -195,7 +195,7 @@ class TcpProxy:
 
 
 def _deliver(travelling: _Travelling, source: socket.socket, sink: socket.socket) -> None:
-    """Write what arrives; once nobody takes it any more, the source has nobody to talk to."""
+    """Write arriving bytes; if the sink closes, close the source too."""
     taken = True
     while data := travelling.take():
         if taken:
@@ -215,7 +215,7 @@ def _break(end: socket.socket) -> None:
 
 
 class _Travelling:
-    """What is on its way in one direction of a connection: no more than a line would hold.
+    """Bytes in transit in one direction of a connection: at most as many as a line would hold.
 
     The rest stays in the sender's own hands, so that its `send` blocks as it does on a real line.
     """
@@ -247,7 +247,7 @@ class _Travelling:
 
 
 def _most_bytes(wan: Wan) -> int:
-    """What a line holds both ways, and a buffer at its entrance."""
+    """Return the bytes that a line holds in both directions, and a buffer at its entrance."""
     if wan.mbps is None:
         return _UNLIMITED_BYTES
     return _BUFFER_BYTES + int(2 * wan.one_way_s / wan.seconds_a_byte)

@@ -41,8 +41,8 @@ link set {DEVICE} up
 #: by what little it sent before, and takes almost a round trip more for each: a figure of the
 #: machine, not of the line. A kernel that has no cubic keeps what it has.
 _CONTROL = f"route change {{network}} dev {DEVICE} src {{address}} scope link congctl cubic"
-#: Whether a connection that was silent for a moment begins slowly again. In a new namespace that is
-#: Linux's own default too, whatever this machine was told.
+#: Whether an idle connection starts slowly again. In a new namespace this is Linux's own default,
+#: whatever the setting of this machine.
 _AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _ADDRESS = "10.77.0.{}"
 #: Read from one device before the others get a turn.
@@ -117,7 +117,7 @@ class Namespace:
             self._file, self.device = thread.submit(_make, address).result()
 
     def command(self) -> list[str]:
-        """What a command line begins with that is to run here; it runs as the same process.
+        """Return the prefix of a command line that runs here; it runs as the same process.
 
         It is killed when the thread that started it ends, so that it does not outlive the network.
         """

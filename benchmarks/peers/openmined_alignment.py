@@ -48,9 +48,9 @@ class OpenminedPsi(Protocol):
     learns the same of its own. Both put them into the order of hashes under a key that the label
     party draws.
 
-    Learned: both, how many ids the other one's set has; with `pad` only that they are no more than
-    that. Nobody can test an id alone (decisional Diffie-Hellman). A label party that does not
-    follow the protocol may ask about other ids the second time, as many as it said to have.
+    Learned: both parties learn the size of the other's set; with `pad` only that it is at most
+    that. Only both together can test an id (decisional Diffie-Hellman). A label party that violates
+    the protocol may query other ids the second time, as many as it announced.
 
     Bytes of two parties with n ids each: 105 n each way. Multiplications: 6 for each id.
     """

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _counted(tell: Callable[[], None], lines: Iterator[str]) -> None:
-    """What follows is no longer counted."""
+    """Yield lines whose traffic is no longer counted."""
     tell()
     next(lines)
 
@@ -85,7 +85,7 @@ def _turn(peer: Any, wanted: dict[str, Any], counted: Callable[[], None]) -> dic
 
 
 def _arrays(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What goes in, and what should come out."""
+    """Return the inputs, and the expected results."""
     with np.load(path, allow_pickle=False) as kept:
         arrays = {name: kept[name] for name in kept.files}
     wanted = {name[7:]: arrays.pop(name) for name in list(arrays) if name.startswith("wanted.")}

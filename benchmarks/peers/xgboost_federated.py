@@ -1,10 +1,10 @@
 """XGBoost's vertical mode: ``PYTHON -I xgboost_federated.py`` plays its server or a party.
 
-It runs in an environment whose XGBoost has the federated plug-in, and imports nothing of vfl. A
-line of JSON comes on standard input: of the server a port and how many parties there are, of a
-party also where the server is, its rank, files of its cells, and of rank 0 one of labels. Without
-an encryption plug-in gradients reach all parties as they are. The server cannot be told to listen
-on the loopback interface alone.
+It runs in an environment whose XGBoost has the federated plug-in, and imports no part of vfl. A
+line of JSON comes on standard input. For the server it has a port and the number of parties. For a
+party it also has the server's address, the party's rank and the files of its cells; for rank 0 it
+has the file of labels. Without an encryption plug-in gradients reach all parties in plaintext. The
+server cannot be restricted to the loopback interface.
 """
 
 from __future__ import annotations
