@@ -24,7 +24,7 @@ class Over(Exception):
 def small_model(**changes):
     """A decoder whose answers are not one token again and again."""
     torch.manual_seed(0)
-    model = Decoder(replace(SMALL, **changes))
+    model = Decoder(replace(SMALL, **({"head_width": 0} | changes)))  # follows the width
     for weight in model.parameters():
         weight.data.mul_(3)
     return model.eval()
