@@ -41,7 +41,7 @@ def test_a_client_is_added_listed_and_removed(well, refused, run, tmp_path):
 def test_a_token_never_replaces_a_file_and_no_client_is_made_then(refused, run, tmp_path):
     (tmp_path / "kept").write_text("kept")
     done = refused("clients", run, "--add", "one", "--out", tmp_path / "kept")
-    assert "there is a file already" in done.err
+    assert "this file exists already" in done.err
     assert not Clients(run / "clients", "lender").entries()
 
 

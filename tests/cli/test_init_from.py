@@ -77,7 +77,7 @@ def test_one_organisation_describes_its_own_table(vfl, well, refused, tmp_path):
     facts = json.loads(vfl("check", "party.toml", "--json").out)
     assert sum(one["inputs"] for one in facts["columns"]) == int(facts["inputs"])
     again = refused("init", "--from", "bank.csv")
-    assert "there is a party file already" in again.err
+    assert "a party file exists already" in again.err
 
 
 def test_a_label_that_is_measured_is_checked_as_it_was_found(well, tmp_path):
@@ -107,8 +107,8 @@ def test_a_label_party_alone_and_a_party_elsewhere(well, refused, tmp_path):
     ("given", "told"),
     [
         ([], "a project needs a folder"),
-        (["--from", "bank.csv", "--from", "lender.csv"], "each has a party of its own"),
-        (["project", "--from", "label=lender.csv"], "needs its label"),
+        (["--from", "bank.csv", "--from", "lender.csv"], "each of several tables needs a party"),
+        (["project", "--from", "label=lender.csv"], "needs a label column"),
         (["project", "--from", "bank=none.csv", "--party", "x"], "there is no such table"),
         (["--from", "bank.csv", "--id", "customer"], "did you mean 'customer_id'"),
         (["project"], "a project needs a feature party"),

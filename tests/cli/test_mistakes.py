@@ -81,7 +81,7 @@ def test_a_project_is_checked_before_it_is_submitted(vfl, bank_project, monkeypa
 def test_a_projects_parties_decide_what_an_experiment_file_is_told(vfl, bank_project, option):
     done = vfl("train", "project", *option)
     assert done.code == 2
-    assert f"{option[0]}: each party's own file says this" in done.err
+    assert f"{option[0]}: each party's own file has this setting" in done.err
 
 
 def test_only_a_project_is_simulated_and_only_with_every_folder(vfl, bank_project, breast_cancer):
@@ -140,7 +140,7 @@ def test_an_interruption_leaves_the_federations_run_alone_and_says_so(
     monkeypatch.setattr(federated, "run_session", interrupt)
     done = vfl("train", "project")
     assert done.code == 130
-    assert "goes on with the run, in " in done.err
+    assert "continues the run, in " in done.err
     assert "project/label/store/runs/" in done.err
 
 

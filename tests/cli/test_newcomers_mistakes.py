@@ -224,7 +224,7 @@ def test_a_prediction_of_training_rows_says_so(vfl, monkeypatch, tmp_path):
 def test_parties_that_are_named_twice(refused, tmp_path):
     done = refused("init", "new", "--party", "bank", "--party", "bank")
     assert "party 'bank' is named twice" in done.err
-    assert "give the other party a name of its own" in done.err
+    assert "rename the other party" in done.err
     assert not (tmp_path / "new").exists()
 
 

@@ -31,7 +31,7 @@ def test_a_certificate_is_renewed(vfl, label):
 
 def test_a_new_authority_is_announced_before_it_is_used(well, label):
     done = well("renew", "project/label", "--authority")
-    assert "give it to every party" in done.err
+    assert "send it to every party" in done.err
     assert (label.certificates / "ca.pem").read_text().count("BEGIN CERTIFICATE") == 2
     well("renew", "project")
     assert (label.certificates / "ca.pem").read_text().count("BEGIN CERTIFICATE") == 1

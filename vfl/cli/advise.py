@@ -1,4 +1,4 @@
-"""``vfl advise``: who sees what in an experiment, and what the evidence says of its defenses."""
+"""``vfl advise``: which party sees what in an experiment, and the evidence for its defenses."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def advise(
         list[str] | None,
         typer.Option(
             "--fear",
-            help="Judge this alone: labels, columns, records, answers, inputs or lengths. Repeat.",
+            help="Check only these: labels, columns, records, answers, inputs or lengths. Repeat.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say who sees what, which defense is in place, and what the evidence supports.
+    """List the values that each party sees, the defenses in place, and the evidence for them.
 
-    Nothing is trained and no row is read. Exit code 0 if every exposure has a defense that is
+    The command trains nothing and reads no row. Exit code 0 if every exposure has a defense that is
     proven, withstood the measured attacks or hides a part; 1 if one has none, or only a defense
-    that fell to a known attack; 2 if the experiment cannot be read.
+    that a known attack defeated; 2 if the experiment cannot be read.
     """
     from vfl.core.registry import require_choice
     from vfl.experiments.advise import ASSETS, findings_of

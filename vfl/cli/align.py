@@ -27,31 +27,28 @@ def align(
     ],
     settings: Set = None,
     preview: Annotated[
-        bool, typer.Option("--preview", help="Count what each id rule would gain; keep nothing.")
+        bool, typer.Option("--preview", help="Count the gain of each id rule; store nothing.")
     ] = False,
-    rules: Annotated[
-        str | None, typer.Option(help="Id rules to preview; all of them if not given.")
-    ] = None,
+    rules: Annotated[str | None, typer.Option(help="Id rules to preview; by default all.")] = None,
     hidden: Annotated[
         int | None,
         typer.Option(
             metavar="IDS",
             min=1,
-            help="Find out what joining buys, and not which rows are common: tables seem to have "
-            "so many ids.",
+            help="Measure the value of joining without disclosing which rows are common: "
+            "tables seem to have this many ids.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Find the rows that all parties have, without showing ids.
 
-    Of an experiment every party is played in this process, from its own file; positions go to the
-    folder that `data.alignment` names. A project aligns on its SuperLink with the SuperNodes that
-    are connected; every party keeps its own positions under that name. With --hidden nobody learns
-    which rows are common, and the label party gets regressions over them. Settings are
-    `data.id_rules` and those of `[align]`, such as align.protocol=ecdh. With
-    data.missing_rows=token rows that some party lacks are among them, and the label party learns
-    who lacks which.
+    For an experiment, one process runs every party, from its own file; positions are written to the
+    folder in `data.alignment`. A project aligns on its SuperLink with the connected SuperNodes;
+    every party stores its own positions under that name. With --hidden no party learns which rows
+    are common, and the label party gets regressions over them. Settings are `data.id_rules` and
+    those of `[align]`, such as align.protocol=ecdh. With data.missing_rows=token the result
+    includes rows that some party lacks, and the label party learns which party lacks which rows.
     """
     if path.is_dir():
         _on_the_federation(path, settings or [], preview or hidden is not None, json)
@@ -108,7 +105,7 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
     for party, share in found.explained.items():
         used = f"{found.inputs[party]} inputs" if party in found.inputs else ""
         if left_out := found.left_out.get(party):
-            used += f", {left_out} that too few rows have are left out"
+            used += f", {left_out} with too few rows are left out"
         print(f"{party:<16} {share:>7.3f}   {used}".rstrip())
     print(f"{'sent':<16} {size(sum(found.payload_bytes.values()))}, in all")
 
@@ -116,7 +113,7 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
 def align_on_the_federation(
     label: LabelFolder, settings: list[str], simulated: bool = False
 ) -> dict[str, Any]:
-    """Align with the parties of a project; what came out."""
+    """Align with the parties of a project; returns the results."""
     from vfl.config.run_folder import new_run_name
     from vfl.core.storage import read_json
     from vfl.training import federated

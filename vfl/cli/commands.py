@@ -1,7 +1,7 @@
 """The table of commands and the entry point `main`.
 
-A command's function and options are in another file of this package, or in a product's
-`command.py`; options that commands share are in `vfl.cli.output`.
+The functions and options of commands are in the other modules of this package, or in a product's
+`command.py`; `vfl.cli.output` has the common options.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ app = typer.Typer(
     name="vfl",
     help="Train one network on columns that belong to different organisations.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # its tracebacks show local variables, so rows of data
+    pretty_exceptions_enable=False,  # its tracebacks show local variables, thus rows of data
 )
 
-#: Every command of the kernel by its place in `vfl --help`; those of products join them.
+#: Commands of the kernel by their panel in `vfl --help`; products add theirs.
 _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Start": {
         "demo": project.demo,
@@ -123,15 +123,15 @@ def _options(
         list[Path] | None,
         typer.Option(
             metavar="FILE.py",
-            help="Load codecs, defenses, attacks or models of your own; anywhere in a command.",
+            help="Load own codecs, defenses, attacks or models; anywhere in a command.",
         ),
     ] = None,
 ) -> None:
-    """Options of vfl itself; `main` takes plug-ins off the command before it is read."""
+    """Options of vfl itself; `main` removes plug-ins from the command before it is parsed."""
 
 
 def _load_plugins() -> None:
-    """Load the files that the command or the process that started this one names."""
+    """Load the plug-in files from the command line or the parent process."""
     rest: list[str] = []
     files = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
     words = iter(sys.argv[1:])
@@ -177,10 +177,10 @@ def main() -> None:
 def _worker(
     life: Annotated[int, typer.Argument(metavar="FD", help="A pipe that closes with the service.")],
 ) -> None:
-    """Stand ready for a party's sessions; its services start it."""
+    """Run as the standing worker for a party's sessions; its services start it."""
     federation.worker(life, main)
 
 
 def _end(number: int, frame: object) -> None:
-    """End as after Ctrl-C, so that a command takes along the processes it started."""
+    """End as after Ctrl-C, so that a command ends its child processes too."""
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""``vfl up``, ``sessions`` and ``renew``: what a party runs and keeps."""
+"""``vfl up``, ``sessions`` and ``renew``: services and records of a party."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vfl.session.store.session_ledger import Entry
 
 _LOOK_EVERY_S, _TEND_EVERY_S = 0.2, 3.0
-#: How long a rank on a machine of its own rests after an error, and after many in a row.
+#: Shortest and longest pause of a rank on another machine after errors.
 _REST_S, _LONGEST_REST_S = 1.0, 10.0
 Ranks = Annotated[
     int | None,
@@ -52,7 +52,8 @@ def up(
         list[str] | None,
         typer.Option(
             metavar="NAME.pub=TEXT",
-            help="PROJECT: first take a party's key with this fingerprint, which it read out.",
+            help="PROJECT: first accept a party's key with this fingerprint, which the party "
+            "read out.",
         ),
     ] = None,
     ranks: Ranks = None,
@@ -61,15 +62,15 @@ def up(
         typer.Option(
             min=1,
             max=63,
-            help="Be this further rank on a machine of its own: party.toml has node.ranks_at.",
+            help="Run as this further rank on another machine: party.toml has node.ranks_at.",
         ),
     ] = None,
 ) -> None:
-    """Run a party until it is interrupted: its service of Flower, and a worker that stands by.
+    """Run a party until it is interrupted: its Flower service and a standing worker.
 
-    The label party, PROJECT: the SuperLink; registers the parties' keys. A feature party or one
-    that deals, party.toml: the SuperNode, which is started again when it ends. What vfl says of
-    sessions is shown here. Meanwhile train, evaluate and predict begin at once.
+    For the label party, PROJECT: the SuperLink, which registers the parties' keys. For a feature
+    party or a dealer, party.toml: the SuperNode, which is restarted when it ends. vfl's messages
+    about sessions are shown. While it runs, train, evaluate and predict start immediately.
     """
     from vfl.config.party_file import RANKS_VARIABLE
     from vfl.federation.project import LabelFolder
@@ -136,14 +137,14 @@ def _follow_superlink(label: LabelFolder, supervise: Callable[[], None]) -> NoRe
         raise LostPeerError(
             f"{service.name} ended",
             got=f"exit {service.wait()}",
-            fix=f"look at {service.log}, start it again, then vfl train PROJECT --resume RUN",
+            fix=f"see {service.log}, start it again, then vfl train PROJECT --resume RUN",
         )
     finally:
         service.stop()
 
 
 def _tender(label: LabelFolder) -> Callable[[], None]:
-    """A function that registers accepted keys and renews the certificate of a running SuperLink."""
+    """Make a function that registers accepted keys and renews a running SuperLink's certificate."""
     from vfl.core.errors import UserError
     from vfl.federation import deployment
 
@@ -169,7 +170,7 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
 
 
 def _renew_when_due(label: LabelFolder) -> None:
-    """Renew the SuperLink's certificate before it ends; who connects from then on is shown it."""
+    """Renew the SuperLink's certificate before it ends; new connections use it."""
     from vfl.core.errors import UserError
     from vfl.transport import renew_when_due
 
@@ -177,12 +178,12 @@ def _renew_when_due(label: LabelFolder) -> None:
         days = label.experiment().federation.certificate_days
         if renew_when_due(label.certificates, days):
             say("renewed the certificate of the SuperLink")
-    except UserError as problem:  # the old one may be good for weeks
+    except UserError as problem:  # the old one may be valid for weeks
         print(logged(str(problem)), file=sys.stderr, flush=True)
 
 
 def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
-    """Say which keys are registered now, and which wait for somebody to compare them."""
+    """Report the registered keys, and keys whose fingerprints have to be compared."""
     from vfl.federation import deployment
     from vfl.transport import fingerprint
 
@@ -190,12 +191,15 @@ def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
         say(f"the key of {name} is registered")
     for name in deployment.waiting_keys(label):
         key = label.keys / f"{name}.pub"
-        say(f"the key of {name} is {fingerprint(key.read_bytes())}; if {name} reads that out:")
+        say(f"the key of {name} is {fingerprint(key.read_bytes())}; if {name} reads out the same:")
         say(f"vfl party accept {key} {label.path} --fingerprint TEXT")
 
 
 def _run_supernode(party_file: Path) -> None:
-    """One that ends by itself is started again; what waiting does not mend ends the command."""
+    """Run the SuperNode and restart it when it ends.
+
+    An error that waiting cannot cure is raised.
+    """
     from vfl.config import read_party_file
     from vfl.core.processes import supervise
     from vfl.federation import deployment
@@ -225,16 +229,16 @@ def _run_supernode(party_file: Path) -> None:
 def _monitored(
     party: PartyFile, certificates: Mapping[str, Path], is_up: Callable[[], bool]
 ) -> AbstractContextManager[None]:
-    """Show a party's metrics while this lasts, if its file asks for that."""
+    """Serve a party's metrics until the block ends, if its file requests it."""
     if party.monitor is None:
         return nullcontext()
-    from vfl.federation.monitor import monitored  # which needs torch
+    from vfl.federation.monitor import monitored  # it needs torch
 
     return monitored(party, certificates, is_up, say)
 
 
 def _play_rank(order: Order) -> None:
-    """Play the rank that an order is for: one side of a session needs nothing of the other."""
+    """Run the rank of an order, importing only its own end of a session."""
     if order["side"] == "feature":
         from vfl.clients.session import play_rank
     else:
@@ -243,7 +247,7 @@ def _play_rank(order: Order) -> None:
 
 
 def _run_rank(party_file: Path, rank: int) -> NoReturn:
-    """Play one session after the other; what ends one is said, and the next one waited for."""
+    """Run one session after another; an error in one is reported, and the next one awaited."""
     from vfl.core.seeds import use_one_thread
     from vfl.session.ranks.machines import joined
 
@@ -268,17 +272,18 @@ def sessions(
     restored: Annotated[
         bool,
         typer.Option(
-            help="The store was put back from a copy: end trainings that were under way, count all "
-            "of max_epsilon and max_statistics as spent, and take part again."
+            help="The store was restored from a copy: end trainings that were running, count "
+            "all of max_epsilon and max_statistics as spent, and take part again."
         ),
     ] = False,
 ) -> None:
-    """List the sessions a party has taken part in, the latest last.
+    """List the sessions in which a party has taken part, the latest last.
 
-    A name stands for one training and its evaluations and predictions, with the same parties,
-    codec, defense and secure mode. Rows are counted as often as their cuts were sent. The epsilon
-    is what the defense states for the inputs of one row sent once, times how often any one row was
-    sent at most; "-" where the defense states none. The last line adds up all names.
+    A name belongs to one training with its evaluations and predictions, with the same parties,
+    codec, defense and secure mode. Rows are counted each time that their cuts are sent. The epsilon
+    is the defense's epsilon for sending the inputs of one row once, times the largest number of
+    times that any one row was sent; "-" if the defense states none. The last line adds up all
+    names.
     """
     from vfl.config import read_party_file
     from vfl.session.store.party_folder import own_ledger
@@ -299,7 +304,7 @@ def sessions(
             print(f"  {mode:<9} {spent.sessions} begun, {spent.rows} rows, {sent}")
         print(f"  epsilon   {_epsilon(entry)}")
         if entry.statistics:
-            print(f"  {entry.statistics:,} exact statistics of its rows were shown")
+            print(f"  {entry.statistics:,} exact statistics of its rows were disclosed")
         print(f"  from {entry.first} to {entry.last}")
     others = [(each, one.kind) for one in ledger.others for each in one.entries()]
     for each, kind in others:
@@ -323,18 +328,19 @@ def renew(
         ),
     ],
     authority: Annotated[
-        bool, typer.Option("--authority", help="A new authority, for the next renewal to use.")
+        bool, typer.Option("--authority", help="Make a new authority, for the next renewal.")
     ] = False,
     identity: Annotated[
-        bool, typer.Option("--identity", help="A party's identity key for secure sums instead.")
+        bool,
+        typer.Option("--identity", help="Replace a party's identity key for secure sums instead."),
     ] = False,
 ) -> None:
     """Renew the SuperLink's certificate, or replace a party's key.
 
-    PROJECT, or its label folder: a new certificate for the SuperLink under the same authority; no
-    party has to do anything. The folder of a party of vfl llm: likewise. party.toml: a new key of
-    that party's SuperNode, or with --identity the one the other feature parties know it by.
-    docs/security.md has the whole procedure.
+    PROJECT, or its label folder: a new certificate for the SuperLink under the same authority,
+    without any action of other parties. The folder of a party of vfl llm: the same. party.toml: a
+    new key of that party's SuperNode, or with --identity its identity key for the other feature
+    parties. docs/security.md has the whole procedure.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.federation.joining import write_public
@@ -354,7 +360,7 @@ def renew(
         say(f"wrote {private} and {public.file}, fingerprint {public.fingerprint}")
         say(f"send {public.file.name} to the label party, and read out the fingerprint; it runs:")
         say(f"vfl party accept {public.file.name} PROJECT --fingerprint TEXT")
-        say("the old key is worth nothing then: restart vfl up")
+        say("the old key then becomes invalid: restart vfl up")
         return
     if identity:
         raise typer.BadParameter("only a feature party has one", param_hint="--identity")
@@ -364,23 +370,23 @@ def renew(
     if authority:
         replace_authority(certificates)
         say(f"{certificates / 'ca.pem'} trusts a new authority and the old one")
-        say("give it to every party as its ca.pem, and let them restart vfl up")
-        say("when all have: vfl renew PROJECT")
+        say("send it to every party as its ca.pem, and let them restart vfl up")
+        say("when all have it: vfl renew PROJECT")
     else:
         asked = [] if label is None else [label.experiment().federation.certificate_days]
         days = renew_server(certificates, *asked)
-        then = f"restart {stands}" if stands else "vfl up shows it to whoever connects"
-        say(f"{certificates / 'server.pem'} is good for {days} days; {then}")
+        then = f"restart {stands}" if stands else "vfl up uses it for new connections"
+        say(f"{certificates / 'server.pem'} is valid for {days} days; {then}")
 
 
 def _preload_parties() -> None:
-    """Import both sides of a session, so that no child of a standing worker does."""
+    """Import both ends of a session, so that no child of a standing worker has to."""
     import vfl.clients.app
     import vfl.server.app  # noqa: F401
 
 
 def _preload_commands() -> None:
-    """Import what the label party's commands run, and what answers rows by HTTP."""
+    """Import the modules of the label party's commands, and of its HTTP service."""
     import vfl.experiments.pages
     import vfl.experiments.plan
     import vfl.serving.front
@@ -396,11 +402,11 @@ _PRELOADS: Mapping[str, Sequence[Callable[[], None]]] = {
 
 
 def worker(life: int, command: Callable[[], None]) -> None:
-    """Stand ready for a party's sessions.
+    """Run as the standing worker for a party's sessions.
 
     Args:
         life: descriptor of a pipe that closes with the service.
-        command: runs a command line of vfl.
+        command: runs a vfl command line.
     """
     from vfl.federation import programs, workers
 
@@ -411,7 +417,7 @@ def worker(life: int, command: Callable[[], None]) -> None:
     }
     name = os.environ[programs.WORKER_VARIABLE]
     names = ["flower-superexec", name] if name else [*of_flower]
-    if not name:  # a terminal's Ctrl-C is for the command that shares it, which passes it on
+    if not name:  # the command on the terminal passes Ctrl-C on
         os.setsid()
 
     def preload() -> None:
@@ -425,7 +431,7 @@ def worker(life: int, command: Callable[[], None]) -> None:
 
 
 def rank() -> None:
-    """Be a further rank of a party; its first one starts it and sends its order."""
+    """Run as a further rank of a party, whose first rank starts it and sends its order."""
     from vfl.core.seeds import use_one_thread
     from vfl.session.ranks.processes import ordered
 
@@ -435,7 +441,7 @@ def rank() -> None:
 
 
 def hand_over(path: Path) -> None:
-    """End with this very command's exit code if the label party's standing worker runs it."""
+    """End with the exit code of this command if the label party's standing worker runs it."""
     from vfl.federation import workers
 
     code = workers.hand_over(path, sys.argv[1:])
@@ -444,7 +450,7 @@ def hand_over(path: Path) -> None:
 
 
 def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experiment]:
-    """A project whose SuperLink is asked for something, and its experiment; warnings are said.
+    """Find a project and its experiment for a request to its SuperLink; warnings are shown.
 
     The command ends here if the label party's standing worker runs it.
     """
@@ -459,7 +465,7 @@ def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experi
 
 
 def run_among_parties() -> None:
-    """End with this very command's exit code if a worker can run it beside its parties."""
+    """End with the exit code of this command if a worker can run it beside its parties."""
     from vfl.federation import programs
 
     code = programs.shared_worker(sys.argv[1:])
@@ -470,12 +476,12 @@ def run_among_parties() -> None:
 def _follow(
     service: Service, supervise: Callable[[], None], tend: Callable[[], None] | None = None
 ) -> None:
-    """Repeat what vfl itself says in a service's log, until the service ends by itself.
+    """Repeat vfl's own messages from a service's log, until the service ends by itself.
 
     Args:
-        service: the running one.
-        supervise: looks after its worker meanwhile.
-        tend: what is looked at every few seconds.
+        service: the running service.
+        supervise: supervises its worker.
+        tend: called every few seconds.
     """
     say(f"its log is {service.log}; end it with Ctrl-C")
     tended = time.monotonic()
@@ -503,7 +509,7 @@ def _epsilon(entry: Entry) -> str:
 
 
 def _total(entries: Sequence[Entry], others: float, most: float | None, lost: float) -> str:
-    """What all names spent together, and what a store that was put back may have forgotten."""
+    """Spending under all names, and that which a restored store may have forgotten."""
     from vfl.session.store.session_ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]
@@ -519,7 +525,7 @@ def _total(entries: Sequence[Entry], others: float, most: float | None, lost: fl
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
-    """An entry for machines; the nonce is a secret."""
+    """Facts of an entry for programs; the nonce is secret."""
     facts = entry.model_dump(mode="json", exclude={"nonce", "settings"})
     more = {"passes": entry.passes, "statistics": entry.statistics}
     return facts | more | {"spent_epsilon": entry.spent_epsilon}
@@ -533,5 +539,5 @@ def _new_identity(party: PartyFile) -> None:
     Identity.fresh().keep_at(private)
     public = write_public(party)
     say(f"wrote {private} and {public.file}, fingerprint {public.fingerprint}")
-    say(f"give {public.file.name} to every other party, by a way the label party does not")
+    say(f"give {public.file.name} to every other party, by a channel that the label party does not")
     say(f"control; each runs: vfl party accept {public.file.name} FOLDER --fingerprint TEXT")

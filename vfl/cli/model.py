@@ -27,9 +27,9 @@ def add(
     ],
     name: Annotated[str, typer.Argument(help="Name for experiment files, such as smollm2.")],
 ) -> None:
-    """Put a model into the folder of models, under a name.
+    """Add a model to the folder of models, under a name.
 
-    The folder is that of the environment variable VFL_MODELS, else ~/.cache/vfl/models.
+    The environment variable VFL_MODELS sets the folder; the default is ~/.cache/vfl/models.
     """
     from vfl.models.collect import collect
     from vfl.models.pretrained import model_folder
@@ -45,7 +45,7 @@ def show(
     model: Annotated[str, typer.Argument(help="Name of a model, or its folder.")],
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Describe a model: its family, its size, where it can be cut, what can compute it."""
+    """Describe a model: its family, its size, where it can be cut, and what can compute it."""
     from vfl.models.pretrained import existing_model
 
     folder = Path(model)
@@ -68,7 +68,7 @@ def list_models(json: Annotated[bool, _JSON] = False) -> None:
     for name in names:
         print(name)
     if not names:
-        say(f"no model is in {models_folder()}; `vfl model add SOURCE NAME` puts one there")
+        say(f"{models_folder()} has no model; `vfl model add SOURCE NAME` adds one")
 
 
 def _facts(folder: Path) -> dict[str, Any]:

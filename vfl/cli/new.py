@@ -1,4 +1,4 @@
-"""``vfl new``: a package with a codec, a defense or an attack of your own."""
+"""``vfl new``: a package with your own codec, defense or attack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class _Kind(NamedTuple):
-    """What differs between packages of several kinds of members."""
+    """Differences between packages of several kinds of members."""
 
     family: str
     contract: str
@@ -36,13 +36,14 @@ def new(
         typer.Argument(metavar="KIND", help="codec, defense or attack."),
     ],
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the member, its module and the new folder.")
+        str,
+        typer.Argument(metavar="NAME", help="Name of the member, its module and the new folder."),
     ],
 ) -> None:
     """Write a package with a codec, a defense or an attack: module, contract test, study, CI file.
 
-    The folder NAME is new. Its README.md has the commands: the test, a table with NAME beside
-    others, and the installation that makes the name known everywhere.
+    The folder NAME is new. Its README.md has the commands: the test, a table that compares NAME
+    with others, and the installation that registers the name.
     """
     from vfl.cli.reference import registries
     from vfl.core.errors import ConfigError, TakenNameError
@@ -52,9 +53,9 @@ def new(
     folder, own = Path(name), _KINDS[kind]
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            "this is no name of a member",
+            "this is not a name of a member",
             got=name,
-            want="at most 32 small letters, digits and '_', a letter first",
+            want="at most 32 small letters, digits and '_', starting with a letter",
         )
     if name in registries()[own.family].names() or importlib.util.find_spec(name) is not None:
         raise TakenNameError(
@@ -63,7 +64,7 @@ def new(
             want=f"a name that neither vfl list {own.family} nor Python knows",
         )
     if folder.exists():
-        raise ConfigError("there is such a folder already", where=str(folder), fix="another name")
+        raise ConfigError("this folder exists already", where=str(folder), fix="another name")
     words = {
         "NAME": name,
         "CLASS": "".join(part.capitalize() for part in name.split("_")),

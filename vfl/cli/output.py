@@ -1,4 +1,4 @@
-"""What commands print (results on standard output, progress on standard error), shared options."""
+"""Output of commands (results on standard output, progress on standard error), common options."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Set = Annotated[
     typer.Option("--set", "-s", help="Change a setting, such as train.epochs=5 or codec=topk:k=4."),
 ]
 Device = Annotated[
-    str, typer.Option(help="Where all models run in this process; a party file names its own.")
+    str, typer.Option(help="Device of all models in this process; a party file names its own.")
 ]
 
 
 def newest_run(path: Path | None) -> Path | None:
-    """The run at a path: the folder itself, or the last run that ended well below a project."""
+    """The run at a path: the folder itself, or the last successful run of a project."""
     if path is None or (path / "run.json").exists():
         return path
     from vfl.config import read_party_file
@@ -41,7 +41,7 @@ def newest_run(path: Path | None) -> Path | None:
     try:
         runs = read_party_file(LabelFolder.find(path).party_file).store_path / "runs"
     except RunFolderError:
-        return path  # the command says what is missing there
+        return path  # the command reports that it is missing
     ended = list(runs.glob("*/summary.json"))
     if not ended:
         raise RunFolderError(
@@ -64,36 +64,37 @@ Write = Annotated[
     typer.Option(
         "--write",
         metavar="SPEC",
-        help="Also write the run for another tool: tensorboard, or mlflow:store=FILE.db. Repeat.",
+        help="Write the run for another tool as well: tensorboard, or mlflow:store=FILE.db. "
+        "Repeat.",
     ),
 ]
-Download = Annotated[bool, typer.Option("--download", help="Fetch a data set that is not here.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch missing data sets.")]
 
 _PLAIN_FIRST_S, _PLAIN_EVERY_S = 10.0, 60.0
-#: Characters of what is said at once.
+#: Limit of the characters of one message.
 _SAID = 20_000
-#: Test rows that all parties have, and those that some lack: figures that stand beside the others.
+#: Test rows that all parties have, and rows that some lack: separate metrics.
 _APART = ("complete", "missing")
 _PER_PARTY = ("bytes_up", "bytes_down")
-#: What fits a line of progress; the run folder has the rest.
+#: Metrics in a line of progress; the run folder has the rest.
 _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 
 
 def say(text: str) -> None:
-    """Progress: one line, or a few lines of our own that quote others."""
+    """Print progress: one line, or a few lines of our own that quote others."""
     progress_line.end()
     shown = "\n".join(printable(line) for line in text[:_SAID].split("\n"))
     print(logged(shown), file=sys.stderr, flush=True)
 
 
 class ProgressLine:
-    """One line on standard error: rewritten on a terminal, otherwise a new one now and then."""
+    """One line on standard error: overwritten on a terminal, otherwise a new one at intervals."""
 
     def __init__(self) -> None:
         self._shown, self._due = False, -math.inf
 
     def show(self, report: ProgressReport) -> None:
-        """Show how far something is; the end of it takes the line away."""
+        """Show the progress of an operation; its end removes the line."""
         if report.is_over:
             self.end()
             self._due = -math.inf
@@ -101,30 +102,31 @@ class ProgressLine:
             self.tell(partial(progress_text, report))
 
     def tell(self, words: Callable[[], str]) -> None:
-        """Show a line if it is time for one."""
+        """Show a line if it is due."""
         if sys.stderr.isatty() and not logs_json():
             text = words()[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = True
         elif (now := time.monotonic()) >= self._due:
-            # Who trains for seconds reads the epochs; the first line waits until it is worth one.
+            # In a training of seconds the user reads the epochs; the first line waits for a longer
+            # one.
             if self._due > -math.inf:
                 say(words())
             self._due = now + (_PLAIN_EVERY_S if self._due > -math.inf else _PLAIN_FIRST_S)
 
     def end(self) -> None:
-        """Take the line away before something else is printed."""
+        """Remove the line before other output."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = False
 
 
-#: Of this command; whatever prints to a terminal ends it first.
+#: The line of this command; other output on a terminal removes it first.
 progress_line = ProgressLine()
 
 
 def progress_text(report: ProgressReport) -> str:
-    """How far something is, in words.
+    """Format the progress of an operation in words.
 
     >>> from vfl.session.progress import ProgressReport
     >>> progress_text(ProgressReport("train", (), 2, 20, 300, 2000, 250.0, 16e3, 6.8))
@@ -152,7 +154,7 @@ def progress_text(report: ProgressReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds to come, roughly; pages of experiments have more digits, and more to import.
+    """Format remaining seconds roughly; pages of experiments use more digits, and more imports.
 
     >>> duration(7.4), duration(130), duration(7500)
     ('7 s', '2 min 10 s', '2 h 5 min')
@@ -170,7 +172,7 @@ def _rate(value: float) -> str:
 
 
 def say_epoch(record: Mapping[str, Any]) -> None:
-    """One line about an epoch."""
+    """Print one line about an epoch."""
     figures = [
         f"{name.replace('_', ' ')} {figure(value)}"
         for name, value in record.items()
@@ -181,12 +183,12 @@ def say_epoch(record: Mapping[str, Any]) -> None:
 
 
 def emit(content: Any) -> None:
-    """One JSON value on standard output."""
+    """Print one JSON value on standard output."""
     print(jsons.dumps(content, indent=2))
 
 
 def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary for machines: totals beside the bytes of each party."""
+    """Prepare a summary for programs: totals besides the bytes of each party."""
     totals = {key: sum(summary[key].values()) for key in _PER_PARTY}
     parties = {
         name: {"up": summary["bytes_up"][name], "down": summary["bytes_down"][name]}
@@ -196,7 +198,7 @@ def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """A summary for people."""
+    """Print a summary for people."""
     complete, missing = (summary.get(f"test_{rows}_rows") for rows in _APART)
     for name, value in summary.items():
         if not name.startswith(("test_", "new_")) or name.split("_")[1] in _APART:
@@ -240,13 +242,13 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Names and what is said of each."""
+    """Print names with their descriptions."""
     for name, told in lines:
         print(f"{name:<16} {told}")
 
 
 def show_training(folder: Path, json: bool) -> None:
-    """Build the page of a training, and print its summary with it."""
+    """Build the page of a training, and print its summary with the page's path."""
     from vfl.config.run_folder import RunFolder
     from vfl.experiments.loaded_run import LoadedRun
     from vfl.experiments.pages import build_report
@@ -267,7 +269,7 @@ def show_training(folder: Path, json: bool) -> None:
 
 
 def write_elsewhere(folder: Path, specs: list[str] | None) -> None:
-    """Write a run for other tools, and say where."""
+    """Write a run for other tools, and print the paths."""
     from vfl.config.run_folder import RunFolder
     from vfl.training.writers import write_run
 
@@ -276,7 +278,7 @@ def write_elsewhere(folder: Path, specs: list[str] | None) -> None:
 
 
 def figure(value: float) -> str:
-    """A loss or score; of any size, for a regression has units.
+    """Format a loss or metric, of any size, because a regression has units.
 
     >>> figure(0.97210), figure(2.5e-7), figure(4_623_665.9)
     ('0.9721', '2.5e-07', '4.624e+06')

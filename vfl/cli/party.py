@@ -1,4 +1,4 @@
-"""``vfl party``: parties that enter, leave or rename themselves while a project runs."""
+"""``vfl party``: parties that enter, leave or change their name while a project runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Let a party enter, leave or be renamed while a project runs.",
+    help="Let a party enter, leave or change its name while a project runs.",
     pretty_exceptions_enable=False,
 )
 Where = Annotated[
@@ -34,21 +34,22 @@ def add(
     path: Where = Path(),
     table: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Its table, in a project of one machine."),
+        typer.Option(metavar="FILE", help="Its table, in a project on one machine."),
     ] = None,
     ids: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Its ids, where not found.")
+        str | None,
+        typer.Option("--id", metavar="COLUMN", help="Its id column, if it is not found."),
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="It answers requests, as with vfl init --serve.")
+        bool, typer.Option("--serve", help="Let it answer requests, as with vfl init --serve.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Add a feature party to a project, at the label party.
 
-    The party is written into the experiment, and PROJECT/NAME is its folder, to be sent to it. In
-    a project of one machine it has keys, and --table names its table; else the party makes its
-    own with `vfl join`. Nobody meets it before `vfl party accept` there.
+    The party is added to the experiment, and PROJECT/NAME is its folder, to be sent to it. In a
+    project on one machine its keys are made, and --table names its table; otherwise the party makes
+    them with `vfl join`. Sessions with it need `vfl party accept` at the other parties.
     """
     from vfl.cli.project import described
     from vfl.federation import members
@@ -65,19 +66,22 @@ def add(
 @app.command()
 def accept(
     key: Annotated[
-        Path, typer.Argument(metavar="NAME.pub", help="What vfl join wrote at the other party.")
+        Path,
+        typer.Argument(metavar="NAME.pub", help="File that vfl join wrote at the other party."),
     ],
     path: Where = Path(),
     fingerprint: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="As that party reads it out; asked for without it."),
+        typer.Option(
+            metavar="TEXT", help="Fingerprint that the party read out; by default vfl asks for it."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Take another party's public keys, once it has read out their fingerprint.
+    """Accept another party's public keys, after its owner has read out their fingerprint.
 
-    At the label party, `vfl up` lets it connect then. At another party its identity is pinned, and
-    this party consents to sessions that it is in: `members` in the [consent] of its own file.
+    At the label party, `vfl up` then lets it connect. Another party pins its identity and consents
+    to sessions with it: `members` in the [consent] of its own file.
     """
     from vfl.core.errors import ConfigError
     from vfl.federation import joining, members
@@ -85,9 +89,9 @@ def accept(
     if fingerprint is None:
         if not sys.stdin.isatty():
             raise ConfigError(
-                "a key is taken once its fingerprint was compared",
+                "a key is accepted only after a comparison of its fingerprint",
                 got=str(key),
-                fix=f'let {key.stem} read it out, by telephone: --fingerprint "TEXT"',
+                fix=f'ask {key.stem} to read it out, by telephone: --fingerprint "TEXT"',
             )
         fingerprint = str(typer.prompt(f"The fingerprint that {key.stem} reads out"))
     _say(members.accept(joining.folder_of(path), key, fingerprint), json)
@@ -95,11 +99,10 @@ def accept(
 
 @app.command()
 def remove(name: Name, path: Where = Path(), json: Json = False) -> None:
-    """Take a feature party out of a project; at another party, refuse sessions with it.
+    """Remove a feature party from a project; at another party, refuse sessions with it.
 
-    Its settings and key go at the label party, and what is known there of its rows. Runs that it
-    had part in can be looked at; they predict without it where they were trained with
-    `data.missing_rows = "token"`.
+    The label party removes its settings, its key and its rows in alignments. Runs with this party
+    can be read; they predict without it if they were trained with `data.missing_rows = "token"`.
     """
     from vfl.federation import joining, members
     from vfl.federation.project import LabelFolder
@@ -117,10 +120,10 @@ def rename(
     path: Where = Path(),
     json: Json = False,
 ) -> None:
-    """Give a feature party another name: at the label party, then at every other party.
+    """Rename a feature party: first at the label party, then at every other party.
 
-    Keys, ledgers and logs go on under the new name. Runs that the party had part in under the old
-    name can be looked at, and predict no more.
+    Keys, ledgers and logs continue under the new name. Runs with the party under the old name can
+    be read, but cannot predict any more.
     """
     from vfl.federation import joining, members
     from vfl.federation.project import LabelFolder

@@ -1,4 +1,4 @@
-"""``vfl privacy``: what noise costs in epsilon, and which noise a budget needs."""
+"""``vfl privacy``: the epsilon of a noise, and the noise for a budget."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ privacy = typer.Typer(
 
 Rows = Annotated[int | None, typer.Option(min=1, help="Training rows.")]
 BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Rows of a batch; with Poisson sampling expected ones.")
+    int | None, typer.Option(min=1, help="Rows of a batch; expected rows with Poisson sampling.")
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the rows.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Number of passes over the rows.")]
 Rate = Annotated[
-    float | None, typer.Option(help="Probability that a step has a row, in place of rows.")
+    float | None, typer.Option(help="Probability that a step uses a row, in place of rows.")
 ]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps, in place of epochs.")]
-Delta = Annotated[float, typer.Option(help="Below one over the rows.")]
+Delta = Annotated[float, typer.Option(help="Delta; below one over the number of rows.")]
 Sampling = Annotated[
     Literal["poisson", "shuffled"],
-    typer.Option(help="How batches are made; shuffled ones gain nothing by sampling."),
+    typer.Option(help="Sampling of batches; shuffled batches give no amplification."),
 ]
 
 
 @privacy.command()
 def epsilon(
-    noise: Annotated[float, typer.Option(help="Deviation of the noise over the clip norm.")],
+    noise: Annotated[
+        float, typer.Option(help="Standard deviation of the noise over the clipping norm.")
+    ],
     rows: Rows = None,
     batch_size: BatchSize = None,
     epochs: Epochs = None,
@@ -42,7 +44,7 @@ def epsilon(
     sampling: Sampling = "poisson",
     json: Json = False,
 ) -> None:
-    """Tell what a training with this noise costs, by every accountant.
+    """Print the epsilon of a training with this noise, by every accountant.
 
     Give --rows, --batch-size and --epochs, or --sampling-rate and --steps.
     """
@@ -78,7 +80,7 @@ def noise(
     ] = "rdp",
     json: Json = False,
 ) -> None:
-    """Tell the least noise with which a training stays within a budget.
+    """Print the least noise with which a training stays within a budget.
 
     Give --rows, --batch-size and --epochs, or --sampling-rate and --steps.
     """
@@ -100,23 +102,22 @@ def audit(
     ],
     settings: Set = None,
     canaries: Annotated[
-        int, typer.Option(min=1, help="Rows whose being there is a coin, of one training.")
+        int, typer.Option(min=1, help="Rows of one training that are included by a coin flip.")
     ] = 200,
     trainings: Annotated[
-        int, typer.Option(min=1, help="More than one: as many trainings with one canary each.")
+        int, typer.Option(min=1, help="More than one: this many trainings with one canary each.")
     ] = 1,
     confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help="Of the lower bound.")
+        float, typer.Option(min=0.5, max=0.9999, help="Confidence of the lower bound.")
     ] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of canaries and coins.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of canaries and coins.")] = 0,
     download: Download = False,
     json: Json = False,
 ) -> None:
-    """Train with canaries, and prove how much epsilon the training costs at least.
+    """Train with canaries, and prove a lower bound of the training's epsilon.
 
-    A lower bound above the claimed epsilon refutes the claim. Of a run that one process
-    trained, the audit is kept beside it and shown in its report. Exit code 1 where the claim is
-    refuted.
+    A lower bound above the claimed epsilon refutes the claim. For a run that one process trained,
+    the audit is stored beside it and shown in its report. Exit code 1 if the claim is refuted.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread
@@ -154,7 +155,7 @@ def _planned(
     steps: int | None,
     sampling: str,
 ) -> dict[str, Any]:
-    """Steps of a record, its rate, and how far two neighbours' sums are apart in clip norms."""
+    """Steps of a record, its rate, and the distance of neighbouring sums in clipping norms."""
     by_rows, by_rate = (rows, batch_size, epochs), (rate, steps)
     if (None in by_rows) == (None in by_rate) or any(by_rows) == any(by_rate):
         wanted = "--rows, --batch-size and --epochs, or --sampling-rate and --steps"
@@ -162,7 +163,7 @@ def _planned(
     if sampling == "shuffled":
         if epochs is None:
             raise typer.BadParameter("shuffled batches need --rows, --batch-size and --epochs")
-        # Each row is in one batch an epoch; another row in its place moves the sum by two norms.
+        # Each row is in one batch an epoch; replacing the row moves the sum by two norms.
         return {"steps": epochs, "rate": 1.0, "sensitivity": 2.0, "relation": "replace"}
     if rows is not None and batch_size is not None and epochs is not None:
         from vfl.privacy.accountants import poisson_steps

@@ -15,7 +15,7 @@ from vfl.core.text import printable
 from vfl.core.traffic import size
 
 _WHOSE = {
-    "new": "your keys, which are new",
+    "new": "your new keys",
     "own": "your keys",
     "foreign": "keys that came with this folder: make your own with vfl renew party.toml",
 }
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FOLDER", help="Where to put it; a new folder under runs/ by default."
-        ),
+        typer.Argument(metavar="FOLDER", help="Folder for it; by default a new one under runs/."),
     ] = None,
     in_process: Annotated[
         bool, typer.Option("--in-process", help="All parties in this process, without Flower.")
@@ -41,8 +39,8 @@ def demo(
 ) -> None:
     """Train on handwritten digits: left half here, right half there, labels at a third party.
 
-    Starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains over them,
-    and ends all of them. Everything is kept in FOLDER, a new one under runs/ unless it is given.
+    Starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains on them,
+    and ends all of them. All files stay in FOLDER, by default a new one under runs/.
     """
     if not in_process:
         run_among_parties()
@@ -76,29 +74,25 @@ def init(
         typer.Option(
             "--from",
             metavar="[PARTY=]TABLE",
-            help="A table (CSV, Parquet, database) that is looked at; once for each party.",
+            help="A table (CSV, Parquet, database) to describe; once for each party.",
         ),
     ] = None,
     label: Annotated[str, typer.Option(help="The label column of its table.")] = "",
     ids: Annotated[
         list[str] | None,
-        typer.Option(
-            "--id", metavar="[PARTY=]COLUMN", help="The id column, where it is not found."
-        ),
+        typer.Option("--id", metavar="[PARTY=]COLUMN", help="The id column, if it is not found."),
     ] = None,
     queries: Annotated[
         list[str] | None,
-        typer.Option("--query", metavar="[PARTY=]SQL", help="What is asked of a database."),
+        typer.Option("--query", metavar="[PARTY=]SQL", help="Query to a database."),
     ] = None,
     label_party: Annotated[str, typer.Option(help="The party with the labels.")] = "label",
-    dealer: Annotated[
-        str, typer.Option(help="A party without data that deals, for what --secure says.")
-    ] = "",
+    dealer: Annotated[str, typer.Option(help="A dealer without data, for --secure.")] = "",
     secure: Annotated[
         str,
         typer.Option(
-            help="With a dealer: beaver (first layers on shares), or pea (every party has rows of "
-            "its own, columns of all and labels, and DP-SGD runs on shares)."
+            help="With a dealer: beaver (first layers are secret-shared), or pea (every party "
+            "has separate rows with all columns and labels, and DP-SGD runs on shares)."
         ),
     ] = "beaver",
     tasks: Annotated[
@@ -106,7 +100,7 @@ def init(
         typer.Option(
             "--task",
             metavar="PARTY[=COLUMN]",
-            help="A further label party, with a task of its own; the label column of its table.",
+            help="A further label party with its own task; the label column of its table.",
         ),
     ] = None,
     middle: Annotated[
@@ -116,25 +110,25 @@ def init(
         ),
     ] = "",
     host: Annotated[
-        str, typer.Option(help="Name or address the label party is reached by.")
+        str, typer.Option(help="Name or address of the label party for the others.")
     ] = "127.0.0.1",
     serve: Annotated[
-        bool, typer.Option("--serve", help="Party files consent to serving as well.")
+        bool, typer.Option("--serve", help="Let party files consent to serving as well.")
     ] = False,
     gaps: Annotated[
         bool,
         typer.Option(
-            "--gaps", help="Keep rows that some party lacks; party files consent to that as well."
+            "--gaps", help="Keep rows that some party lacks; party files consent to it as well."
         ),
     ] = False,
 ) -> None:
-    """Write a project: experiment, Flower app, certificates, a file a party.
+    """Write a project: experiment, Flower app, certificates, a file for each party.
 
-    FOLDER is a new one. Its README.md tells each party's command. Without --host all parties are on
-    this machine and their keys are made as well; with it each makes its own with `vfl join`. Tables
-    given with --from are looked at: their party files say how they are written, what their columns
-    are, and what to look at; trial.toml trains with all of them in one process. With --from TABLE
-    alone, a party.toml is written beside that table.
+    FOLDER is a new one. Its README.md has each party's command. Without --host all parties are on
+    this machine and their keys are made as well; with it each party makes its own with `vfl join`.
+    Tables given with --from are described: their party files contain their format, their columns
+    and warnings; trial.toml trains with all of them in one process. With --from TABLE alone, a
+    party.toml is written in the folder of that table.
     """
     from vfl.core.errors import ConfigError
     from vfl.federation.project import Project
@@ -194,22 +188,23 @@ def join(
     ],
     table: Annotated[
         str | None,
-        typer.Option(help="Your table; without it, the one that party.toml names."),
+        typer.Option(help="Your table; by default the one in party.toml."),
     ] = None,
     ids: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Its ids, where not found.")
+        str | None,
+        typer.Option("--id", metavar="COLUMN", help="Its id column, if it is not found."),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of a label party: its label column.")
+        str | None, typer.Option(metavar="COLUMN", help="For a label party: its label column.")
     ] = None,
-    query: Annotated[str | None, typer.Option(help="What is asked of a database.")] = None,
+    query: Annotated[str | None, typer.Option(help="Query to a database.")] = None,
     json: Json = False,
 ) -> None:
     """Join a project: put your table into party.toml, make your keys, check both.
 
-    The table is looked at, and `[data]` says how it is written and which columns become inputs;
-    the rest of the file stays. Keys are made where they are missing. Send NAME.pub, their public
-    half, to the label party and read out its fingerprint. For the label party, FOLDER is PROJECT.
+    The command describes the table, and sets its format and its input columns in `[data]`; the rest
+    of the file stays. Missing keys are made. Send NAME.pub, their public half, to the label party
+    and read out its fingerprint. For the label party, FOLDER is PROJECT.
     """
     from vfl.config import read_party_file
     from vfl.experiments import plan
@@ -258,8 +253,8 @@ def _check_parties(names: list[str]) -> None:
         raise ConfigError(
             f"party '{twice[0]}' is named twice",
             where="--party",
-            want="one name a party",
-            fix="leave one of them out, or give the other party a name of its own",
+            want="one name for each party",
+            fix="leave one of them out, or rename the other party",
         )
 
 
@@ -271,15 +266,15 @@ def described(
     label_party: str,
     project: bool,
 ) -> dict[str, Table]:
-    """The tables by party, looked at; one without a party is called as its file.
+    """Describe the tables by party; a table without a party gets the name of its file.
 
     Args:
-        tables: as they are given.
-        ids: their columns, as they are given.
-        queries: what is asked of databases, as it is given.
-        labels: label columns by party; "" where none is given.
-        label_party: the one that leads.
-        project: whether the tables are of several parties.
+        tables: tables as given.
+        ids: id columns as given.
+        queries: queries to databases as given.
+        labels: label columns by party; "" if not given.
+        label_party: the leading label party.
+        project: whether the tables belong to several parties.
     """
     from vfl.core.errors import ConfigError
     from vfl.core.storage import database_beside, is_database
@@ -288,7 +283,7 @@ def described(
 
     label, sources = labels[label_party], dict(_named(text, "") for text in tables)
     if len(sources) < len(tables) or ("" in sources and len(tables) > 1):
-        raise ConfigError("of several tables each has a party of its own", fix="--from NAME=TABLE")
+        raise ConfigError("each of several tables needs a party", fix="--from NAME=TABLE")
     if "" in sources:
         source = sources.pop("")
         sources[_party_of(source)] = source
@@ -301,7 +296,7 @@ def described(
     for name in labels if project or label_party in sources else ():
         if name in sources and not labels[name]:
             fix = "--label COLUMN" if name == label_party else f"--task {name}=COLUMN"
-            raise ConfigError("the label party's table needs its label", got=name, fix=fix)
+            raise ConfigError("the label party's table needs a label column", got=name, fix=fix)
     asked, by_hand = (dict(_named(text, "") for text in given) for given in (queries, ids))
     reports = {}
     for name, source in sources.items():
@@ -325,11 +320,11 @@ def described(
         place = str(Path(source).resolve())
         if is_database(source):
             place = database_beside(source, Path.cwd())
-        # What another party's columns tell of the label is the label party's to know.
+        # Only the label party may know how another party's columns predict the label.
         lines = report.lines() + (beyond if name == label_party else [])
         notes = [line for line in lines if line.startswith(("look at ", "note: "))]
         data, features = {"source": place} | settings, report.features
-        if name in labels and name != label_party:  # it has a task and no column that is learned
+        if name in labels and name != label_party:  # it has a task without a named label column
             data, features = {key: own for key, own in data.items() if key != "columns"}, []
         about = report.task, report.whole_ids, report.left_out
         found[name] = Table(source, data, features, lines, notes, *about)
@@ -337,19 +332,19 @@ def described(
 
 
 def _named(text: str, otherwise: str) -> tuple[str, str]:
-    """The party and the rest of ``PARTY=REST``, or of a rest alone."""
+    """Split ``PARTY=REST``, or a rest alone, into the party and the rest."""
     match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})=(.*)", text, re.DOTALL)
     return (match[1], match[2]) if match else (otherwise, text)
 
 
 def _task_of(text: str) -> tuple[str, str]:
-    """The party and the column of ``PARTY=COLUMN``, or of a party alone."""
+    """Split ``PARTY=COLUMN``, or a party alone, into the party and the column."""
     name, _, column = text.partition("=")
     return name, column
 
 
 def _party_of(source: str) -> str:
-    """A party's name from that of its table."""
+    """Make a party's name from that of its table."""
     stem = re.sub(r"[^a-z0-9_-]+", "-", Path(source).name.partition(".")[0].lower()).strip("-_")
     return stem[:32] if stem[:1].isalpha() else "party"
 
@@ -369,7 +364,7 @@ def _say_notes(
 
 
 def _write_party_file(found: dict[str, Table], label: str, others: object) -> None:
-    """A party's own file beside its one table."""
+    """Write a party's own file in the folder of its only table."""
     from vfl.config import PartyFile
     from vfl.config.toml import check
     from vfl.core.errors import ConfigError, RunFolderError
@@ -384,14 +379,14 @@ def _write_party_file(found: dict[str, Table], label: str, others: object) -> No
     beside = Path() if is_database(own.source) else Path(own.source).parent
     path = beside / "party.toml"
     if path.exists():
-        raise RunFolderError("there is a party file already", where=str(path), fix="move it away")
+        raise RunFolderError("a party file exists already", where=str(path), fix="move it away")
     source = own.source if is_database(own.source) else Path(own.source).name
     party = check(
         {"party": name, "data": own.data | {"source": source}}, PartyFile, where="the table"
     )
     write_text(path, party_text(party, has_node=not label, notes=own.lines))
     _say_notes(name, own.source, own.features, own.left_out, own.notes)
-    say(f"wrote {path}; vfl check {path} shows what becomes of the table")
+    say(f"wrote {path}; vfl check {path} shows the inputs from the table")
 
 
 def check(
@@ -407,18 +402,19 @@ def check(
         bool, typer.Option("--measure", help="Measure the round trip to the SuperLink.")
     ] = False,
     round_trip_ms: Annotated[
-        float | None, typer.Option(help="What a feature party measured, for advice on speed.")
+        float | None,
+        typer.Option(help="Round-trip time that a feature party measured, for advice on speed."),
     ] = None,
     mbps: Annotated[
-        float | None, typer.Option(help="Bandwidth of the label party, for that advice.")
+        float | None, typer.Option(help="Bandwidth of the label party, for this advice.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Check files and data without training, and show the plan.
 
-    An experiment file is checked with its data and models, a party's own file with that party's
-    table, a project with the label party's table. A party far away measures the round trip with
-    --measure; the label party gets advice for it with --round-trip-ms.
+    For an experiment file, it checks the data and models too; for a party's own file, that party's
+    table; for a project, the label party's table. A remote party measures the round-trip time with
+    --measure; with --round-trip-ms the label party gets advice for it.
     """
     from vfl.core.errors import ConfigError
     from vfl.experiments import plan
@@ -458,16 +454,16 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="PROJECT|party.toml",
-            help="A project, or a party's own file; without one, the machine alone.",
+            help="A project, or a party's own file; by default only this machine.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Look for what could go wrong: one line a check, OK, WARN or FAIL, and what to do.
+    """Check for possible problems: one line for each check, OK, WARN or FAIL, and a cure.
 
-    Versions, cores and disk; with PROJECT or party.toml also files, keys, certificates, ports, the
-    way to the SuperLink, and the clock. It changes nothing and contacts only the addresses in the
-    given files. Exit code 2 if anything is FAIL.
+    It checks versions, cores and disk; with PROJECT or party.toml also files, keys, certificates,
+    ports, the connection to the SuperLink, and the clock. It changes nothing and contacts only the
+    addresses in the given files. Exit code 2 if anything is FAIL.
     """
     from dataclasses import asdict
 
@@ -484,13 +480,13 @@ def doctor(
     if json:
         emit({"ok": not failed, "checks": [asdict(check) for check in checks]})
     else:
-        print(f"{failed} of {len(checks)} checks failed" if failed else "nothing is wrong")
+        print(f"{failed} of {len(checks)} checks failed" if failed else "no problem found")
     if failed:
         raise typer.Exit(2)
 
 
 def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experiment | None, str]:
-    """The facts of a path; its experiment, and the address of its SuperLink, where it has them."""
+    """Facts about a path; its experiment, and the address of its SuperLink, if it has them."""
     from vfl.config import is_party_file, read_experiment, read_party_file
     from vfl.core.errors import ConfigError
     from vfl.experiments import plan
@@ -509,7 +505,7 @@ def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experimen
 
 
 def _measured(round_trip_ms: float) -> dict[str, Any]:
-    """What a feature party can say: the settings are the label party's."""
+    """Facts that a feature party knows: the settings are the label party's."""
     command = f"vfl check PROJECT --round-trip-ms {round_trip_ms:.0f}"
     return {
         "round_trip_ms": round(round_trip_ms, 1),

@@ -1,4 +1,4 @@
-"""``vfl log`` and ``vfl forget``: what a party can prove of its sessions, and rows it erases."""
+"""``vfl log`` and ``vfl forget``: verifiable records of a party's sessions, and erasure of rows."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def log(
         list[Path] | None,
         typer.Option(
             metavar="FILE.pub",
-            help="A public identity key of the party; of party.toml, keys it had before.",
+            help="A public identity key of the party; for party.toml, its earlier keys.",
         ),
     ] = None,
     peer: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="LOG", help="A log.jsonl of a party that met it, whose heads are compared."
+            metavar="LOG",
+            help="A log.jsonl of another party in its sessions, to compare the heads.",
         ),
     ] = None,
     page: Annotated[
@@ -44,9 +45,9 @@ def log(
 ) -> None:
     """Show the log of a party's sessions, and verify it.
 
-    Each line is chained to the line before it, and signed with the party's identity key. Exit
-    code 1 where a line was changed, moved or removed, where none of the given keys signed it, or
-    where a peer has met other lines. Lines that no peer confirms are the party's own word.
+    Each line is chained to the line before it, and signed with the party's identity key. Exit code
+    1 if a line was changed, moved or removed, if no given key has signed it, or if a peer has seen
+    other lines. Lines that no peer confirms are only the party's own statement.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.session.store.identity import Identity, Pin
@@ -83,21 +84,24 @@ def log(
 def forget(
     party_file: OwnFile,
     ids: Annotated[
-        Path, typer.Option("--ids", metavar="FILE", help="The ids to forget, one a line.")
+        Path,
+        typer.Option(
+            "--ids", metavar="FILE", help="File with the ids to forget, one on each line."
+        ),
     ],
     table: Annotated[
         bool,
         typer.Option(
-            "--table", help="Rewrite the party's own CSV or Parquet file without the rows, too."
+            "--table", help="Also rewrite the party's own CSV or Parquet file without the rows."
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Erase rows at their owner, and list what remains where.
+    """Erase rows at their owner, and list the remaining data with its place.
 
-    The rows leave positions, digests of ids, predictions and traces. Runs that trained on them are
-    marked. The other parties hear of the places when the next session begins; predictions of all
-    other rows go on without a new alignment. No id is shown.
+    The rows are removed from positions, digests of ids, predictions and traces. Runs that trained
+    on them are marked. The other parties receive the positions when the next session begins;
+    predictions of all other rows continue without a new alignment. No id is shown.
     """
     from dataclasses import asdict
 
@@ -116,7 +120,7 @@ def forget(
         had = ", ".join(f"{count} {part}" for part, count in parts.items() if count)
         print(f"{'run':<16} {run} had {had}")
     if done.predictions:
-        print(f"{'predictions':<16} {done.predictions} lines cut out")
+        print(f"{'predictions':<16} {done.predictions} lines removed")
     for run in done.traces:
         print(f"{'trace':<16} that of {run} is removed")
     for sentence in done.remains():

@@ -1,4 +1,4 @@
-"""``vfl list`` and ``vfl explain``: what can be named in a spec, and what an error code means."""
+"""``vfl list`` and ``vfl explain``: names for specs, and meanings of error codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl.cli.output import Json, emit
 from vfl.core import errors
 from vfl.core.registry import Registry
 
-#: The families of plug-ins, and the names of several attacks at once.
+#: Families of plug-ins, and packs of attacks.
 Family = Literal[
     "codecs",
     "defenses",
@@ -36,7 +36,7 @@ Family = Literal[
 
 def listing(
     family: Annotated[
-        Family | None, typer.Argument(metavar="FAMILY", help="One family; all by default.")
+        Family | None, typer.Argument(metavar="FAMILY", help="One family; by default all.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -64,12 +64,13 @@ def listing(
 
 def explain(
     code: Annotated[
-        str | None, typer.Argument(metavar="CODE", help="Such as V104; in any error's first line.")
+        str | None,
+        typer.Argument(metavar="CODE", help="Code, such as V104, from the first line of an error."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="All codes, one line each.")] = False,
     json: Json = False,
 ) -> None:
-    """Explain an error code: what causes it, how it happens, how to mend it.
+    """Explain an error code: its cause, how it happens, and the cure.
 
     Without CODE, or with --list, all codes are listed.
     """
@@ -147,13 +148,13 @@ def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:
 
 
 def _summary(documentation: str) -> str:
-    """The first sentence, which torch breaks into lines."""
+    """The first sentence, in one line, since torch's docstrings have several."""
     first = " ".join(documentation.partition("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z])", first)[0]
 
 
 def _text(value: object) -> str:
-    """A default as a spec gives it."""
+    """Format a default value as in a spec."""
     return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""``vfl serve`` and ``clients``: answer requests over HTTP with a trained run, and whose."""
+"""``vfl serve`` and ``clients``: answer requests over HTTP with a run, and manage the clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _END_S = 30.0
 
 
 def _served_run(path: Path | None) -> Path | None:
-    """The run at a path; of a project or a folder of runs the promoted one, or else the last."""
+    """The run at a path; for a project or a folder of runs the promoted run, else the last one."""
     if path is None or (path / "run.json").exists():
         return path
     from vfl.core.errors import RunFolderError
@@ -26,7 +26,7 @@ def _served_run(path: Path | None) -> Path | None:
     try:
         runs = runs_of(path)
     except RunFolderError:
-        return path  # the command says what is missing there
+        return path  # the command reports that it is missing
     promoted = promoted_runs(runs)
     return runs / promoted[-1] if promoted else newest_run(path)
 
@@ -42,7 +42,7 @@ Served = Annotated[
 
 
 def _option(what: str, default: str | None = None) -> Any:
-    """An option in place of a setting of `[serve]`; `default` is that of the setting."""
+    """Make an option for a setting of `[serve]`; `default` is the default of the setting."""
     return typer.Option(help=what, show_default=False if default is None else default)
 
 
@@ -52,60 +52,65 @@ def serve(
     port: Annotated[int | None, _option("Port to listen on; 0 takes a free one.", "8080")] = None,
     token: Annotated[
         Path | None,
-        _option("File with the clients' token; RUN/serve.token without it."),
+        _option("File with the clients' token; by default RUN/serve.token."),
     ] = None,
     certificate: Annotated[Path | None, _option("Certificate for TLS, PEM.")] = None,
     key: Annotated[Path | None, _option("Its private key, PEM.")] = None,
     client_ca: Annotated[
         Path | None,
-        _option("Authority that signed every client's certificate, PEM."),
+        _option("Authority that must have signed every client's certificate, PEM."),
     ] = None,
     wait_ms: Annotated[
-        float | None, _option("How long a batch waits for more requests.", "0.0")
+        float | None, _option("How long a batch waits for further requests.", "0.0")
     ] = None,
-    timeout_s: Annotated[float | None, _option("Most time for one request.", "5.0")] = None,
-    max_ids: Annotated[int | None, _option("Most rows of one request.", "256")] = None,
-    max_requests_per_second: Annotated[float | None, _option("Of one token.", "10000.0")] = None,
+    timeout_s: Annotated[float | None, _option("Time limit of a request.", "5.0")] = None,
+    max_ids: Annotated[int | None, _option("Rows of one request.", "256")] = None,
+    max_requests_per_second: Annotated[
+        float | None, _option("Requests of one token, a second.", "10000.0")
+    ] = None,
     max_rows_per_day: Annotated[
         str | None,
-        _option("Of one token, in a day of UTC; off is no limit.", "100000"),
+        _option("Rows of one token, in a day of UTC; off is no limit.", "100000"),
     ] = None,
     probability_decimals: Annotated[
         str | None,
-        _option("To which probabilities are rounded; off tells them whole.", "3"),
+        _option("Decimals of probabilities; off does not round.", "3"),
     ] = None,
     trusted_proxy: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ADDRESS", help="A proxy whose last X-Forwarded-For says who asks. Repeat."
+            metavar="ADDRESS",
+            help="A trusted proxy whose last X-Forwarded-For identifies the client. Repeat.",
         ),
     ] = None,
     explain: Annotated[
         bool | None,
-        _option("Tell what each party contributed, if asked.", "False"),
+        _option("Answer with each party's contribution, if requested.", "False"),
     ] = None,
     partial: Annotated[
         bool | None,
-        _option("Let boosted trees answer without a feature party that is away.", "False"),
+        _option("Let boosted trees answer without an absent feature party.", "False"),
     ] = None,
-    cache_rows: Annotated[int | None, _option("Answers kept in memory; 0 keeps none.", "0")] = None,
+    cache_rows: Annotated[
+        int | None, _option("Number of cached answers; 0 disables the cache.", "0")
+    ] = None,
     tasks: Annotated[
         list[str] | None,
         typer.Option(
             "--task",
             metavar="PARTY",
-            help="A further label party that answers its own clients meanwhile.",
+            help="A further label party that answers its own clients at the same time.",
         ),
     ] = None,
 ) -> None:
     """Serve a run's predictions over HTTP until it is interrupted.
 
-    RUN is the folder that `vfl train` printed. On a federation the feature parties answer from
-    their own SuperNodes, for the rows of the file that each names in its own `data.predict`; in
-    process, for the test rows of the experiment. `vfl promote OTHER` has a service that runs
-    already go on with another run. What no option says, `[serve]` of the label party's own file
-    says. A party of `--task` listens at the address in the `[serve]` of its own file; in process
-    its task is served in place of the first one's.
+    RUN is the folder that `vfl train` printed. In a federation the feature parties answer from
+    their own SuperNodes, for the rows of the file in their own `data.predict`; in one process, for
+    the test rows of the experiment. `vfl promote OTHER` switches a running service to another run.
+    Options override `[serve]` of the label party's own file. A party of `--task` listens at the
+    address in the `[serve]` of its own file; in one process its task is served in place of the
+    first one's.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.serving import front
@@ -151,35 +156,37 @@ def clients(
         Path,
         typer.Argument(
             metavar="RUN|PROJECT|party.toml",
-            help="What is served: a run, a project, or the own file of a label party.",
+            help="The served object: a run, a project, or the own file of a label party.",
         ),
     ],
     add: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make a client, and print its token once.")
+        str | None, typer.Option(metavar="NAME", help="Add a client, and print its token once.")
     ] = None,
     remove: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take a client's token from it.")
+        str | None, typer.Option(metavar="NAME", help="Revoke a client's token.")
     ] = None,
     rows: Annotated[
         int | None,
-        _option("Of a new client, most rows in a day of UTC.", "that of the service"),
+        _option("For a new client, most rows in a day of UTC.", "limit of the service"),
     ] = None,
     requests: Annotated[
-        int | None, _option("Of a new client, most requests in a day of UTC.", "no limit")
+        int | None, _option("For a new client, most requests in a day of UTC.", "no limit")
     ] = None,
     days: Annotated[
-        float | None, _option("Of a new client, until its token expires.", "never")
+        float | None, _option("For a new client, days until its token expires.", "never")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the token there, for its owner alone to read."),
+        typer.Option(
+            metavar="FILE", help="Write the token to this file, readable by its owner only."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List who may ask the services of a label party, add a client, or remove one.
+    """List the clients of a label party's services, add a client, or remove one.
 
-    Each client has a token, of which only a digest is kept. The services of a project share the
-    list and the budgets; one that runs follows a change within two seconds.
+    Each client has a token, of which only a digest is stored. The services of a project share the
+    list and the budgets; a running service applies a change within two seconds.
     """
     from vfl.serving.clients import Budgets, Clients
 
@@ -190,7 +197,7 @@ def clients(
         say(f"removed client {remove}")
     if add is not None:
         if out is not None and out.exists():
-            raise UserError("there is a file already", where=str(out), fix="name another one")
+            raise UserError("this file exists already", where=str(out), fix="name another one")
         token = known.add(add, rows=rows, requests=requests, days=days)
         if out is None:
             print(token)
@@ -221,7 +228,7 @@ def clients(
 
 
 def _clients_of(path: Path) -> tuple[Path, str]:
-    """Where the clients of a label party are kept, and the name of that party."""
+    """Folder of a label party's clients, and the name of that party."""
     from vfl.config import read_party_file
     from vfl.config.run_folder import RunFolder
     from vfl.federation.project import LabelFolder
@@ -241,11 +248,11 @@ def _clients_of(path: Path) -> tuple[Path, str]:
 
 
 def promote(run: Run, json: Json = False) -> None:
-    """Have services answer with a run: those that run now, without a gap, and later ones.
+    """Switch services to a run: running ones, without a gap, and later ones.
 
-    A service of the run's project, or of its folder, begins the run's session beside the one that
-    answers, and goes over to it once its rows can be asked for. Where it cannot, everything stays
-    as it is. `vfl rollback` goes back to the run that was promoted before.
+    A service of the run's project, or of its folder, begins the run's session while the present run
+    still answers, and switches to it once it can answer rows. If it cannot, nothing changes. `vfl
+    rollback` returns to the run that was promoted before.
     """
     from vfl.training.promotion import promote as promoted
 
@@ -259,7 +266,7 @@ def rollback(
     ] = Path(),
     json: Json = False,
 ) -> None:
-    """Have services answer with the run again that was promoted before the last one."""
+    """Switch services back to the run that was promoted before the last one."""
     from vfl.training.promotion import roll_back, runs_of
 
     run, services = roll_back(runs_of(path))
@@ -274,11 +281,11 @@ def _say_promoted(run: Path, addresses: list[str], json: bool) -> None:
     for address in addresses:
         print(f"{'answers at':<16} {address}")
     if not addresses:
-        print(f"no service runs; start one with: vfl serve {run}")
+        print(f"no service is running; start one with: vfl serve {run}")
 
 
 def _on_the_federation(run: Path) -> None:
-    """Submit the session and follow it; an interrupt ends it in good order."""
+    """Submit the session and follow it; an interrupt ends it properly."""
     hand_over(run)
     from vfl.training import federated
     from vfl.training.promotion import STOP_FILE
@@ -295,4 +302,4 @@ def _on_the_federation(run: Path) -> None:
             if any((run / each).exists() for each in ("served.json", "failure.json")):
                 return
             time.sleep(0.2)
-        say("it has not ended yet; it does once nobody is waited for")
+        say("it has not ended yet; it will once no request is waiting")

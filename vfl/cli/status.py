@@ -1,4 +1,4 @@
-"""``vfl status``: where a run, a project or a party stands."""
+"""``vfl status``: the state of a run, a project or a party."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def status(
     ] = Path(),
     json: Json = False,
 ) -> None:
-    """Say where a run, a project or a party stands, and what to type next.
+    """Show the state of a run, a project or a party, and the next command.
 
-    Exit codes of a run, or of the folder of a grid, comparison or value: 0 ended well, or serving;
-    4 at work, or waiting for a party; 5 interrupted, nobody is at work; 1, 2 or 3 failed, as the
-    command that failed. Of a project: 0 the SuperLink and every party are there; 3 one is not. Of a
-    party: 0 its SuperNode runs; 3 it does not.
+    Exit codes for a run, or for the folder of a grid, comparison or value: 0 ended well, or
+    serving; 4 running, or waiting for a party; 5 interrupted, and no process is running; 1, 2 or 3
+    failed, with the code of the failed command. For a project: 0 the SuperLink and every party are
+    online; 3 one is not. For a party: 0 its SuperNode is running; 3 it is not.
     """
     hand_over(path)
     if (path / "grid.json").exists():
@@ -78,7 +78,7 @@ def _run_lines(run: RunStatus) -> list[str]:
     facts |= {party: f"{size(count)} up and down" for party, count in run.bytes.items()}
     if any(run.erased.values()):
         had = ", ".join(f"{count} {part}" for part, count in run.erased.items() if count)
-        facts["erased since"] = f"{had} rows; train anew to be without them"
+        facts["erased since"] = f"{had} rows; train again to be without them"
     lines = [f"{name:<20} {value}" for name, value in facts.items()]
     if run.failure is not None:
         lines.append(f"{'failed with':<20} {run.failure['code']}: {run.failure['what']}")
@@ -96,14 +96,14 @@ def _grid_lines(grid: GridStatus) -> list[str]:
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where runs and grids lie.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder of runs and grids.")
     ] = Path("runs"),
     json: Json = False,
 ) -> None:
     """List the runs and grids of a folder, the newest first, and write its index.html.
 
-    Each has a line with its state and what came out; the page links to theirs. The run that is
-    promoted is marked, and the one that `vfl rollback` goes back to.
+    Each line has a state and results; the page links to those of the runs. The promoted run is
+    marked, and the run to which `vfl rollback` returns.
     """
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""``vfl compare``, ``value``, ``grid``, ``attack``, ``compress``: parties, codecs, attacks."""
+"""``vfl compare``, ``value``, ``grid``, ``attack``, ``compress``: studies of parties and codecs."""
 
 from __future__ import annotations
 
@@ -26,40 +26,45 @@ Attacks = Annotated[
     typer.Option(
         "--attack",
         metavar="SPEC",
-        help="An attack, or a pack of them: thesis, quick, light, heavy, numbers (on labels"
-        " that are numbers), columns (on a party's inputs) or members (on who was trained on);"
-        " vfl list packs says what is in each. Repeat.",
+        help="An attack, or a pack of attacks: thesis, quick, light, heavy, numbers (on "
+        "numeric labels), columns (on a party's inputs) or members (on membership in the "
+        "training rows); vfl list packs lists their attacks. Repeat.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where; otherwise runs/NAME.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Cells at a time, a process each.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Output folder; by default runs/NAME.")
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Simultaneous cells, each in a process.")]
 Ray = Annotated[
     str | None,
     typer.Option(
         metavar="auto|ADDRESS",
-        help="Train on a Ray cluster of one's own machines; auto,cpus=2,gpus=0.5 for each cell.",
+        help="Train on a Ray cluster of your own machines; auto,cpus=2,gpus=0.5 for each cell.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells; train nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells without training.")]
 
 
 def compare(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="EXPERIMENT.toml", help="An experiment file, with [compare] or not."
+            metavar="EXPERIMENT.toml", help="An experiment file, with or without [compare]."
         ),
     ],
     codec: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A codec; a ? is a number that --level finds. Repeat."),
+        typer.Option(metavar="SPEC", help="A codec; --level determines the number at a ?. Repeat."),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="One training of each codec a seed.")
+        str | None,
+        typer.Option(metavar="0,1,2", help="Seeds, with one training of each codec for each."),
     ] = None,
     level: Annotated[
         list[float] | None,
-        typer.Option(metavar="PERCENT", help="Of dense float32 that a frame may take. Repeat."),
+        typer.Option(
+            metavar="PERCENT", help="Share of dense float32 that a frame may take. Repeat."
+        ),
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -68,7 +73,7 @@ def compare(
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="WORDS", help="Train only cells whose line in --dry-run holds these words."
+            metavar="WORDS", help="Train only cells whose line in --dry-run contains these words."
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -78,8 +83,8 @@ def compare(
 ) -> None:
     """Compare codecs: train each with several seeds and write table and page.
 
-    The same command goes on where an earlier one stopped, in the middle of a training as well, and
-    trains only what is new.
+    The same command continues where an earlier one stopped, even in the middle of a training, and
+    trains only new cells.
     """
     given = {"codecs": codec, "seeds": _numbers(seeds), "levels": level}
     _study("compare", path, settings, given, out, jobs, ray, dry_run, download, device, json, only)
@@ -88,19 +93,24 @@ def compare(
 def value(
     path: Annotated[
         Path,
-        typer.Argument(metavar="EXPERIMENT.toml", help="An experiment file, with [value] or not."),
+        typer.Argument(
+            metavar="EXPERIMENT.toml", help="An experiment file, with or without [value]."
+        ),
     ],
     codec: Annotated[
-        list[str] | None, typer.Option(metavar="SPEC", help="A codec whose price counts. Repeat.")
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A codec whose cost is measured. Repeat."),
     ] = None,
     defense: Annotated[
-        list[str] | None, typer.Option(metavar="SPEC", help="A defense, likewise. Repeat.")
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A defense whose cost is measured. Repeat."),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="One training of each kind a seed.")
+        str | None,
+        typer.Option(metavar="0,1,2", help="Seeds, with one training of each kind for each."),
     ] = None,
     measure: Annotated[
-        str | None, typer.Option(help="Otherwise auc, or rmse of a regression.")
+        str | None, typer.Option(help="Metric; by default auc, or rmse for a regression.")
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -111,10 +121,10 @@ def value(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Measure what joining buys: each party alone, split, all columns in one place.
+    """Measure the value of joining: each party alone, split training, pooled columns.
 
-    Every training has the rows that all parties share. The same command goes on where an earlier
-    one stopped, and trains only what is new.
+    Every training uses the rows that all parties share. The same command continues where an earlier
+    one stopped, and trains only new cells.
     """
     given = {
         "codecs": codec,
@@ -130,20 +140,20 @@ def grid(
         Path,
         typer.Argument(
             metavar="EXPERIMENT.toml|quick|RUN",
-            help="An experiment file, with [grid] or not; quick is a small one on digits; with"
-            " --add-attack the folder of a grid.",
+            help="An experiment file, with or without [grid]; quick is a small one on digits; "
+            "with --add-attack, the folder of a grid.",
         ),
     ],
     add_attack: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.py",
-            help="Score an attack of your own file on every victim that RUN stored; --attack says"
-            " with which options.",
+            help="Score an attack from your own file on every victim that RUN stored; --attack "
+            "gives its options.",
         ),
     ] = None,
     defense: Annotated[
-        list[str] | None, typer.Option(metavar="SPEC", help="A defense, beside none. Repeat.")
+        list[str] | None, typer.Option(metavar="SPEC", help="A defense, besides none. Repeat.")
     ] = None,
     codec: Annotated[
         list[str] | None, typer.Option(metavar="SPEC", help="A codec as a defense. Repeat.")
@@ -151,14 +161,17 @@ def grid(
     attack: Attacks = None,
     adversary: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A party that tampers while a victim trains. Repeat."),
+        typer.Option(
+            metavar="SPEC", help="An adversary that tampers during a victim's training. Repeat."
+        ),
     ] = None,
     leaks: Annotated[
-        str | None, typer.Option(metavar="1,5,10", help="Leaked labels of each class.")
+        str | None, typer.Option(metavar="1,5,10", help="Numbers of leaked labels of each class.")
     ] = None,
-    draws: Annotated[int | None, typer.Option(help="Draws of leaked rows, a victim.")] = None,
+    draws: Annotated[int | None, typer.Option(help="Draws of leaked rows for each victim.")] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="One victim of each defense a seed.")
+        str | None,
+        typer.Option(metavar="0,1,2", help="Seeds, with one victim of each defense for each."),
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -169,10 +182,10 @@ def grid(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Attack every defense with everything, and write table and page.
+    """Attack every defense with all attacks, and write table and page.
 
-    Victims are trained once a defense, adversary and seed; leaked rows are the same for all. The
-    same command goes on where an earlier one stopped, and does only what is new.
+    One victim is trained for each defense, adversary and seed; leaked rows are the same for all.
+    The same command continues where an earlier one stopped, and only computes new results.
     """
     if add_attack is not None:
         wrong = {
@@ -199,21 +212,21 @@ def attack(
     run: Run,
     attacks: Attacks = None,
     leaks: Annotated[
-        str, typer.Option(metavar="1,5,10", help="Leaked labels of each class.")
+        str, typer.Option(metavar="1,5,10", help="Numbers of leaked labels of each class.")
     ] = "1,5,10",
     draws: Annotated[int, typer.Option(min=1, help="Draws of leaked rows.")] = 3,
     party: Annotated[
-        str | None, typer.Option(help="The feature party that attacks; otherwise the first.")
+        str | None, typer.Option(help="The feature party that attacks; by default the first.")
     ] = None,
     settings: Set = None,
     json: Json = False,
 ) -> None:
-    """Attack the test rows of a run and set each attack beside what it needs no run for.
+    """Attack the test rows of a run, and compare each attack with baselines that need no run.
 
-    --set changes a setting of a grid, such as leaks_from=validation or trained_by=owner. Scores
-    are kept in the run's folder and on its page; what was tried before is not tried again.
-    Attacks on gradients need a run that was trained with -s trace.phases=train, and those on
-    columns one with -s 'trace.phases=["validation", "test"]'.
+    --set changes a setting of a grid, such as leaks_from=validation or trained_by=owner. Scores are
+    stored in the run's folder and shown on its page; finished attacks are not repeated. Attacks on
+    gradients need a run trained with -s trace.phases=train, and those on columns one with -s
+    'trace.phases=["validation", "test"]'.
     """
     from vfl.config import GridSettings
     from vfl.config.run_folder import RunFolder
@@ -261,26 +274,31 @@ def compress(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows of a frame; 256, or those of the training that was traced."),
+        typer.Option(
+            min=1, help="Rows of a frame; by default 256, or those of the traced training."
+        ),
     ] = None,
     inference: Annotated[
-        bool, typer.Option("--inference", help="Frames of predictions, a scale a row.")
+        bool,
+        typer.Option("--inference", help="Frames of predictions, with one scale for each row."),
     ] = False,
-    array: Annotated[str | None, typer.Option(help="Which array of a .npz file.")] = None,
-    party: Annotated[str | None, typer.Option(help="Whose cuts of a label party's trace.")] = None,
+    array: Annotated[str | None, typer.Option(help="Name of the array in a .npz file.")] = None,
+    party: Annotated[
+        str | None, typer.Option(help="Feature party of the cuts in a label party's trace.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare codecs on a saved cut or a trace: real frames, bound, error, times.
 
-    Each frame is encoded, framed, checked and decoded. Without --codec, one or two of each kind
-    are measured. A trace gives the training cuts of one feature party.
+    Each frame is encoded, framed, checked and decoded. Without --codec, one or two of each kind are
+    measured. From a trace, the training cuts of one feature party are used.
 
     Columns: bytes of frames with headers, as the ledger counts (--json: wire_bytes); their share of
-    4 bytes a value (wire_ratio); that share as the literature counts, without headers
-    (formula_ratio); the order-0 entropy of the symbols, as if frequencies were known, without
-    headers and scales (entropy_bound_bytes); the L2 norm of what was lost by that of the cut
-    (relative_error); times of the median frame on this machine. size, sign and rate are measured
-    untrained: no error is given, and the bytes of rate are its starting point.
+    4 bytes for each value (wire_ratio); that share as the literature counts, without headers
+    (formula_ratio); the order-0 entropy of the symbols with known frequencies, without headers and
+    scales (entropy_bound_bytes); the L2 norm of the loss over that of the cut (relative_error);
+    times of the median frame on this machine. size, sign and rate are measured untrained: they have
+    no error, and the bytes of rate are its initial ones.
     """
     from vfl.compression.compare import compare_codecs, default_specs, format_table
     from vfl.training.specs import check_codecs
@@ -300,10 +318,10 @@ def worker(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a grid.")],
     device: Device = "cpu",
     outside: Annotated[
-        bool, typer.Option("--outside", help="Only attacks from outside, on what is there.")
+        bool, typer.Option("--outside", help="Only attacks from outside, on stored victims.")
     ] = False,
 ) -> None:
-    """Do the cells whose names come on standard input; `--jobs` starts it."""
+    """Compute the cells whose names come on standard input; `--jobs` starts it."""
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.scheduler import serve
 
@@ -312,7 +330,7 @@ def worker(
 
 
 def _profile(path: Path, folder: Path) -> Path:
-    """The experiment that comes with vfl under that name, unless there is such a file."""
+    """The experiment of that name in vfl, unless a file of this name exists."""
     profile = folder / f"{path}.toml"
     return (
         profile if not path.is_file() and path.parts == (path.name,) and profile.exists() else path
@@ -320,10 +338,10 @@ def _profile(path: Path, folder: Path) -> Path:
 
 
 def _numbers(text: str | None) -> list[int] | None:
-    """Whole numbers between commas.
+    """Parse integers between commas.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the text has another form.
     """
     try:
         return None if text is None else [int(part) for part in text.split(",")]
@@ -345,7 +363,7 @@ def _study(
     json: bool,
     only: str | None = None,
 ) -> None:
-    """Train the cells of a study, say each, print what came out, and end with the worst's code."""
+    """Train the cells of a study, report each, print results, end with the worst exit code."""
     from vfl import experiments as room
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.study import overrides_of, plan_study, run_study
@@ -375,21 +393,21 @@ def _study(
 
 
 def _refuse_beside(option: str, others: Sequence[str]) -> None:
-    """Refuse options that another one leaves nothing to say.
+    """Refuse options that have no effect together with another one.
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: there are such options.
     """
     if others:
         raise ConfigError(
-            f"{option} takes a grid as it is", got=", ".join(others), fix="leave them out"
+            f"{option} uses a grid without changes", got=", ".join(others), fix="leave them out"
         )
 
 
 def _add_attack(
     run: Path, file: Path, specs: Sequence[str], jobs: int, device: str, json: bool
 ) -> None:
-    """Score an attack from outside on a grid's victims, and say what it overturns."""
+    """Score an attack from outside on a grid's victims, and report the changed verdicts."""
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.study import add_attack
 
@@ -403,7 +421,7 @@ def _add_attack(
 
 
 def say_cell(ended: FinishedCell) -> None:
-    """One line about a cell that ended, and how long the others will take."""
+    """Print one line about a finished cell, with the remaining time."""
     from vfl.experiments.tables import seconds_text
 
     left = "" if ended.done == ended.total else f"  about {seconds_text(ended.left_s)} left"
@@ -414,7 +432,7 @@ def say_cell(ended: FinishedCell) -> None:
 
 
 def say_attack(ended: FinishedAttack) -> None:
-    """One line about an attack that ended, and how long the others will take."""
+    """Print one line about a finished attack, with the remaining time."""
     from vfl.experiments.tables import seconds_text
 
     one, share = ended.score, f"{ended.done} of {ended.total}, {ended.done / ended.total:.0%}"
@@ -424,7 +442,7 @@ def say_attack(ended: FinishedAttack) -> None:
 
 
 class _Paced:
-    """Hands on what ends, but not more often than every few seconds."""
+    """Passes finished items on, with at least a few seconds between two."""
 
     def __init__(self, told: Callable[[FinishedAttack], None], every_s: float = 3.0) -> None:
         self._told, self._every_s, self._next = told, every_s, 0.0
@@ -443,7 +461,7 @@ def _print_results(sentence: str, results: str, page: Path) -> None:
 
 
 def exit_with_failures(failed: Sequence[FinishedCell]) -> None:
-    """Say what went wrong in cells, and end with the exit code of the worst."""
+    """Report the failures of cells, and end with the worst exit code."""
     for ended in failed:
         record = ended.failure or {}
         say("\n".join([f"failed: {ended.cell.title}: {record['what']}", *record_lines(record)]))
@@ -452,7 +470,7 @@ def exit_with_failures(failed: Sequence[FinishedCell]) -> None:
 
 
 def _cut_of(path: Path, array: str | None, party: str | None) -> tuple[Tensor, int]:
-    """The cut, and how many rows a frame has unless told."""
+    """The cut, and the default number of rows of a frame."""
     from vfl.compression.measure import read_cut
     from vfl.session.trace import TRACE, read, training_cuts
 
@@ -464,5 +482,5 @@ def _cut_of(path: Path, array: str | None, party: str | None) -> tuple[Tensor, i
         return read_cut(path, array), 256
     recording = read(path / TRACE if (path / TRACE).is_dir() else path)
     if recording.terms.codec != "none":
-        say(f"recorded with {recording.terms.codec}: these are cuts as that codec left them")
+        say(f"recorded with {recording.terms.codec}: the cuts include this codec's loss")
     return training_cuts(recording, party), recording.terms.train.batch_size

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from vfl.config.run_folder import RunFolder
 
 
-#: Options that mean something for an experiment file alone, and for a project alone.
+#: Options for an experiment file only, and for a project only.
 _OF_A_FILE, _OF_A_PROJECT = ("runs", "download", "device"), ("engine",)
 Explain = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PARTY",
-        help="Let this party learn what each of its own columns adds to the answers of boosted "
-        "trees. Repeat.",
+        help="Let this party learn the contribution of each of its own columns to the answers "
+        "of boosted trees. Repeat.",
     ),
 ]
 
@@ -63,35 +63,38 @@ def train(
         ),
     ],
     settings: Set = None,
-    runs: Annotated[Path, typer.Option(help="Where run folders go (in process).")] = Path("runs"),
+    runs: Annotated[
+        Path, typer.Option(help="Parent folder of run folders (in one process).")
+    ] = Path("runs"),
     resume: Annotated[
-        Path | None, typer.Option(help="The folder of an interrupted run, to go on with it.")
+        Path | None, typer.Option(help="The folder of an interrupted run to continue.")
     ] = None,
     start: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Begin with every party's weights of this run, which lies beside the new one.",
+            help="Start from every party's weights in this run, whose folder has to be beside "
+            "the new one.",
         ),
     ] = None,
     download: Download = False,
     device: Device = "cpu",
     engine: Annotated[
         Literal["deployment", "simulation"],
-        typer.Option(help="Of a project: its SuperNodes, or Flower's simulation of all of them."),
+        typer.Option(help="For a project: its SuperNodes, or Flower's simulation of all of them."),
     ] = "deployment",
     write: Write = None,
     json: Json = False,
 ) -> None:
     """Train an experiment.
 
-    An experiment file trains with every party in this process. A project, the folder that
-    `vfl init` writes, trains on its SuperLink with the SuperNodes that are connected. With
-    `--engine simulation` none needs to run: Flower simulates the parties of a project whose folders
-    all lie on this machine. A run that was interrupted goes on from its last checkpoint with
-    `--resume RUN`, as it was started. With `--from RUN` every party begins with its own weights of
-    a run that ended well, and encodes its table as that run did.
+    An experiment file trains with every party in this process. A project, the folder that `vfl
+    init` writes, trains on its SuperLink with the connected SuperNodes. With `--engine simulation`
+    no service has to run: Flower simulates the parties of a project whose folders are all on this
+    machine. `--resume RUN` continues an interrupted run from its last checkpoint, with its
+    settings. With `--from RUN` every party starts from its own weights in a run that ended well,
+    and encodes its table as that run did.
     """
     if resume and (settings or start):
         raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set, --from")
@@ -102,14 +105,16 @@ def train(
         source = context.get_parameter_source(option)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
-                "each party's own file says this" if project else "only a project has an engine",
+                "each party's own file has this setting"
+                if project
+                else "only a project has an engine",
                 param_hint=f"--{option}",
             )
     if write:
         from vfl.training.writers import WRITERS
 
         for spec in write:
-            WRITERS.make(spec).check()  # now, and not after hours of training
+            WRITERS.make(spec).check()  # now, not after hours of training
     if project:
         folder = on_the_federation(path, settings or [], resume, simulated=engine == "simulation")
         _compare_with_label_party(folder)
@@ -150,7 +155,7 @@ def train(
 
 
 def _compare_with_label_party(run: Path) -> None:
-    """Learn what the label party of a project reaches alone, from its own table."""
+    """Measure the metrics of a project's label party alone, from its own table."""
     from vfl.config import read_party_file
     from vfl.config.run_folder import RunFolder
     from vfl.experiments.value import label_alone
@@ -164,21 +169,21 @@ def _compare_with_label_party(run: Path) -> None:
         party = read_party_file(label_folder_of(run).party_file)
         terms = Terms.of(experiment, "train", run.name)
         label_alone(folder, own_data(party, terms, experiment.label.task))
-    except VFLError as problem:  # the training has ended well all the same
-        say(f"what {experiment.label.party} reaches alone was not measured: {problem.what}")
+    except VFLError as problem:  # the training itself has ended well
+        say(f"the metrics of {experiment.label.party} alone were not measured: {problem.what}")
 
 
 def _beginning(path: Path, start: Path, runs: Path) -> str:
-    """The setting that names the run to begin with; it lies where the new one will."""
+    """The setting with the run to start from, whose folder is beside the new one."""
     from vfl.config.run_folder import RunFolder
     from vfl.training.promotion import runs_of
 
     folder = RunFolder.open(start.resolve())
-    folder.summary()  # it has ended well
+    folder.summary()  # checks that it has ended well
     beside = (runs_of(path) if path.is_dir() else runs).resolve()
     if folder.path.parent != beside:
         raise ConfigError(
-            "a training begins with the weights of a run that lies beside it",
+            "a training starts from a run whose folder is beside the new one",
             where="--from",
             got=str(folder.path.parent),
             want=str(beside),
@@ -190,7 +195,7 @@ def evaluate(
     run: Run,
     beside: Annotated[
         list[Path] | None,
-        typer.Option(help="Another run; all are scored on rows that none of them learned from."),
+        typer.Option(help="Another run; all are scored on rows that none of them was trained on."),
     ] = None,
     explain: Explain = None,
     device: Device = "cpu",
@@ -205,7 +210,7 @@ def evaluate(
 
     if beside:
         if explain:
-            raise typer.BadParameter("one run at a time is explained", param_hint="--explain")
+            raise typer.BadParameter("--explain is for one run at a time", param_hint="--explain")
         _evaluate_together([run, *beside], device, json)
         return
     summary = RunFolder(ask(run, "evaluate", device, explain or ())).evaluation()
@@ -225,17 +230,18 @@ def predict(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Ask the service of RUN, or at ADDRESS, for the rows of this table alone.",
+            help="Query the service of RUN, or at ADDRESS, for the rows of this table only.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --ids: the CSV file of the answers.")
+        Path | None, typer.Option(metavar="FILE", help="With --ids: the CSV file for the answers.")
     ] = None,
     id_column: Annotated[
         str, typer.Option("--id", metavar="COLUMN", help="With --ids: the id column of that table.")
     ] = "id",
     token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --ids: the token; RUN/serve.token.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --ids: the token; by default RUN/serve.token."),
     ] = None,
     ca: Annotated[
         Path | None,
@@ -247,16 +253,16 @@ def predict(
 ) -> None:
     """Predict with a run's weights: predictions.csv in the run folder of the label party.
 
-    In process: the test rows of the experiment. On a federation: the rows of the file that every
-    party names in its own `data.predict`. With `--explain PARTY` that party's part of the run gets
-    explanations.csv, the Shapley value of each of its columns for each row. With `--ids FILE
-    --out FILE` a running `vfl serve` is asked for the rows of that file alone, and the answers are
+    In one process: for the test rows of the experiment. In a federation: for the rows of the file
+    in every party's own `data.predict`. With `--explain PARTY` that party's part of the run gets
+    explanations.csv, the Shapley value of each of its columns for each row. With `--ids FILE --out
+    FILE` a running `vfl serve` is queried for the rows of that file only, and the answers are
     written as a table.
     """
     if ids is not None:
         if explain:
             raise typer.BadParameter(
-                "a service says what each party adds: vfl serve --explain", param_hint="--explain"
+                "a service explains parties only: vfl serve --explain", param_hint="--explain"
             )
         _predict_by_service(run, ids, out, id_column, token, ca, json)
         return
@@ -274,7 +280,7 @@ def _predict_by_service(
     ca: Path | None,
     json: bool,
 ) -> None:
-    """Ask a service for the rows of a file, and write what it answers."""
+    """Query a service for the rows of a file, and write its answers."""
     from vfl.datasets.alignment.ids import read_own_ids
     from vfl.datasets.table import TableFormat
     from vfl.serving.client import Client
@@ -297,11 +303,11 @@ def _predict_by_service(
                 rows += part
                 progress_line.tell(partial("{} of {} rows".format, len(rows), len(asked)))
             if (client.model().get("classes") or []) != classes:
-                raise PeerError("a model of other classes has taken over", fix="ask again")
+                raise PeerError("a model with other classes has taken over", fix="ask again")
         except VFLError as problem:
             if rows:
                 _write_answers(out, asked, rows, classes)
-                problem.fix = f"{len(rows)} of {len(asked)} rows are in {out}; ask for the others"
+                problem.fix = f"{len(rows)} of {len(asked)} rows are in {out}; query the others"
             raise
     progress_line.end()
     _write_answers(out, asked, rows, classes)
@@ -315,7 +321,7 @@ def _predict_by_service(
 def _write_answers(
     out: Path, asked: Sequence[str], rows: Sequence[Mapping[str, Any]], classes: Sequence[object]
 ) -> None:
-    """Answers of a service about the first rows that were asked, as `predictions.csv` has them."""
+    """Write a service's answers for the first queried rows, in the form of `predictions.csv`."""
     heads = [f"probability_{one}" for one in classes]
     table = [
         {"id": name, "prediction": row["prediction"], "run": row["version"]}
@@ -327,13 +333,15 @@ def _write_answers(
 
 
 def _served_at(run: Path) -> str:
-    """The address of the service of a run on this machine."""
+    """Address of the service of a run on this machine."""
     from vfl.training.status import run_status
 
     address = run_status(run).address
     if address is None:
         raise UserError(
-            "no service of this run is here", where=str(run), fix=f"vfl serve {run}, and ask again"
+            "no service of this run is running here",
+            where=str(run),
+            fix=f"vfl serve {run}, and try again",
         )
     return address
 
@@ -358,11 +366,12 @@ def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> 
     print(f"{rows} rows in {table}")
     for party in explain:
         own = run / "parties" / party / "explanations.csv"
-        print(f"what the columns of {party} add: {own if own.exists() else 'in its own folder'}")
+        print(f"contributions of {party}'s columns: {own if own.exists() else 'in its own folder'}")
     if trained:
         print(
-            f"{trained} of them were training rows, marked in the column 'trained': their answers "
-            "flatter the model; name a table of new rows as data.predict in each party.toml"
+            f"{trained} of them were training rows, marked in the column 'trained': the "
+            "model fits them too well; name a table of new rows as data.predict in each "
+            "party.toml"
         )
     for party, columns in unfamiliar.items():
         for column, counts in columns.items():
@@ -371,9 +380,9 @@ def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> 
 
 
 def _unfamiliar(run: Path) -> dict[str, Any]:
-    """Cells of the predicted rows that the training rows had nothing like, by party, where known.
+    """Cells of the predicted rows without an example in the training rows, by party, if known.
 
-    On a federation the label party knows its own alone.
+    In a federation the label party only knows its own.
     """
     from vfl.session import PartyFolder
 
@@ -384,28 +393,31 @@ def _unfamiliar(run: Path) -> dict[str, Any]:
 
 def export(
     run: Run,
-    party: Annotated[str, typer.Option(help="Whose half; its files must be on this host.")],
+    party: Annotated[
+        str, typer.Option(help="Party whose half to export; its files must be on this host.")
+    ],
     to: Annotated[
         str,
         typer.Option(
             metavar="FORM",
-            help="onnx, torch (a torch.export program), or a form of the model's own.",
+            help="onnx, torch (a torch.export program), or another form of the model.",
         ),
     ] = "onnx",
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Otherwise export beside the weights.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Output folder; by default beside the weights."),
     ] = None,
     bottom: Annotated[
-        str | None, typer.Option(help="The bottom, where the party's own file named it.")
+        str | None, typer.Option(help="The bottom, if the party's own file named it.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Write one party's half as a file that runs without vfl, with its card and its encoder.
 
-    The file of a feature party turns rows of inputs into a cut, that of the label party cuts into
-    answers. The encoder turns a table into those inputs; it holds categories and means of the
-    party's table, so all of this stays with the party. A model that is no network has forms of its
-    own; where --to is none of them, the message names them.
+    The file of a feature party maps rows of inputs to a cut, that of the label party maps cuts to
+    answers. The encoder maps a table to those inputs; it contains categories and means of the
+    party's table, so all of this stays with the party. A model that is no network has its own
+    forms; if --to is none of them, the message lists them.
     """
     from vfl.training.export import export_half
 
@@ -423,18 +435,21 @@ def report(
     ],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     alone: Annotated[
-        bool, typer.Option("--alone", help="First train each party alone, for the gain over it.")
+        bool,
+        typer.Option("--alone", help="First train each party alone, to show the gain over it."),
     ] = False,
     cost: Annotated[
         float | None,
-        typer.Option(help="Of one missed positive, in false alarms: chooses a threshold."),
+        typer.Option(
+            help="Cost of one missed positive, in false alarms: it determines a threshold."
+        ),
     ] = None,
     write: Write = None,
 ) -> None:
     """Build report.html of a run: one static file.
 
     RUN is the folder that `vfl train` or `vfl compare` printed. With --write the run of a training
-    is written for another tool instead, also while it goes on, as far as it is.
+    is written for another tool instead, even during the training, up to its present state.
     """
     if write:
         write_elsewhere(run, write)
@@ -462,7 +477,7 @@ def report(
 def on_the_federation(
     project: Path, settings: list[str], resume: Path | None = None, simulated: bool = False
 ) -> Path:
-    """Train with the parties of a project; the run's folder."""
+    """Train with the parties of a project; returns the run's folder."""
     label, experiment = project_of(project, settings)
     from vfl.config import read_party_file
     from vfl.config.run_folder import new_run_name
@@ -475,7 +490,7 @@ def on_the_federation(
             party = read_party_file(label.party_file)
             check_public(experiment, label.locations(settings), party)
             if needs_alignment(experiment, party):
-                say("no alignment yet: finding the rows that all parties have")
+                say("there is no alignment yet: finding the rows that all parties have")
                 align_on_the_federation(label, settings, simulated)
         name = resume.resolve().name if resume else new_run_name(experiment.name)
         say(f"{'resuming' if resume else 'submitting'} run {name}")
@@ -494,12 +509,12 @@ def on_the_federation(
         except KeyboardInterrupt:
             folder = read_party_file(label.party_file).run_path(name)
             if not simulated:
-                say(f"only this command ended: the SuperLink goes on with the run, in {folder}")
+                say(f"only this command ended: the SuperLink continues the run, in {folder}")
             raise
 
 
 def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
-    """Runs of this process on common rows, one line a run."""
+    """Evaluate runs of this process on common rows, with one line for each run."""
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread
     from vfl.training.run import evaluate_together
@@ -530,7 +545,7 @@ def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
 
 
 def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """Runs of a federation on common rows: a session each, in which every party keeps to them."""
+    """Evaluate runs of a federation on common rows, in one session each."""
     from vfl.session.terms import BESIDE
     from vfl.training import federated
 
@@ -551,12 +566,12 @@ def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
 def ask(
     run: Path, mode: Literal["evaluate", "predict"], device: str, explained: Sequence[str] = ()
 ) -> Path:
-    """Evaluate or predict where a run was trained; the run folder with the answer."""
+    """Evaluate or predict where a run was trained; returns the run folder with the answer."""
     from vfl.config.run_folder import RunFolder
 
     folder = RunFolder.open(run)
     if folder.mode == "federated":
-        hand_over(run)  # before torch is imported, which what follows needs
+        hand_over(run)  # before torch is imported, which the next lines need
         from vfl.session.terms import EXPLAIN
         from vfl.training import federated
 
