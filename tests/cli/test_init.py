@@ -40,7 +40,7 @@ def test_a_dealer_has_a_folder_and_no_data(well, tmp_path):
     assert "[data]" not in text
     shown = (folder / "label" / "app" / "experiment.toml").read_text()
     assert 'secure = "beaver:dealer=notary"' in shown
-    assert "notary (deals, no data)" in (folder / "README.md").read_text()
+    assert "notary (a dealer, without data)" in (folder / "README.md").read_text()
     told = well("check", folder / "notary" / "party.toml")
     assert "pinned: bank" in told.out
 
@@ -57,12 +57,12 @@ def test_a_project_on_rows_of_each_party(vfl, well, tmp_path):
     assert "training rows of all parties" in told.out
     own = well("check", "loans/shop/party.toml")
     assert "rows                     60" in own.out
-    assert "shop (rows of its own)" in (tmp_path / "loans" / "README.md").read_text()
+    assert "shop (own rows)" in (tmp_path / "loans" / "README.md").read_text()
 
 
 ROLES = {
-    "--middle": ("compute", {"middle": ("compute",)}, "the model between bottoms and head"),
-    "--task": ("insurer", {"label_parties": ("insurer",)}, "labels of its own, a top model"),
+    "--middle": ("compute", {"middle": ("compute",)}, "the model between the bottoms and the top"),
+    "--task": ("insurer", {"label_parties": ("insurer",)}, "own labels, a top model"),
 }
 
 

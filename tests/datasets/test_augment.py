@@ -142,7 +142,7 @@ def test_an_experiment_never_imports_what_it_names(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"secure": "permuted", "merge": "sum"}, "no party has one"),
+        ({"secure": "permuted", "merge": "sum"}, "no party has a bottom"),
         ({"parties": {"one": {"augment": "flip:x=1"}}}, "x"),
     ],
 )

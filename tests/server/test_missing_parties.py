@@ -64,7 +64,7 @@ def join():
     [
         ((), "bank, shop", "0 SuperNodes"),
         (("bank",), "shop", "1 SuperNode: bank"),
-        (("stranger",), "bank, shop", "1 SuperNode: none of a party that we wait for"),
+        (("stranger",), "bank, shop", "1 SuperNode: none of an expected party"),
         (("bank", "stranger"), "shop", "2 SuperNodes: bank"),
     ],
 )
@@ -81,4 +81,4 @@ def test_nodes_that_open_no_stream(join, monkeypatch):
     error = join("bank", "shop")
     assert error.what == "no stream from bank, shop within 0.02 s"
     assert error.where.startswith("the stream at 127.0.0.1:")
-    assert error.got == "nobody"
+    assert error.got == "no party"

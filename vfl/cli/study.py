@@ -297,8 +297,8 @@ def compress(
     4 bytes for each value (wire_ratio); that share as the literature counts, without headers
     (formula_ratio); the order-0 entropy of the symbols with known frequencies, without headers and
     scales (entropy_bound_bytes); the L2 norm of the loss over that of the cut (relative_error);
-    times of the median frame on this machine. size, sign and rate are measured untrained: they have
-    no error, and the bytes of rate are its initial ones.
+    times of the median frame on this machine. size, sign and rate are measured before any training:
+    they lose nothing, and rate has its initial size.
     """
     from vfl.compression.compare import compare_codecs, default_specs, format_table
     from vfl.training.specs import check_codecs

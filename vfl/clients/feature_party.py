@@ -148,10 +148,11 @@ class FeatureParty:
     def finish(self, exchange: Exchange) -> None:
         """Receive the gradient or receipt of a cut.
 
-        With m in flight, of the cut m - 1 steps before.
+        With m cuts in flight, this is the cut of m - 1 steps before.
 
-        Cut t therefore leaves after exactly gradient t - m was applied, independently of the
-        network. No cut is in flight at the end of an epoch's training, or if it has sent none.
+        Cut t is therefore sent right after gradient t - m was applied, independently of the
+        network. No cut is in flight at the end of an epoch's training, or if the party has sent
+        none.
         """
         if exchange.trains:
             sent = self._held is None or len(own_rows(exchange, self._held))

@@ -5,7 +5,7 @@
 
 It is the U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564.
 To the feature parties, it acts like the label party of a session without a middle; to the label
-party, it acts like the only feature party: the same two ends of a round.
+party, it acts like the only feature party. It therefore uses the same two ends of a round.
 """
 
 from __future__ import annotations

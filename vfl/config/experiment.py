@@ -262,9 +262,10 @@ class TrainSettings(Settings):
             old.
         local_steps: optimiser steps of every party for one exchange: after the first, each repeats
             the same batch, with the cuts and gradients of the exchange.
-        local_angle: in these further steps, the weight of a row is the cosine of the angle by which
-            its cut (at the label party, its gradient) has turned since the exchange, and 0 beyond
-            this many degrees; 0 gives all rows the same weight.
+        local_angle: limit in degrees of the angle by which a row's cut (at the label party, its
+            gradient) may turn after the exchange. In the further steps, the weight of a row is the
+            cosine of its angle, and 0 beyond the limit; a limit of 0 gives all rows the same
+            weight.
         precision: "bfloat16" runs forward passes in automatic mixed precision; messages are float32
             in any case.
         compile: whether bottoms, top and middle run under `torch.compile`, for networks whose steps

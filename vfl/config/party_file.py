@@ -122,8 +122,8 @@ class Consent(Settings):
         models: accepted models, as globs of specs: "network" is the split network of bottoms and a
             top. In another model, such as "trees:*", messages concern the cells themselves.
         ranges: least and greatest value of a number of the terms ("train.learning_rate" = [0, 1]),
-            or of a plug-in's option ("defense.clipped_noise.norm" = [0.5, 10]), if the party does
-            not accept the usual range; `vfl check` shows the ranges.
+            or of an option of a plug-in ("defense.clipped_noise.norm" = [0.5, 10]). Where this
+            field has no entry, the usual range applies; `vfl check` shows all ranges.
         min_parties: least number of feature parties in a secure mode; by default 2, or 1 with a
             dealer.
         parties: names that must be among the feature parties of a secure mode; their keys are

@@ -3,33 +3,34 @@
     file              form                    content
     run.json          sealed JSON             name, time, version, mode (`in-process`,
                                               `federated` or `module`), command, `config_sha256`
-    config.toml       TOML                    the experiment with every default;
+    config.toml       TOML                    the experiment, defaults included;
                                               `config_sha256` is its SHA-256
-    environment.json  JSON                    versions and processor
-    metrics.jsonl     one JSON object a line  an epoch: `epoch`, `seconds`, `bytes_up`,
-                                              `bytes_down`, figures
-    progress.json     JSON                    how far the session is, once a second
-    notes.txt         text                    who came and went, in a federation
-    traffic.csv       CSV with a head         the ledger: `party`, `direction`, `phase`, `frames`,
+    environment.json  JSON                    versions of packages, and the processor
+    metrics.jsonl     one JSON object a line  for each epoch: `epoch`, `seconds`, `bytes_up`,
+                                              `bytes_down`, metrics
+    progress.json     JSON                    progress of the session, once a second
+    notes.txt         text                    joins and losses of parties in a federation
+    traffic.csv       CSV with a header       the ledger: `party`, `direction`, `phase`, `frames`,
                                               `payload_bytes`, `wire_bytes`, `seconds`
-    summary.json      sealed JSON             the figures of a run that ended well
-    scored.json       sealed JSON             validation and test rows in counts: of two classes
-                                              by probability, in at most 1000 groups; of up to 50
-                                              by class and guess; of a regression residuals in ten
-                                              bands. Test rows before a calibration, too
-    label_alone.json  sealed JSON             what the label party's own columns reach
+    summary.json      sealed JSON             metrics of a run that succeeded
+    scored.json       sealed JSON             counts of validation and test rows: for two classes
+                                              by probability, in at most 1000 groups; for up to
+                                              50 by class and predicted class; for a regression
+                                              by residual, in ten bands. Test rows are also
+                                              counted before a calibration
+    label_alone.json  sealed JSON             metrics of the label party's columns alone
     failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
-                                              run that did not
-    evaluations/      sealed JSON a file      figures of each `vfl evaluate`, from 0001.json on
-    predictions.csv   CSV with a head         `id`, `prediction`, `probability_CLASS` for each
+                                              run that failed
+    evaluations/      sealed JSON a file      metrics of each `vfl evaluate`, from 0001.json on
+    predictions.csv   CSV with a header       `id`, `prediction`, `probability_CLASS` for each
                                               class; `uncalibrated_CLASS` before a calibration;
-                                              `trained` (yes, validation, no, unknown) where
-                                              rows of the training are among them
+                                              `trained` (yes, validation, no, unknown) if some
+                                              of the rows were used in the training
     parties/NAME/     folder                  a party's own model, checkpoints and trace; in a
-                                              federation the label party's alone
-    report.html       HTML                    a page of all this
-    .lock             text                    number of the process that works in the folder;
-                                              in `serving` of the one that serves the run
+                                              federation only those of the label party
+    report.html       HTML                    a page with all these results
+    .lock             text                    id of the process that writes in the folder; the
+                                              file `serving` has the id of a serving process
 
 Each file may be read while it is written.
 """

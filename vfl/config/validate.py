@@ -389,8 +389,8 @@ def _of_code(experiment: Experiment) -> Iterator[str]:
     augmented = [name for name, one in experiment.parties.items() if one.augment != "none"]
     if augmented and experiment.secure.partition(":")[0] not in ("none", "sum"):
         yield (
-            f"parties.{augmented[0]}.augment changes inputs of a bottom, and under secure = "
-            f"'{experiment.secure}' no party has one"
+            f"parties.{augmented[0]}.augment changes inputs of a bottom, and under "
+            f"secure = '{experiment.secure}' no party has a bottom"
         )
 
 

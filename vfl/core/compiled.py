@@ -38,7 +38,7 @@ def compiled(loop: Loop) -> Loop:
 
 
 def native(array: np.ndarray) -> Any:
-    """The form of an array with the fastest indexing in a loop: in plain Python, a view."""
+    """The form of an array that a loop indexes fastest: a memoryview in plain Python."""
     return array if COMPILED else memoryview(array)  # type: ignore[arg-type]
 
 

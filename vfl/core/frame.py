@@ -3,14 +3,14 @@
 All numbers are little-endian:
 
     offset  bytes  type  field         value
-    0       4      u32   `body_bytes`  bytes that follow the 16
+    0       4      u32   `body_bytes`  bytes after this header of 16 bytes
     4       1      u8    `version`     0x51: high nibble 5 marks a frame of vfl, low nibble is
                                        version 1
     5       1      u8    `kind`        see below
     6       2      u16   `branch`      attempt; frames of an abandoned attempt are dropped
     8       4      u32   `step`        number of the exchange, the same on both sides
-    12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS of
-                                       bytes 0 to 11 alone, for TLS finds accidents too
+    12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS
+                                       only of bytes 0 to 11, because TLS detects errors too
 
 Check a header before memory is allocated: version, `body_bytes` against the agreed limit of that
 kind, kind, checksum. Codec, width and rows are agreed in the handshake, and no frame contains them.

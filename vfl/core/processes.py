@@ -61,34 +61,34 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return self.exit_code is None
 
     def wait(self) -> int:
-        """Block until it ends; returns its exit code."""
+        """Block until the process ends; returns its exit code."""
         return self._process.wait()
 
     def ends_within(self, patience_s: float) -> bool:
-        """Wait for its end; returns whether it ended in time."""
+        """Wait for the end of the process; returns whether it ended in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         return not self.alive
 
     def send(self, line: str) -> None:
-        """Write a line to its input, which is a pipe; only `receive` reports that it has ended."""
+        """Write a line to the process's input, which is a pipe; only `receive` reports its end."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
     def close_input(self) -> None:
-        """Close its input, if it is a pipe."""
+        """Close the process's input, if it is a pipe."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def receive(self) -> str:
-        """Wait for its next line, without the line break; its output is a pipe.
+        """Wait for the process's next line, without the line break; its output is a pipe.
 
         Raises:
             LostPeerError: it has ended, or closed its output.
@@ -107,16 +107,16 @@ class Process:
         )
 
     def ask_to_end(self) -> None:
-        """Send it SIGTERM, which ends a program without a handler; return immediately."""
+        """Send SIGTERM, which ends a program without a handler; return immediately."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill it immediately."""
+        """Kill the process immediately."""
         self._process.kill()
         self._process.wait()
 
     def stop(self, patience_s: float = _END_S) -> None:
-        """Close its input, which ends some programs; send SIGTERM; kill it after a while.
+        """Close the process's input, send SIGTERM, and after a while kill the process.
 
         Its children watch it and end with it.
         """

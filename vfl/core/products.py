@@ -52,8 +52,8 @@ class Product:
             that defines the attackers' knowledge in its runs.
         takes_missing_rows: names of secure modes whose sessions accept rows that some party lacks.
         sections: maps an entry of a run's summary, or of its last evaluation, to the path of a
-            function that renders it as a section of the run's page, from the entry and the run's
-            folder.
+            function. From the entry and the run's folder, the function renders a section of the
+            run's page.
         listeners: maps a file in the folder of a party that listens to the commands that listen.
             `vfl renew` renews the certificate of such a folder.
     """

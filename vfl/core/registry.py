@@ -177,11 +177,11 @@ def named(path: str) -> Any:
 
 
 def imported(path: str, what: str) -> Any:
-    """What a path in the user's own local file names; it runs the user's code.
+    """Import the callable that a path in the user's own file names; it runs the user's code.
 
     Args:
         path: ``package.module:name`` of something callable.
-        what: it should be, for messages.
+        what: description of the expected object, for messages.
 
     Raises:
         SpecError: the path is malformed, its module is not found, or it names nothing callable.
@@ -194,7 +194,7 @@ def imported(path: str, what: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module was found; what it imports is missing, and Python says what
+            raise  # the user's module exists; an import in it fails, as Python says
         raise SpecError(
             f"there is no module '{module_name}'",
             where=path,

@@ -2,14 +2,14 @@
 
 A write goes to a temporary file, is flushed to disk, and then replaces the target. Files that later
 steps rely on are sealed: the file contains `kind`, `party`, `run`, `step`, `format` (2) and
-`sha256`, the digest of the whole file with 64 zeros in its own place, which is checked before any
-other use:
+`sha256`. The last is the digest of the whole file with 64 zeros in its own place, and is checked
+before any other use:
 
-    form         where the seal is
+    form         place of the seal
     JSON         keys of the object; `"sha256": "..."` is its last line
     safetensors  `__metadata__` of the header
     container    8 bytes `vflseal1`, u32 length of the header, the header as JSON, the payload, 32
-                 bytes SHA-256 of all before
+                 bytes SHA-256 of all bytes before
 """
 
 from __future__ import annotations

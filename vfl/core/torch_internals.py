@@ -74,7 +74,7 @@ class Compute:
                 "torch needs a C++ compiler to compile models for the processor, and none "
                 "is installed",
                 where="train.compile",
-                want="g++ in the path of this party",
+                want="g++ on the PATH of this party",
                 fix="install it, or leave train.compile = false",
             )
 

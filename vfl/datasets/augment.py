@@ -1,8 +1,9 @@
-"""What a party does with its own rows each time that it trains on them: augmentations by name.
+"""Augmentations, by name: changes of a party's own rows each time that the party trains on them.
 
-Nobody else is told: what crosses is a cut of the augmented rows. An augmentation of one's own is a
-subclass of `Augmentation` under an entry point in the group ``vfl.augmentations``, `--plugin` or
-`AUGMENTATIONS.register`; or any function of rows, which the party's own file names by its path.
+No other party learns of them, because a message contains only the cut of the augmented rows. A
+further augmentation is a subclass of `Augmentation`, which an entry point in the group
+``vfl.augmentations``, `--plugin` or `AUGMENTATIONS.register` adds. It may also be any function of
+rows whose path the party's own file contains.
 
 >>> augment = augmentation_of("flip+noise:sigma=0.1", (1, 8, 8))
 >>> augment(torch.zeros(2, 1, 8, 8)).shape
@@ -27,22 +28,22 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Augmentation(ABC):
-    """Changes training rows, each by itself, with draws of torch's own generator."""
+    """Changes each training row independently, with draws of torch's own generator."""
 
     def check(self, shape: Sequence[int]) -> None:
-        """Refuse rows of axes that it does not change.
+        """Refuse rows with axes that the augmentation does not support.
 
         Raises:
-            SpecError: with the axes that it takes.
+            SpecError: the axes are not supported; the error names the supported axes.
         """
 
     @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows of the same axes, (rows, ...), type and device; a new tensor."""
+        """Augmented rows with the same axes (rows, ...), type and device, as a new tensor."""
 
 
 class OfPictures(Augmentation):
-    """An augmentation of rows of axes (channels, height, width)."""
+    """An augmentation of rows with axes (channels, height, width)."""
 
     def check(self, shape: Sequence[int]) -> None:
         if len(shape) != 3:
@@ -55,7 +56,7 @@ class OfPictures(Augmentation):
 
 
 class Flip(OfPictures):
-    """Mirrors half of the pictures, left and right (He et al. 2016, section 4.2)."""
+    """Mirrors half of the pictures horizontally (He et al. 2016, section 4.2)."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         mirrored = torch.rand(len(rows)) < 0.5
@@ -63,7 +64,7 @@ class Flip(OfPictures):
 
 
 class Crop(OfPictures):
-    """Cuts pictures at random out of ones with a margin of zeros (He et al. 2016, section 4.2).
+    """Adds a margin of zeros to each picture and crops it at random (He et al. 2016, section 4.2).
 
     Args:
         padding: pixels of the margin on each side, 1 to 64.
@@ -86,7 +87,7 @@ class Noise(Augmentation):
     """Adds Gaussian noise to every number (Bishop 1995).
 
     Args:
-        sigma: its standard deviation, in units of the encoded columns.
+        sigma: standard deviation of the noise, in units of the encoded columns.
     """
 
     def __init__(self, sigma: float = 0.1) -> None:
@@ -101,7 +102,7 @@ class Mask(Augmentation):
     """Sets numbers to 0, the mean of a standardised column (Vincent et al. 2008, section 2.3).
 
     Args:
-        share: of the numbers of each row, on average.
+        share: mean share of the numbers of each row that are set to 0.
     """
 
     def __init__(self, share: float = 0.1) -> None:
@@ -127,11 +128,11 @@ AUGMENTATIONS: Registry[Augmentation] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class Augment:
-    """Several changes of rows, one after the other.
+    """Applies several changes of rows, one after the other.
 
     Attributes:
         changes: functions of rows of axes (rows, ...).
-        rows_apart: whether each is known to change every row by itself.
+        rows_apart: whether each change is known to treat every row independently.
     """
 
     changes: tuple[Change, ...]
@@ -141,7 +142,7 @@ class Augment:
         """The changed rows.
 
         Raises:
-            DataError: a function of one's own gives rows of other axes or another type.
+            DataError: a function of the user changes the axes or the type of the rows.
         """
         given = rows
         for change in self.changes:
@@ -163,15 +164,15 @@ def _axes(rows: object) -> str:
 
 
 def augmentation_of(text: str, shape: Sequence[int], *, own: bool = False) -> Augment | None:
-    """What a setting names; None for "none".
+    """Build the augmentation that a setting names; return None for "none".
 
     Args:
         text: specs joined with a plus, or "none".
         shape: axes of one row.
-        own: whether the text is of the party's own file, which may name code to import.
+        own: whether the text comes from the party's own file, which may name code to import.
 
     Raises:
-        SpecError: there is no such augmentation or function, or it does not take such rows.
+        SpecError: the augmentation or function does not exist, or does not support such rows.
     """
     if text == "none":
         return None

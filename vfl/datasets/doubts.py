@@ -2,8 +2,8 @@
 
 Each warning is one line with the finding, by column, and a cure. It contains names and counts, but
 no cell. Training reads the checked data anyway, so no table is read twice. A party gets warnings
-about its own columns; a prediction of the label by a column concerns the label party, which has
-both.
+about its own columns. Only the label party is warned of a column that predicts the label, because
+it has both.
 """
 
 from __future__ import annotations

@@ -664,12 +664,13 @@ class PictureEncoder(Encoder):
 
 @dataclass(frozen=True)
 class TokenEncoder(Encoder):
-    """One column of texts as tokens of a pretrained model: token n is n + 1, 0 is padding.
+    """Encode a column of texts as tokens of a pretrained model.
 
-    A missing cell is a text without a token. Training rows change nothing.
+    Token n becomes n + 1, and 0 is padding. A missing cell becomes a text without tokens. The
+    encoder does not depend on the training rows.
 
     Attributes:
-        names: the column.
+        names: name of the column.
         tokenizer: name of a model on this machine.
         length: tokens a row.
         digest: SHA-256 of the tokenizer's file.
@@ -683,7 +684,7 @@ class TokenEncoder(Encoder):
 
     @classmethod
     def of(cls, column: str, form: TableFormat) -> TokenEncoder:
-        """The encoder of a column in a table of this form, which names a tokenizer.
+        """Build the encoder of a column in a table whose form names a tokenizer.
 
         Raises:
             MissingPackageError: the extra "llm" is not installed.
@@ -701,11 +702,11 @@ class TokenEncoder(Encoder):
         return _numbered(self.names[0], "token", self.length)
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Tokens of any rows, float32, axes (rows, length).
+        """Tokens of the given rows, float32, axes (rows, length).
 
         Raises:
             MissingColumnError: the table lacks the column.
-            DataError: the tokenizer is another one than in the training.
+            DataError: the tokenizer differs from that of the training.
         """
         from vfl.datasets.sources.texts import Tokens, tokenizer_digest
 
@@ -728,12 +729,12 @@ class TokenEncoder(Encoder):
 def token_encoder(
     blocks: Iterable[Table], names: Sequence[str], form: TableFormat
 ) -> TokenEncoder | None:
-    """The encoder of a party whose one column holds texts, where a tokenizer is named; else None.
+    """Build the encoder of a party whose one column contains texts, if its form names a tokenizer.
 
     Args:
-        blocks: rows of the table, of which the first block decides what the column holds.
+        blocks: rows of the table; the type of the column is read from the first block.
         names: the party's columns.
-        form: of the table.
+        form: form of the table.
     """
     if form.tokenizer is None or form.cells or len(names) != 1:
         return None

@@ -113,7 +113,7 @@ class Dealing:
 
     @property
     def reads_all(self) -> bool:
-        """Whether it needs all labels or rows at once, which a table on disk does not offer."""
+        """Whether the split needs all labels or rows at once, which excludes a table on disk."""
         return self.fold is not None or self.stratified or self.limit is not None
 
     def split(self, labels: np.ndarray, task: str) -> Split:

@@ -212,7 +212,7 @@ class DiskArray:
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
 
     def write(self, start: int, rows: np.ndarray) -> None:
-        """Write rows at position `start` and after it."""
+        """Write rows from position `start` on."""
         content = _bytes_of(np.ascontiguousarray(rows, self.dtype))
         at = start * self.row_bytes
         while content:

@@ -52,7 +52,7 @@ def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pa.Recor
         except DataError:
             raise
         except Exception as error:
-            raise DataError(  # neither the address, which may contain a password, nor its text
+            raise DataError(  # no address, which may contain a password, and no text of the error
                 "the database does not answer the query",
                 where="data.query",
                 got=type(error).__name__,

@@ -54,7 +54,7 @@ class Epsilon:
 
     @classmethod
     def of(cls, party: PartyFile) -> Epsilon:
-        """Read it from the ledger of the party's store.
+        """Read the spending from the ledger of the party's store.
 
         Raises:
             RunFolderError: the ledger is damaged.

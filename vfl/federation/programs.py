@@ -208,11 +208,11 @@ class LocalApi:
     read, `folder`:
 
     address     host and port on the loopback, written once the service listens
-    secret      what a request must carry
-    superexec   what signs the requests for work of Flower's SuperExec
-    ca.pem      the authority that signed server.pem; its key is forgotten
-    server.pem  the certificate
-    server.key  its key
+    secret      secret that each request must contain
+    superexec   key that signs the requests of Flower's SuperExec for work
+    ca.pem      certificate of the authority that signed server.pem; its key is deleted
+    server.pem  certificate of the service
+    server.key  key of this certificate
     """
 
     def __init__(self, folder: Path) -> None:

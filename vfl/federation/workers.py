@@ -4,10 +4,11 @@ Most of the time before a session's first exchange is the start of processes: Py
 Each service therefore has one process that has done this once. To run a program, a client connects
 to its socket, and gets a fork of it that runs the program:
 
-- Flower's SuperExec, for the ClientApp or ServerApp of a session, and its service for SuperExec
-  itself: `vfl up` keeps the worker, which starts before them (`StandingWorker`)
+- Flower's SuperExec, which starts the ClientApp or ServerApp of a session
+- the service of a party, which starts SuperExec; `vfl up` keeps the worker of both, which starts
+  before them (`StandingWorker`)
 - a command of the label party, for itself (`hand_over`)
-- a command that starts every party on this machine, for itself and for their SuperExecs: they share
+- a command that starts every party on this machine, for itself and for their SuperExecs. They share
   one worker, so that torch is imported once and not in each process (`run_among_parties`)
 
 The socket is in the folder of the local API (0700), and callers of other users get no answer. The
@@ -498,7 +499,7 @@ def _read(connection: socket.socket, length: int) -> Any:
 
 
 def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
-    """Raise here the signals of the caller's terminal; SIGTERM once the caller has ended."""
+    """Raise the signals of the caller's terminal here, and SIGTERM once the caller has ended."""
     number = signal.SIGINT
     while number == signal.SIGINT:
         number = signal.SIGTERM

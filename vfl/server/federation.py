@@ -316,7 +316,7 @@ class Federation:
                     return named
                 missing = [name for name in wanted if name not in named]
                 count = "1 SuperNode" if len(nodes) == 1 else f"{len(nodes)} SuperNodes"
-                nobody = "none of a party that we wait for"
+                nobody = "none of an expected party"
                 raise MissingPartyError(
                     f"no SuperNode of {', '.join(missing)} after {self.join_timeout_s:g} s",
                     where=f"the SuperLink at {self.settings.superlink}",

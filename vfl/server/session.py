@@ -293,7 +293,7 @@ class LabelSession:
         _into_log_of(self.folder)(line)
 
     def play(self) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Run it to its end.
+        """Run the session to its end.
 
         A training continues from its last checkpoint after the loss of a party.
 

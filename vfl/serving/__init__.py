@@ -1,10 +1,10 @@
 """The label party's HTTP service over a session that stays open; see docs/serving.md.
 
 A session of mode ``serve`` has no schedule: the label party queries rows on request
-(`vfl.session.serving`). One request:
+(`vfl.session.serving`). A request passes these files:
 
     serving/front.py     token, limits, ids -> positions
-    serving/service.py   requests that wait -> one batch; all of this on the event loop of HTTP
+    serving/service.py   waiting requests -> one batch; both on the event loop of HTTP
     session/label/asking.py  ASK to every party   ==> clients/serving.py   counted, or REFUSAL
     session/label/party.py   the same query as of a prediction  <==   QUERY
 

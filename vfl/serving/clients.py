@@ -78,7 +78,7 @@ class Caller(Settings):
         return f"until {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d %H:%M} UTC"
 
     def expired(self, now: float) -> bool:
-        """Whether its token has expired."""
+        """Whether the client's token has expired."""
         return self.expires is not None and now >= self.expires
 
 

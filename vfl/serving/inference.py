@@ -106,7 +106,7 @@ class InferenceRequest(_Part):
             raise FormError("the body is no inference request of the protocol") from None
 
     def question(self) -> dict[str, Any]:
-        """Convert it to the body of `POST /predict`.
+        """Convert the request to the body of `POST /predict`.
 
         Raises:
             FormError: see `RequestInput.elements`; or a tensor is missing or repeated.

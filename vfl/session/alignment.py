@@ -147,7 +147,7 @@ class Player:
         self._outcome: list[Send] | BaseException = []
 
     def give(self, sender: str, payload: Message) -> None:
-        """Pass it a received message."""
+        """Pass a received message to the protocol."""
         self._inbox.setdefault(sender, deque()).append(payload)
 
     def advance_within(self, seconds: float) -> list[Send] | None:

@@ -14,13 +14,13 @@ Other kinds carry no payload, and no frame exceeds 512 MiB:
     query; answer              the codec's largest payload for Q W; 1
     refusal; request           1; 4 Q (serving)
     cut, query of sum:bits=b   R W b/8, Q W b/8; 4 R W + 64, 1
-    keys (PROTOCOL)            96, of a third party 32 f or 96; 96 n
+    keys (PROTOCOL)            96, from a third party 32 f or 96; 96 n
     beaver: opened             8 (R C + C' W) + 32; 8 (R C' + C W + R W) + 32
       outputs; gradient        8 R W; 8 (R W + C' W)
     a third party: opened      8 R C; 8 C W
       outputs; gradient        8 R W; 8 R W
-      what it deals            8 f R W, and 8 W (sum of all C); 4
-    sealed (middle, tasks)     16 more, to who takes them, of the largest party; the same
+      its dealt shares         8 f R W, and 8 W (sum of all C); 4
+    sealed (middle, tasks)     16 more; to the recipient, the largest of the parties; the same
       key of a pair            96; 96 (PROTOCOL)
     last report (DONE)         1,024; 0
     error, ends the link       65,536; 65,536
@@ -314,7 +314,7 @@ def check_explained(terms: Terms, consent: Consent | None = None) -> None:
         "others' columns",
         where="--explain",
         got=f"explained to {', '.join(others)}",
-        want=f"explained to {', '.join(consent.explains) or 'nobody'}",
+        want=f"explained to {', '.join(consent.explains) or 'no party'}",
         fix=f"explains = {json.dumps(others)} in the [consent] of its own file: the party "
         "holds the labels, and these values disclose something about them",
     )
@@ -435,7 +435,7 @@ def _differences(
         wanted = f"label parties beside '{terms.label_party}': {', '.join(more)}"
         yield wanted, f"further label parties: {allowed}"
     if terms.middle is not None and terms.middle.party not in consent.middle:
-        allowed = ", ".join(consent.middle) or "nobody"
+        allowed = ", ".join(consent.middle) or "no party"
         yield f"cuts for '{terms.middle.party}' in the middle", f"cuts for {allowed} in the middle"
     yield from _of_plugins(terms, consent)
     width, behind = terms.parties[party].width, ""
@@ -582,7 +582,7 @@ def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Differ
     everybody = dict.fromkeys([*rules.peers(terms), *terms.tasks, terms.label_party])
     for name in everybody:
         if name != party and not any(fnmatchcase(name, one) for one in consent.members):
-            yield f"party '{name}'", f"members {', '.join(consent.members) or 'nobody'}"
+            yield f"party '{name}'", f"members {', '.join(consent.members) or 'no party'}"
     if terms.train.compile and not consent.compile:
         yield "compiled models", "compile = true"
     yield from _outside("mode", terms.mode, consent.modes)

@@ -56,23 +56,23 @@ class Adversary:
     """A dishonest party. Every hook defaults to honest behaviour."""
 
     def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
-        """Inputs that its bottom really receives; axes (rows, ...)."""
+        """Inputs that the party's bottom really receives; axes (rows, ...)."""
         return inputs
 
     def labels(self, labels: Tensor, context: StepContext) -> Tensor:
-        """Labels of a batch that it really trains on (label party); axes (rows,)."""
+        """Labels of a batch that the label party really trains on; axes (rows,)."""
         return labels
 
     def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """Optimiser that it really uses for its own half."""
+        """Optimiser that the party really uses for its own half."""
         return optimizer
 
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
-        """Cut that it really sends (feature party); detached, axes (rows, width)."""
+        """Cut that the feature party really sends; detached, axes (rows, width)."""
         return cut
 
     def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
-        """Gradient that it really sends to `party` (label party); axes (rows, width)."""
+        """Gradient that the label party really sends to `party`; axes (rows, width)."""
         return grad
 
     def received(self, party: str, values: Tensor, context: StepContext) -> None:
@@ -225,8 +225,8 @@ def filled(rows: Tensor) -> Tensor:
 class LocalSteps:
     """Optimiser steps between two exchanges, with the messages of the last one.
 
-    Liu et al. 2022 (FedBCD), algorithm 1, here with gradients of cuts; Fu et al. 2022 (CELU-VFL),
-    section 3, for the weights of rows.
+    See Liu et al. 2022 (FedBCD), algorithm 1, here with gradients of cuts, and Fu et al. 2022
+    (CELU-VFL), section 3, for the weights of rows.
 
     Attributes:
         steps: steps for one exchange, including the usual one.
@@ -898,7 +898,7 @@ class LabelEnd(_End):
         self.link.send(Frame(Kind.ACK, step, verdict))
 
     def _commit_all_but(self, last: int) -> None:
-        """The party's end commits the same steps before it makes its next cut."""
+        """Commit the sent gradients up to the last few; the party's end commits the same steps."""
         while len(self._sent) > last:
             self._commit(self._sent.popleft().step)
 

@@ -287,7 +287,7 @@ class _Pair:
         """Report the error on the stream."""
 
     def close(self) -> None:
-        """The function that opened the stream closes it."""
+        """Do nothing: the function that opened the stream closes it."""
 
 
 class PolledPair(_Pair):
@@ -353,7 +353,7 @@ class Askers:
             return frame
 
     def close(self) -> None:
-        """The function that opened the stream closes it."""
+        """Do nothing: the function that opened the stream closes it."""
 
 
 class Switchboard:
@@ -427,9 +427,10 @@ class Switchboard:
 class Carried(_Pair):
     """The label party's link to a party that it queries while it serves; it never blocks.
 
-    Every stream is polled, because messages between others are relayed too, as long as no stream is
-    broken: sending would block on that one. Each party behind a middle answers every message of the
-    middle by one frame, so the frames show which party is awaited.
+    Every stream is polled, because the board also relays messages between other parties. It does so
+    only while no stream is broken, because sending would block on a broken one. Each party behind a
+    middle answers every message of the middle by one frame, so the frames show which party is
+    awaited.
 
     Args:
         board: relays the frames.

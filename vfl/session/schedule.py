@@ -87,14 +87,14 @@ def shuffled_in_blocks(
 ) -> Iterator[np.ndarray]:
     """Shuffle the rows of an epoch in blocks, so that all rows are never needed at once.
 
-    Blocks of B consecutive rows are permuted first, then the rows of each window of W blocks. With
-    K blocks of equal size and W a divisor of K, every row takes every position of the epoch with
-    the same probability, as in a full shuffle. The neighbours differ: two rows of one block are
-    always in one window. Two neighbouring positions therefore hold rows of one block with
-    probability (B - 1) / (W B - 1), about 1 / W, instead of (B - 1) / (K B - 1). Let r be the share
-    of the variance that lies between blocks. The mean of a batch of b rows then has about 1 + (b -
-    1) r (1 / W - 1 / K) times its variance in a full shuffle. If the order of the table carries no
-    information, the factor is 1.
+    Blocks of B consecutive rows are permuted first, then the rows of each window of W blocks. Let
+    all K blocks have equal size, and let W divide K. Every row then takes every position of the
+    epoch with the same probability, as in a full shuffle. The neighbours differ: two rows of one
+    block are always in one window. Two neighbouring positions therefore hold rows of one block with
+    probability (B - 1) / (W B - 1), about 1 / W. In a full shuffle it is (B - 1) / (K B - 1). Let r
+    be the share of the variance that lies between blocks. The mean of a batch of b rows then has a
+    larger variance than in a full shuffle, by a factor of about 1 + (b - 1) r (1 / W - 1 / K). If
+    the order of the table carries no information, the factor is 1.
 
     Args:
         seed: the run's public seed.

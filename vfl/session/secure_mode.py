@@ -98,9 +98,9 @@ class FeatureRound(Protocol):
 
     @property
     def layers(self) -> Layers | None:
-        """Layers of which it holds shares, after the start of an attempt.
+        """Layers of which the party holds shares, after the start of an attempt.
 
-        It is None for a bottom of its own.
+        The value is None for a party with its own bottom.
         """
 
     @property
@@ -149,7 +149,7 @@ class HelperRound(Protocol):
 
     @property
     def layers(self) -> Mapping[str, Layers]:
-        """Layers that it serves, by party, after the start of an attempt."""
+        """Layers that the third party serves, by party, after the start of an attempt."""
 
     def serve(self) -> bool:
         """Serve the next requested exchange; returns False when the session is over."""
@@ -541,7 +541,7 @@ class SecureMode:
         return compression.make(terms.codec)
 
     def label_codec(self, party: str, terms: Terms, secret: Secret) -> Codec:
-        """Codec that decodes them at the label party."""
+        """Codec that decodes the cuts at the label party."""
         return compression.make(terms.codec)
 
     def feature_round(
@@ -618,13 +618,13 @@ class SecureMode:
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Any:
-        """A party's part in the key agreement of one attempt, from its own file and store."""
+        """Key agreement of a party in one attempt, from its own file and store."""
         raise AssertionError("this mode needs no keys")
 
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
     ) -> Mapping[str, Any]:
-        """All parties' parts in it, in a process that runs every party; it protects no party."""
+        """Key agreements of all parties in a process that runs them; they protect no party."""
         raise AssertionError("this mode needs no keys")
 
     def offer(self, end: FeatureRound | HelperRound, keys: Any) -> None:

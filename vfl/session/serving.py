@@ -1,8 +1,8 @@
 """A session that stays open: the label party queries rows when a client asks for them.
 
     label party     ASK: positions of some rows, in ascending order
-    feature party   QUERY: their cut, through the defense and codec of any prediction; or REFUSAL
-    label party     the next ASK, which says that it has all of that; DONE ends the session
+    feature party   QUERY: cut of these rows, after defense and codec as in a prediction; or REFUSAL
+    label party     the next ASK, which confirms these messages; DONE ends the session
 
 An ASK without rows checks which parties are present; the answer is a REFUSAL without a reason. A
 feature party counts the queries of each of its rows, and its own file may make it refuse rows; a

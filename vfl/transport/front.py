@@ -151,14 +151,14 @@ class Visitor:
         self.known = self.idle = False
 
     def welcome(self) -> None:
-        """Note that it has shown a credential: it is no longer closed in favour of strangers."""
+        """Mark the connection as known after a valid credential, so that no stranger evicts it."""
         if not self.known:
             self.known = True
             self.front.uncount(self.source)
             _HELD.welcome(self)
 
     def leave(self) -> None:
-        """Note that it has ended; a second call has no effect."""
+        """Remove the ended connection from the budget; a second call has no effect."""
         _HELD.leave(self)
 
 

@@ -141,12 +141,12 @@ class Connection:
         self._task = self._loop.create_task(self._open())
 
     def welcome(self) -> None:
-        """Mark it as known after a valid credential."""
+        """Mark the connection as known after a valid credential."""
         if self.visitor is not None:
             self.visitor.welcome()
 
     def end(self) -> None:
-        """Close it, from any thread."""
+        """Close the connection, from any thread."""
         with suppress(RuntimeError):  # the server has ended
             self._loop.call_soon_threadsafe(self.close)
 
@@ -181,14 +181,14 @@ class Connection:
             self.visitor.idle = True
 
     def left(self) -> None:
-        """Note that it has ended."""
+        """Remove the ended connection from the server's list."""
         self._disarm()
         self._server.opening.discard(self)
         if self.visitor is not None:
             self.visitor.leave()
 
     def close(self) -> None:
-        """Close it immediately."""
+        """Close the connection immediately."""
         self.left()
         if self._ended:
             return

@@ -281,7 +281,7 @@ class TcpHub:
                 raise MissingPartyError(
                     f"no stream from {', '.join(missing)} within {timeout_s:g} s",
                     where=f"port {self.port}",
-                    got=", ".join(here) or "nobody",
+                    got=", ".join(here) or "no party",
                     want=", ".join(parties),
                     fix="is this address reachable for them? each party's own log has its errors",
                 )

@@ -356,5 +356,5 @@ class ObservedPoll(Observed):
 
     @property
     def waits_for(self) -> str:
-        """Name of its other end."""
+        """Name of the party at the other end."""
         return self._party

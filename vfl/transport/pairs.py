@@ -39,7 +39,7 @@ class Verifier(Protocol):
     """The public half of a lasting key; see `vfl.session.store.identity.Pin`."""
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether its owner signed the message."""
+        """Whether the owner of the key signed the message."""
 
 
 class NotAgreedError(ValueError):

@@ -3,10 +3,10 @@
 In the second case the label party runs the protocol separately with each other party, and orders
 the results:
 
-    label party, each other   the protocol of two parties: the ids that both have
-    label party -> each       how many rows the session has, and how many of them everybody has
-    each -> label party       whether it accepts so few that everybody has
-    label party -> each       where its rows stand, once all have accepted
+    label party, each other   the protocol of two parties, which finds their common ids
+    label party -> each       number of rows of the session, and of those that all parties have
+    each -> label party       whether it accepts this number of rows that all parties have
+    label party -> each       positions of its rows, once all parties have accepted
 
 The label party thus learns which of its rows each other party has. Another party learns which of
 its rows the label party has, which of those all parties have, and the two counts; it learns no more

@@ -159,13 +159,13 @@ class Alignment:
         )
 
     def places_of(self, rows: np.ndarray) -> list[int]:
-        """Places in the original order of those rows of the party's table that are in it."""
+        """Places in the original order of the given rows of the party's table, if they have one."""
         left = np.delete(np.arange(len(self.positions) + len(self.withdrawn)), self.withdrawn)
         found: list[int] = left[np.isin(self.positions, rows)].tolist()
         return found
 
     def of_shorter_table(self, gone: np.ndarray, table: str) -> Alignment:
-        """Adapt it to the party's table after a removal of rows, none of which is in the order.
+        """Adapt the positions to the party's table after a removal of rows outside the order.
 
         Args:
             gone: positions of those rows, ascending.

@@ -87,7 +87,7 @@ def sorted_tags(
 
 
 def count_repeated(blocks: Iterable[Sequence[bytes]], size: int, place: OnDisk) -> int:
-    """Count the ids that equal an earlier one; the ids come in blocks.
+    """Count the ids, given in blocks, that equal an earlier one.
 
     Two ids count as equal if their tags under a fresh key are equal, which happens to different ids
     once in 2^128 pairs.

@@ -32,7 +32,7 @@ class DataSource(ABC):
 
     @abstractmethod
     def read(self, asked: Request) -> Bundled:
-        """Read its rows; the network is used only if `asked.download` is set.
+        """Read the rows; the network is used only if `asked.download` is set.
 
         Raises:
             MissingDataError: files are missing.

@@ -107,7 +107,7 @@ class Curve(nn.Module):
     name: ClassVar[str]
 
     def fit(self, chances: np.ndarray, truth: np.ndarray) -> None:
-        """Fit it to rows; both of axes (rows,)."""
+        """Fit the curve to rows; both arguments have axes (rows,)."""
         raise NotImplementedError
 
     def record(self) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class _Turn:
         self._thread.start()
 
     def is_over(self, wait_s: float | None = None) -> bool:
-        """Whether it has ended, or ends within some seconds."""
+        """Whether the turn has ended, or ends within some seconds."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
@@ -142,7 +142,7 @@ class _Turn:
         return _Turn(self.run, self.front.successor(), self._play)
 
     def took_over(self) -> bool:
-        """Wait until it can answer rows (True), or has failed."""
+        """Wait until the front can answer rows (True), or has failed."""
         while not self.front.was_ready:
             if self.is_over(_LOOK_S):
                 return self.front.was_ready

@@ -377,11 +377,11 @@ class Meter:
         return found
 
     def calibrated(self) -> Tensor:
-        """Its stored values, calibrated batch by batch."""
+        """Stored values after calibration, batch by batch."""
         return torch.cat([self.task.calibrated(one) for one in self.evidence])
 
     def scored(self, *, calibrated: bool = True) -> Scored | Guessed | Residuals | None:
-        """Its rows as counts; None for more than `FEW_CLASSES` classes, and during training."""
+        """Counts of the rows; None for more than `FEW_CLASSES` classes, and during training."""
         if not self.evidence or isinstance(self.task, ManyClasses):
             return None
         evidence = self.calibrated() if calibrated else torch.cat(self.evidence)
@@ -541,13 +541,13 @@ class Objective:
         top: nn.Module | None = None,
         bottom: nn.Module | None = None,
     ) -> Objective:
-        """Make it from the settings, with other models if given."""
+        """Make the label party from the settings, with other models if given."""
         weighing = label.class_weight, label.hits
         how = label.calibration, label.loss
         return cls(top or label.top, label.task, outputs, *weighing, bottom, *how)
 
     def make_task(self) -> Task:
-        """Build its task; see `make_task`."""
+        """Build the party's task; see `make_task`."""
         return make_task(self.task, self.outputs, self.hits, self.calibration, self.loss)
 
 
@@ -655,11 +655,11 @@ class AnyLabelParty:
         return weights_digest(self.weights())
 
     def revealed(self) -> list[Revealed]:
-        """Facts it learned besides the terms and counts: kinds and sizes."""
+        """Facts that the party learned besides the terms and counts: kinds and sizes."""
         return []
 
     def traffic(self) -> list[dict[str, Any]]:
-        """Bytes it sent by receiver and phase, where these are not in its ledger."""
+        """Bytes that the party sent, by receiver and phase, if its ledger does not have them."""
         return []
 
     def column_values(self) -> np.ndarray | None:

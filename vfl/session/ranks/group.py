@@ -1,7 +1,7 @@
 """The ranks of one party: processes that share the rows of every batch and hold the same model.
 
     batch -> rank r's rows -> bottom -> cut -> rank r of the label party -> gradient of that cut
-    gradients of the weights, summed over the ranks -> the same optimiser step at each
+    gradients of the weights, summed over the ranks -> the same optimiser step at each rank
 
 At every rank of the label party the loss is that of the whole batch: the rows of rank r have the
 weight that they have in the batch. The gradients of all ranks therefore add up to those of one

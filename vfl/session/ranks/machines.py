@@ -304,7 +304,7 @@ class RankMachines(FurtherRanks):
             link.look()
 
     def _find_lost(self) -> None:
-        """The link of the lost rank has already named it."""
+        """Do nothing: the link of the lost rank has already named it."""
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:

@@ -467,7 +467,7 @@ def ordered() -> Iterator[Order]:
 
 
 def _end_with_rank_0() -> None:
-    """Rank 0 keeps our standard input open as long as it lives."""
+    """End with rank 0, which keeps our standard input open as long as it lives."""
     while os.read(0, 1):  # not Python's buffer: an exit would wait for its lock
         pass
     os.kill(os.getpid(), signal.SIGTERM)

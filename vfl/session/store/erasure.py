@@ -203,7 +203,7 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
 
     Args:
         party: the party's own file.
-        ids: ids as in its table, or equal to those after the alignment's normalisation.
+        ids: ids as in the party's table, or other spellings that the alignment normalises to them.
         rewrite: whether to remove the rows from the party's own CSV or Parquet file too.
 
     Raises:

@@ -157,7 +157,7 @@ def keys_of(party: PartyFile) -> str:
     pinned = {path.stem: fingerprint(path.read_bytes()) for path in sorted(peers.glob("*.pub"))}
     read_pins(peers, pinned)
     told = ", ".join(f"{name} ({shown})" for name, shown in pinned.items())
-    return f"key of its own; pinned: {told or 'nobody'}"
+    return f"key of its own; pinned: {told or 'no party'}"
 
 
 def _key_at(path: Path, load: Callable[[bytes], object], wanted: type, part: str, fix: str) -> Any:

@@ -854,7 +854,7 @@ def _lasting_secret(party: PartyFile) -> Secret:
 
 
 def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
-    """What a party does with its training rows, as its own file says; None for nothing.
+    """Build the augmentation that a party's own file sets for its training rows, or return None.
 
     Raises:
         SpecError: see `augmentation_of`.

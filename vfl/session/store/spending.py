@@ -36,7 +36,7 @@ class Counted(Protocol):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Privacy it spent of one row; None where no epsilon is stated."""
+        """Privacy that the entry spent of one row; None where no epsilon is stated."""
 
 
 Kept = TypeVar("Kept", bound=Counted)

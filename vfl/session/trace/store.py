@@ -4,28 +4,28 @@ A party's trace is the folder `parties/NAME/trace`. Files without an entry in `i
 from a killed run:
 
     file                    form                     content
-    trace.json              sealed JSON              whose it is, what was recorded, the terms of
-                                                     the session
+    trace.json              sealed JSON              the party, the recorded parts, and the terms
+                                                     of the session
     index.jsonl             lines: JSON, tab, SHA-256  `files` (SHA-256 by name), `step`, and
                                                      `epoch` of a snapshot
-    frames-N.npz            arrays of numpy, stored  what is known of the frames
-    payload-N.npy           u8 array of numpy        their payloads, one after another
+    frames-N.npz            arrays of numpy, stored  properties of the frames, as listed below
+    payload-N.npy           u8 array of numpy        payloads of the frames, one after another
     snapshot-N.safetensors  sealed safetensors       the party's weights
 
 Arrays of `frames-N.npz`:
 
     array             type   of each   content
-    `exchange_step`   int64  exchange  its number
-    `exchange_epoch`  int64  exchange  from 1
+    `exchange_step`   int64  exchange  number of the exchange
+    `exchange_epoch`  int64  exchange  number of its epoch, from 1
     `exchange_phase`  text   exchange  train, validation or test
-    `exchange_end`    int64  exchange  where its rows end in `rows`
+    `exchange_end`    int64  exchange  end of its rows in `rows`
     `rows`            int64  row       position in the aligned rows
-    `parties`         text   party     its name
+    `parties`         text   party     name of the party
     `frame_exchange`  int64  frame     index of its exchange
     `frame_party`     u8     frame     index in `parties`
-    `frame_kind`      u8     frame     as in a frame's header
+    `frame_kind`      u8     frame     `kind` in the frame's header
     `frame_up`        bool   frame     whether it went to the label party
-    `frame_end`       int64  frame     where its bytes end in `payload-N.npy`
+    `frame_end`       int64  frame     end of its bytes in `payload-N.npy`
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Entry(Settings):
     epoch: int | None = None
 
     def line(self, owner: str) -> str:
-        """Format it as a line of the index, sealed for its owner; see `TraceHeader.owner`."""
+        """Format the entry as a line of the index, sealed for its `TraceHeader.owner`."""
         text = self.model_dump_json()
         return f"{text}\t{_sealed(text, owner)}\n"
 
@@ -264,7 +264,7 @@ class Entry(Settings):
         return cls.model_validate_json(text)
 
     def known_at(self, step: int) -> bool:
-        """Whether the party had it when it saved checkpoint `step`; 0 is before the training."""
+        """Whether checkpoint `step` of the party includes the entry; 0 is before the training."""
         if self.epoch is None:
             return self.step < step
         return step > 0 and self.step <= step
