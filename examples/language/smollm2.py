@@ -197,7 +197,7 @@ def trainings(
                     "task": task, "codec": codec, "seed": seed, **judged(cut, hidden, texts),
                     **{f"{name}_before": value for name, value in before.items()},
                     "cut_bytes": up, "output_bytes": output, "gradient_bytes": gradient,
-                    "seconds": seconds, "same_bits": whole is not None,
+                    "seconds": seconds, "same_bits": None if whole is None else True,
                 }  # fmt: skip
 
 
