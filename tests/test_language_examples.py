@@ -105,10 +105,10 @@ def test_the_experiments_can_be_built(folder):
         session_of(experiment, data, "train").run()
 
 
-def test_the_published_models_experiment_can_be_built(folder):
+@pytest.mark.usefixtures("folder")
+def test_the_published_models_experiment_can_be_built():
     """With a small model under its name."""
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-    root, _ = folder
     words = {"[UNK]": 0, "film": 1, "good": 2}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
