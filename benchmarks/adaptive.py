@@ -5,6 +5,9 @@
         --attack kmeans --leaks 5 --draws 1 --seeds 0,1 -s grid.baselines=raw --out runs/defended
     python -m benchmarks.adaptive runs/defended
 
+With `--over gradients` the victims are those of a grid that kept its recordings (`-s
+grid.record=training`), the pack is of attacks on gradients, and AUC is compared.
+
 On each victim the attacks of the pack run one after another, and the best of them is chosen by the
 answer, which no attacker has. What they took together is the budget of the adaptive attacker.
 """
@@ -15,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from benchmarks import harness
 from vfl import attacks
@@ -31,7 +35,22 @@ from vfl.experiments.scenarios import Cases, scenario_of
 from vfl.experiments.scores import BASELINES
 from vfl.training.run import load_data
 
-LAYERS = "cut+before+inputs"
+Over = Literal["cuts", "gradients"]
+#: The attacks of a pack, the layers of the adaptive attacker and the measure, by what it reads.
+PACKS: dict[Over, tuple[Sequence[str], str, str]] = {
+    "cuts": (HEAVY, "cut+before+inputs", "accuracy"),
+    "gradients": (
+        (
+            "gradient_similarity:epochs=8", "gradient_direction:epochs=8",
+            "gradient_teacher:epochs=8,steps=300", "gradient_mixture", "batch_sums",
+        ),
+        "accumulated+inputs", "auc",
+    ),
+}  # fmt: skip
+
+
+#: Seconds that the adaptive attacker has at least; five attacks take fewer than a search does.
+LEAST_S: dict[Over, float] = {"cuts": 0.0, "gradients": 20.0}
 
 
 @dataclass(frozen=True)
@@ -42,8 +61,9 @@ class Compared:
         victim: its defense and seed.
         k: leaked labels of each class.
         best: of the pack, by the answer.
-        heavy, adaptive, gain: shares of right answers in percent, and their difference.
-        budget_s, spent_s: processor time of the whole pack, and of the adaptive attacker.
+        heavy, adaptive, gain: shares of right answers, or AUC, in percent, and their difference.
+        budget_s, spent_s: processor time of the whole pack, or `LEAST_S`, and of the adaptive
+            attacker.
         tried: compositions.
         voted: those that answered.
     """
@@ -60,8 +80,9 @@ class Compared:
     voted: str
 
 
-def compare(cases: Cases, seed: int, k: int, victim: str) -> Compared:
+def compare(cases: Cases, seed: int, k: int, victim: str, over: Over = "cuts") -> Compared:
     """The pack and then the adaptive attacker, on one leak of one victim."""
+    specs, layers, measure = PACKS[over]
 
     def attempt(spec: str) -> tuple[float, float, attacks.Attack]:
         made = attacks.make(spec)
@@ -69,15 +90,15 @@ def compare(cases: Cases, seed: int, k: int, victim: str) -> Compared:
         case = cases.case(scenario_of(made, spec, own_columns=True), k, leak)
         started = time.process_time()
         found = run_attack(case, made, generator(seed, "attack", 0))
-        accuracy = next(s for s in found.scores if s.measure.endswith("accuracy"))
-        return 100 * accuracy.value, time.process_time() - started, made
+        score = next(s for s in found.scores if s.measure.endswith(measure))
+        return 100 * score.value, time.process_time() - started, made
 
     propagation.forget_neighbours()
-    pack = {spec: attempt(spec)[:2] for spec in HEAVY}
+    pack = {spec: attempt(spec)[:2] for spec in specs}
     best = max(pack, key=lambda spec: pack[spec][0])
-    budget = sum(seconds for _, seconds in pack.values())
+    budget = max(LEAST_S[over], sum(seconds for _, seconds in pack.values()))
     propagation.forget_neighbours()
-    value, spent, made = attempt(f"adaptive:at={LAYERS},budget_s={budget}")
+    value, spent, made = attempt(f"adaptive:at={layers},budget_s={budget}")
     assert isinstance(made, Adaptive)
     assert made.report is not None
     return Compared(
@@ -86,12 +107,13 @@ def compare(cases: Cases, seed: int, k: int, victim: str) -> Compared:
     )  # fmt: skip
 
 
-def compare_all(run: Path, leaks: Sequence[int] = (5,)) -> list[Compared]:
+def compare_all(run: Path, leaks: Sequence[int] = (5,), over: Over = "cuts") -> list[Compared]:
     """The adaptive attacker against the heavy pack, on every stored victim with a defense.
 
     Args:
         run: the folder of a grid.
         leaks: leaked labels of each class.
+        over: what the attackers read.
     """
     use_one_thread()
     folder, found = GridFolder(run), list[Compared]()
@@ -104,7 +126,7 @@ def compare_all(run: Path, leaks: Sequence[int] = (5,)) -> list[Compared]:
             known[seed] = load_data(cell.experiment)
         cases = Cases(victim.experiment(), known[seed], settings, victim)
         for k in leaks:
-            found.append(compare(cases, seed, k, f"{cell.victim}, seed {seed}"))
+            found.append(compare(cases, seed, k, f"{cell.victim}, seed {seed}", over))
             harness.say(f"{found[-1].victim}, k = {k}: {found[-1].gain:+.1f}")
     return found
 
@@ -118,6 +140,7 @@ CELLS = harness.table(
     ("ahead by", "+.1f", "gain"),
     ("its time, s", ".2f", "spent_s"),
     ("of", ".2f", "budget_s"),
+    ("voted", "", "voted"),
     markdown=True,
 )
 

@@ -304,7 +304,7 @@ def accumulating(layers: Sequence[str]) -> list[str]:
     alone = ["gradient_mixture:steps=0", "gradient_mixture:steps=0,epochs=2"]
     if "inputs" not in layers:
         return alone
-    return ["gradient_mixture", "batch_sums", "batch_sums:penalty=10", *alone]
+    return ["batch_sums", "gradient_mixture", *alone, "batch_sums:penalty=10"]
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:
