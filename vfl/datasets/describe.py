@@ -54,8 +54,8 @@ Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "
 SAMPLE_ROWS = 100_000  # rows of the sample in which columns are compared with the label
 ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of one column on held-out rows
 _BINS = 20
-FEW_CLASSES = 20  # a label with at most this many whole numbers is of classes
-RARE = 0.2  # share of the rarest class below which class weights are advised
+FEW_CLASSES = 20  # most different whole numbers in a label of classes
+RARE = 0.2  # share of the rarest class that calls for class weights
 #: Words for a missing cell besides `WORDS`, in a column of numbers or dates.
 _SIGNS = frozenset(("?", "-", "--", ".", "n.a.", "unknown", "missing", "\u2013", "\u2014"))
 _TOLD = 2000  # columns between two lines of progress

@@ -4,12 +4,12 @@ Most of the time before a session's first exchange is the start of processes: Py
 Each service therefore has one process that has done this once. To run a program, a client connects
 to its socket, and gets a fork of it that runs the program:
 
-- Flower's SuperExec, which starts the ClientApp or ServerApp of a session
-- the service of a party, which starts SuperExec; `vfl up` keeps the worker of both, which starts
-  before them (`StandingWorker`)
-- a command of the label party, for itself (`hand_over`)
-- a command that starts every party on this machine, for itself and for their SuperExecs. They share
-  one worker, so that torch is imported once and not in each process (`run_among_parties`)
+- Flower's SuperExec, which starts the ClientApp or ServerApp of a session.
+- The service of a party, which starts SuperExec. `vfl up` keeps the worker of both
+  (`StandingWorker`) and starts it before them.
+- A command of the label party, for itself (`hand_over`).
+- A command that starts every party on this machine, for itself and for their SuperExecs. They share
+  one worker, so that torch is imported once and not in each process (`run_among_parties`).
 
 The socket is in the folder of the local API (0700), and callers of other users get no answer. The
 process that starts the worker chooses its programs; each does its usual checks, so a bundle is
