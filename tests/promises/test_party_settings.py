@@ -43,6 +43,8 @@ DEALER = {"party": "bank", "role": "dealer"}
 BASES = {"bank": BANK, "clinic": CLINIC, "parquet": BANK_ON_DISK, "dealer": DEALER}
 #: Settings whose difference needs several processes, and where it is tested.
 ELSEWHERE = {
+    "data.tokenizer": "needs a model: tests/datasets/test_encode.py, TokenEncoder",
+    "data.length": "tokens of data.tokenizer: tests/datasets/test_encode.py",
     "consent.min_common": "an alignment: tests/datasets/test_alignment_protocols.py",
     "consent.min_ids": "an alignment: tests/datasets/test_alignment_protocols.py",
     "consent.max_alignments": "alignments of a day: tests/promises/test_dictionary.py",
