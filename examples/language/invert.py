@@ -119,7 +119,8 @@ def deep_cells() -> Iterator[Cell]:
     for deviation, front in ((s, f) for s in (1, 4) for f in DEEP):
         for attack in (TWO_STAGES, DEEP_INVERSION):
             yield Cell("noise", "reviews", front, 16, False, "none", noise(deviation), attack)
-    for codec, front in ((c, f) for c in ("quantise:values=8", "topk:k={quarter},packer=index") for f in DEEP):
+    codecs = ("quantise:values=8", "topk:k={quarter},packer=index")
+    for codec, front in ((c, f) for c in codecs for f in DEEP):
         yield Cell("codec", "reviews", front, 16, False, codec, "none", TWO_STAGES)
     for words, front in ((w, f) for w in (4, 64) for f in DEEP):
         for attack in (TWO_STAGES, DEEP_INVERSION):
