@@ -276,8 +276,8 @@ def prepared(
 ) -> Iterator[None]:
     """Write a temporary file first, and replace the target with it if the block succeeds.
 
-    It is for records of the block's own action: a full disk is detected before the action, and the
-    replacement afterwards needs no room.
+    Use it for a record of an action in the block: a full disk is detected before the action, and
+    the replacement afterwards needs no space.
 
     Raises:
         StorageError: the disk is full, or the folder is not writable.

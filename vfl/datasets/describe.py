@@ -726,7 +726,7 @@ def _alone(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, float]:
 
 
 def _auc(scores: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """Area under the ROC curve, ties count half, and its error (Hanley and McNeil 1982, eq. 2)."""
+    """AUC, where ties count half, and its standard error (Hanley and McNeil 1982, eq. 2)."""
     ones, zeros = int(positive.sum()), int((~positive).sum())
     if not ones or not zeros:
         return 0.5, 0.5

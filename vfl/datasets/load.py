@@ -340,7 +340,7 @@ def load_parties(
         missing_rows: with "intersection", rows that some party lacks are left out; with "token",
             each row of the label party stays that at least one feature party has. Common rows then
             have the same parts as in an intersection.
-        unaligned: whether rows that are in no session become inputs too.
+        unaligned: whether rows outside the alignment become inputs too.
         encoders: encoders of an earlier training by party, to be used instead of new ones.
 
     Raises:

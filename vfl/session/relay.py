@@ -372,7 +372,7 @@ class Switchboard:
         unanswered: for each party, frames relayed to it minus frames it sent to others.
         came: frames that were read and not yet taken, with their senders; see `Carried`.
         polled: whether streams are being polled, or one of them has failed meanwhile.
-        waits_for: the last receiver of a frame, or see `Carried`.
+        waits_for: the last receiver of a frame; `Carried` replaces it by the awaited party.
     """
 
     def __init__(

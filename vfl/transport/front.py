@@ -110,7 +110,7 @@ class RateLimiter:
             return True
 
     def charge(self, key: str, tokens: float) -> None:
-        """Take tokens, even into debt."""
+        """Take tokens from a bucket; the balance may become negative, down to a limit."""
         with self._lock:
             bucket = self._filled(key)
             bucket.tokens = max(bucket.tokens - tokens, self._deepest)

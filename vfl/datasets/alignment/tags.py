@@ -51,7 +51,7 @@ def common_rows(
         sets: for each set, blocks of uint8 tags, axes (tags, 16), each tag once. All 16 bytes are
             compared.
         sizes: number of tags of each set.
-        place: where they are compared.
+        place: disk space for the comparison.
 
     Raises:
         ProtocolError: a set has a tag twice, or far more tags with one prefix than chance gives.
