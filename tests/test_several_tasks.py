@@ -281,7 +281,7 @@ def test_every_party_may_have_a_table_of_its_own(table, tmp_path):
     ("change", "said"),
     [
         ({"secure": "sum", "merge": "sum"}, "has one label party"),
-        ({"middle": {"party": "compute"}}, "stands before one label party"),
+        ({"middle": {"party": "compute"}}, "supports one label party"),
         ({"train": {"patience": 2}}, "need the validation loss of one task"),
         ({"train": {"keep": "best"}}, "need the validation loss of one task"),
         ({"tasks": [{"party": "clinic", "column": "cost"}]}, "have the same name"),

@@ -299,7 +299,7 @@ def _of_tasks(agreed: Agreed) -> Iterator[str]:
     if agreed.secure != "none":
         yield f"secure = '{agreed.secure}' has one label party, but [[tasks]] have more"
     if agreed.middle is not None:
-        yield "[middle] stands before one label party, but [[tasks]] have more"
+        yield "[middle] supports one label party, but [[tasks]] have more"
     if agreed.train.patience > 0 or agreed.train.keep == "best":
         yield (
             "train.patience and train.keep = 'best' need the validation loss of one task, "

@@ -550,7 +550,7 @@ def _report(
         if not fact.unique:
             notes.append("ids are missing or repeated")
     elif fact.name == label:
-        kind, becomes, inputs = "label", "what is learned", 0
+        kind, becomes, inputs = "label", "learning target", 0
     elif truth is not None and fact.kind != "other" and kind != "constant":
         score, more = _predicts(table, fact, truth)
         notes += more
@@ -592,7 +592,7 @@ def _becomes(fact: _Facts, bins: int) -> tuple[Role, str, int]:
     if count is None or count > MAX_CATEGORIES or (count > 20 and count > present / 2):
         many = "many" if count is None else spaced(count)
         return "text", f"left out: {many} different texts are too many categories", 0
-    return "category", f"{count + more} inputs: one a category{also}", count + more
+    return "category", f"{count + more} inputs: one for each category{also}", count + more
 
 
 def _predicts(table: Table, fact: _Facts, truth: _Truth) -> tuple[float, list[str]]:

@@ -121,7 +121,7 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
     if together:
         return _added_here(label, change.checked, name, folder, others)
     accept = f"vfl party accept {name}.pub"
-    read_out = "--fingerprint TEXT, as it reads it out"
+    read_out = "--fingerprint TEXT, as that party reads it out"
     then = [
         (experiment.label.party, f"send {folder} to {name}"),
         (name, f"vfl join {name} --table TABLE   # then send {name}.pub to all others"),
