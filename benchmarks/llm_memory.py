@@ -1,9 +1,9 @@
 """Memory and processor time of `vfl llm`, by process and phase, for a decoder of any size.
 
 Owner, dealer and user are commands, one thread each, over TLS on the loopback. A peak is the
-largest resident set of a phase: with interpreter and torch, and with pages of files that are mapped
-(the model owner's weights), which the system takes back when memory is short. The first dealing
-shares the weights; asking reads them from the disk, so that no process keeps a copy.
+largest resident set of a phase. It includes interpreter and torch, and pages of mapped files (the
+model owner's weights), which the system reclaims when memory is short. The first dealing shares the
+weights; answering reads them from the disk, so that no process keeps a copy.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ _POLL_S = 0.02
 
 
 class MemoryRow(Settings):
-    """What a phase took.
+    """Cost of a phase.
 
     Attributes:
         phase: "sharing and dealing a token", "dealing", "asking".
-        weights: of the model.
-        peak_bytes: of each party's process.
-        cpu_s: of each party's process.
-        sent: bytes of sharing the weights over their bytes in float32; of the first phase alone.
-        same, of: tokens that are plain torch's, and all; of the last phase alone.
+        weights: number of the model's weights.
+        peak_bytes: peak of each party's process.
+        cpu_s: CPU time of each party's process.
+        sent: bytes of sharing the weights divided by their bytes in float32; only for the first
+            phase.
+        same, of: tokens equal to plain torch's, and all tokens; only for the last phase.
     """
 
     phase: str
@@ -56,24 +57,24 @@ class MemoryRow(Settings):
     of: int | None = None
 
     def each(self, party: str) -> float:
-        """Bytes a weight of a process."""
+        """Return a process's bytes per weight."""
         return self.peak_bytes[party] / self.weights
 
     @property
     def together(self) -> float:
-        """Bytes a weight of all three."""
+        """Bytes per weight of all three together."""
         return sum(self.peak_bytes.values()) / self.weights
 
 
 def bench_llm_memory(
     model: Path, question: str = "The capital of France is", count: int = 24
 ) -> Sequence[MemoryRow]:
-    """Peaks and processor seconds of a question's phases; tokens beside plain torch's.
+    """Measure peaks and processor seconds of a question's phases; tokens beside plain torch's.
 
     Args:
         model: folder of a decoder.
-        question: that is asked, once.
-        count: of tokens answered.
+        question: text to ask, once.
+        count: number of answered tokens.
     """
     use_one_thread()
     with ExitStack() as held:
@@ -109,11 +110,11 @@ def bench_llm_memory(
 
 
 class _Measured:
-    """The user's commands beside two processes that stand.
+    """The user's commands beside two running processes.
 
     Args:
-        folder: of the project.
-        weights: of the model.
+        folder: folder of the project.
+        weights: number of the model's weights.
         standing: ids of the processes of owner and dealer.
     """
 
@@ -123,7 +124,7 @@ class _Measured:
         self._folder, self._weights, self._standing = folder, weights, standing
 
     def phase(self, name: str, command: str, *arguments: str) -> MemoryRow:
-        """Run a command of the user's."""
+        """Run a command of the user."""
         before = {party: harness.cpu_s(pid) for party, pid in self._standing.items()}
         for pid in self._standing.values():
             harness.forget_peak(pid)

@@ -98,7 +98,7 @@ class Played(Settings):
 
 @dataclass(frozen=True, slots=True)
 class LineRow:
-    """One pattern over one network.
+    """Measurement of one pattern over one network.
 
     Attributes:
         network: "tun", "proxy" or "model".

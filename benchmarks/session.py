@@ -37,7 +37,7 @@ class SessionJob(Settings):
         tokens: tokens that parties show to be admitted; a feature party gets only its own.
         tls: whether the stream has TLS.
         host: address the label party listens at.
-        endpoint: address at which a feature party finds it.
+        endpoint: address of the label party for a feature party.
     """
 
     party: str = ""

@@ -93,7 +93,7 @@ def of_training(
 def links(
     before: list[Tensor], after: list[Tensor], old: list[Tensor], new: list[Tensor], signed: bool
 ) -> Iterator[Row]:
-    """Link the batches of the last epoch's beginning and end; true logits are for the score."""
+    """Link the batches of the last epoch's beginning and end; true logits only score it."""
     hits = [
         permuted.matched_indices(first, start) == permuted.matched_indices(second, end)[order]
         for first, second, start, end in zip(before, after, old, new, strict=True)

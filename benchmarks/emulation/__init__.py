@@ -1,7 +1,7 @@
 """Networks between organisations, emulated on one machine.
 
 Three members: `tun` delays packets (root, /dev/net/tun), `proxy` delays bytes of TCP connections
-(anywhere), and `model` computes what a line would take, exactly; docs/results/wan.md has all three.
+(anywhere), and `model` computes a line's times exactly; docs/results/wan.md compares all three.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = [
 
 
 def choose(kind: str) -> str:
-    """The member that a name means here: `auto` is `tun` where that works, else `proxy`.
+    """Return the member for a name on this machine: `auto` is `tun` where that works, else `proxy`.
 
     Raises:
-        BadOptionError: no such member.
+        BadOptionError: the member is unknown.
     """
     require_choice("network", kind, KINDS)
     if kind == "auto":
@@ -45,7 +45,7 @@ def choose(kind: str) -> str:
 
 
 def available(say: Callable[[str], None] = lambda line: None) -> list[str]:
-    """The members that can be had here; why one cannot is said."""
+    """Return the members that are available here; report why one is not."""
     reason = why_not()
     if reason:
         say(f"no tun here: {reason}")
@@ -53,20 +53,20 @@ def available(say: Callable[[str], None] = lambda line: None) -> list[str]:
 
 
 def open_network(parties: Sequence[str], wan: Wan | None, kind: str = "auto") -> Network:
-    """A network for processes; end it with `close` or a `with` block.
+    """Open a network for processes; end it with `close` or a `with` block.
 
     >>> with open_network(["bank", "lender"], Wan.parse("80mbps,40ms"), "proxy") as network:
     ...     network.kind, network.bytes_sent()
     ('proxy', {'bank': 0, 'lender': 0})
 
     Args:
-        parties: who is in it.
-        wan: what every party's line does; None is the loopback as it is.
-        kind: "auto", "tun" or "proxy"; what is computed has no processes (`LinkModel`).
+        parties: names of its parties.
+        wan: every party's line; None is the plain loopback.
+        kind: "auto", "tun" or "proxy"; a computed network has no processes (`LinkModel`).
 
     Raises:
-        BadOptionError: no such network.
-        UserError: `tun` cannot be had here.
+        BadOptionError: the network is unknown.
+        UserError: `tun` is not available here.
     """
     if wan is None:
         return Network(parties)

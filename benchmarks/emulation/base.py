@@ -25,14 +25,14 @@ _WANT = "bandwidth and round trip, or one of them, such as 80mbps,40ms"
 
 @dataclass(frozen=True, slots=True)
 class Wan:
-    """Every party's line: its own bandwidth in each direction, and the way to the others.
+    """Every party's line: its own bandwidth in each direction, and its delay to the others.
 
     Attributes:
         mbps: millions of bits a second that a party can send; None is no limit.
-        round_trip_ms: there and back, between any two parties.
+        round_trip_ms: round trip between any two parties.
 
     Raises:
-        BadOptionError: no bandwidth at all, or a time that cannot be.
+        BadOptionError: the bandwidth is not positive, or a time is negative.
     """
 
     mbps: float | None = None
@@ -46,7 +46,7 @@ class Wan:
 
     @staticmethod
     def parse(text: str) -> Wan:
-        """A line from its spelling.
+        """Parse a line.
 
         >>> Wan.parse("80mbps,40ms")
         Wan(mbps=80.0, round_trip_ms=40.0)
@@ -54,7 +54,7 @@ class Wan:
         1000mbps,500ms
 
         Raises:
-            BadOptionError: with what can be written.
+            BadOptionError: the text is invalid; the error shows the valid forms.
         """
         found: dict[str, float] = {}
         for part in text.lower().split(","):
@@ -80,7 +80,7 @@ class Wan:
 
     @property
     def one_way_s(self) -> float:
-        """Between the departure of a bit and its arrival."""
+        """Seconds between the departure of a bit and its arrival."""
         return self.round_trip_ms / 2000
 
     @property
@@ -89,14 +89,14 @@ class Wan:
         return 8e-6 / self.mbps if self.mbps else 0.0
 
     def limit_s(self, most_bytes: int, hops: int) -> float:
-        """The least a protocol can take: max(bytes / bandwidth) + hops * round trip / 2.
+        """Return the least time of a protocol: max(bytes / bandwidth) + hops * round trip / 2.
 
         >>> round(1000 * Wan(80, 40).limit_s(256 * 1024, hops=1), 1)
         46.2
 
         Args:
-            most_bytes: of the party that sends most.
-            hops: messages that wait for each other.
+            most_bytes: bytes of the party that sends most.
+            hops: number of sequential messages.
         """
         return most_bytes * self.seconds_a_byte + hops * self.one_way_s
 
@@ -106,13 +106,13 @@ def _refuse(got: str, want: str = _WANT) -> NoReturn:
 
 
 class Egress:
-    """One party's way out: what it sends goes one after the other, to whomever it is sent.
+    """Outgoing line of one party: messages to all receivers leave one after the other.
 
     Args:
         wan: bandwidth and delay.
 
     Attributes:
-        sent_bytes: so far.
+        sent_bytes: bytes sent so far.
     """
 
     def __init__(self, wan: Wan) -> None:
@@ -122,7 +122,7 @@ class Egress:
         self.sent_bytes = 0
 
     def arrival(self, now: float, size: int) -> float:
-        """When bytes that are handed over now arrive, on the clock of `now`, in seconds.
+        """Return when bytes that are sent now arrive, on the clock of `now`, in seconds.
 
         >>> line = Egress(Wan(mbps=8, round_trip_ms=100))
         >>> line.arrival(now=10.0, size=1_000_000), line.arrival(now=10.5, size=1_000_000)
@@ -144,11 +144,11 @@ class Address(NamedTuple):
 class Network:
     """Parties on this machine and the lines between them; a context manager.
 
-    As it stands it is the loopback as it is: no delay, nothing counted.
+    This base class is the plain loopback: no delay, no counts.
 
     Args:
         parties: their names, each once.
-        wan: what every party's line does.
+        wan: every party's line.
     """
 
     kind = "loopback"
@@ -174,7 +174,7 @@ class Network:
         return []
 
     def host(self, party: str) -> str:
-        """The address a party listens at."""
+        """Return the address at which a party listens."""
         return LOOPBACK
 
     def reach(self, source: str, target: str, port: int) -> Address:
@@ -190,7 +190,7 @@ class Network:
 
 
 class LinkModel:
-    """A network that is computed: the clocks of its parties, and what they have sent.
+    """A computed network: the clocks of its parties, and the bytes they have sent.
 
     A message leaves when its sender's line is free, and carries the time of its arrival; its
     receiver's clock is then at least as late. Real computation takes no time unless it is added.
@@ -203,7 +203,7 @@ class LinkModel:
 
     Args:
         parties: their names.
-        wan: what every party's line does.
+        wan: every party's line.
     """
 
     kind = "model"
@@ -216,7 +216,7 @@ class LinkModel:
 
     @property
     def hops(self) -> int:
-        """Messages that had to wait for each other, in the longest chain so far."""
+        """Number of sequential messages in the longest chain so far."""
         return max(self._depths.values())
 
     @property
@@ -233,16 +233,16 @@ class LinkModel:
         return {party: egress.sent_bytes for party, egress in self._egress.items()}
 
     def compute(self, party: str, seconds: float) -> None:
-        """Let a party's clock run, for work measured elsewhere or assumed."""
+        """Advance a party's clock, for work measured elsewhere or assumed."""
         self._clocks[party] += seconds
 
     def send(self, party: str, size: int) -> tuple[float, int]:
-        """Send bytes; what is to be handed to `receive` with them."""
+        """Send bytes; return the argument for `receive`."""
         arrival = self._egress[party].arrival(self._clocks[party], size)
         return arrival, self._depths[party] + 1
 
     def receive(self, party: str, sent: tuple[float, int]) -> None:
-        """Wait at a party for what was sent."""
+        """Wait at a party for sent bytes."""
         arrival, depth = sent
         self._clocks[party] = max(self._clocks[party], arrival)
         self._depths[party] = max(self._depths[party], depth)
@@ -250,11 +250,11 @@ class LinkModel:
     def between(
         self, one: str, other: str, ends: tuple[TransportLink, TransportLink]
     ) -> tuple[TransportLink, TransportLink]:
-        """A link between two parties that keeps their clocks.
+        """Return a link between two parties that keeps their clocks.
 
         Args:
-            one: who has the first end.
-            other: who has the second.
+            one: name of the party with the first end.
+            other: name of the party with the second end.
             ends: a pair that carries the frames, in order; from one thread or several.
         """
         there, back = deque[tuple[float, int]](), deque[tuple[float, int]]()
@@ -264,11 +264,11 @@ class LinkModel:
         )
 
     def star(self, middle: str, streams: LocalStreams) -> LocalStreams:
-        """Streams to one party in the middle that keep the clocks of all.
+        """Return streams to one party in the middle that keep the clocks of all.
 
         Args:
             middle: name of that party.
-            streams: that carry the frames, between threads.
+            streams: streams that carry the frames, between threads.
         """
         return _ModelStar(self, middle, streams)
 
@@ -295,7 +295,7 @@ class _ModelStar:
 
 
 class _Taken:
-    """The end in the middle of a stream, whose frame was read from all streams together."""
+    """The middle end of a stream, whose frame was read from all streams together."""
 
     def __init__(self, link: TransportLink) -> None:
         self._link, self.frame = link, Frame(Kind.DONE, 0)

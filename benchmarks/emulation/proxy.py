@@ -1,4 +1,4 @@
-"""A network of TCP proxies on the loopback: needs no rights, and delays bytes but no packets."""
+"""A network of TCP proxies on the loopback, without special rights; it delays only bytes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from benchmarks.emulation.base import LOOPBACK, Address, Egress, Network, Wan
 
 Way = Literal["up", "down"]
 _PIECE_BYTES = 16 * 1024
-#: Closed with this, a connection is reset, which ends a sender that waits for room.
+#: With this option, closing a connection resets it, which ends a sender that waits for room.
 _RESET = struct.pack("ii", 1, 0)
 _BUFFER_BYTES = 64 * 1024
 _UNLIMITED_BYTES = 16 * 1024 * 1024
 
 
 class ProxyNetwork(Network):
-    """A proxy for each pair of parties and port, so that bytes are the sender's own.
+    """A proxy for each pair of parties and port, so that bytes count for their sender.
 
-    Connections open without delay and TCP's own ramp-up is that of the loopback. What is counted
-    are the bytes of the connections, without headers of packets.
+    Connections open without delay and TCP's own ramp-up is that of the loopback. The counts are the
+    bytes of the connections, without headers of packets.
     """
 
     kind = "proxy"
@@ -54,22 +54,22 @@ class ProxyNetwork(Network):
 class TcpProxy:
     """Delays its traffic, limits its bandwidth, and loses or cuts it on request; a context manager.
 
-    What a direction carries goes one after the other at its bandwidth, all connections together,
-    and arrives the delay later; the two directions do not disturb each other. A connection is
-    opened without delay, for that is between the kernels. There is no jitter, and the ramp-up of
-    TCP is that of the loopback.
+    The data of a direction pass one after the other at its bandwidth, all connections together, and
+    arrive after the delay; the two directions are independent. A connection is opened without
+    delay, because the kernels open it. There is no jitter, and the ramp-up of TCP is that of the
+    loopback.
 
     Args:
-        target: where connections are passed on to.
+        target: address to which connections are forwarded.
         wan: bandwidth in each direction, and round trip.
-        up: the way out of those who connect; its own if None.
-        down: the way out of the target; its own if None.
-        listen: where connections are taken; a free port of this machine if not given.
+        up: outgoing line of the connecting side; its own if None.
+        down: outgoing line of the target; its own if None.
+        listen: address to listen on; a free port of this machine if not given.
 
     Attributes:
-        port: where it listens.
-        connections: how many were passed on so far.
-        swallowed: what travels that way is lost, until the next cut.
+        port: port on which it listens.
+        connections: number of forwarded connections so far.
+        swallowed: direction whose data are lost, until the next cut.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TcpProxy:
         return sum(egress.sent_bytes for egress in self._egress.values())
 
     def cut(self) -> None:
-        """Break every connection there is; what was on its way is lost."""
+        """Break every open connection; data in transit are lost."""
         with self._lock:
             broken, self._ends = self._ends, []
             self.swallowed = None
@@ -126,7 +126,7 @@ class TcpProxy:
         self.cut()
 
     def restore(self) -> None:
-        """Take connections again."""
+        """Accept connections again."""
         with self._lock:
             self._open = True
 
@@ -165,7 +165,7 @@ class TcpProxy:
             far.close()
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
-        """One connection, until both its directions have ended."""
+        """Serve one connection, until both its directions have ended."""
         ways: tuple[tuple[Way, socket.socket, socket.socket], ...]
         ways = (("up", near, far), ("down", far, near))
         pumps = [threading.Thread(target=self._pump, args=way, daemon=True) for way in ways]
@@ -179,7 +179,7 @@ class TcpProxy:
         far.close()
 
     def _pump(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
-        """Read one end; a second thread writes to the other when the time has come."""
+        """Read one end; a second thread writes to the other at the right time."""
         travelling = _Travelling(self._most_bytes)
         writer = threading.Thread(target=_deliver, args=(travelling, source, sink), daemon=True)
         writer.start()
@@ -217,7 +217,7 @@ def _break(end: socket.socket) -> None:
 class _Travelling:
     """Bytes in transit in one direction of a connection: at most as many as a line would hold.
 
-    The rest stays in the sender's own hands, so that its `send` blocks as it does on a real line.
+    Other data stay with the sender, so that its `send` blocks as on a real line.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -227,7 +227,7 @@ class _Travelling:
         self._changed = threading.Condition()
 
     def add(self, arrival: float, data: bytes) -> None:
-        """Send a piece on its way, once there is room."""
+        """Add a piece in transit, once there is room."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < self._most_bytes)
             self._pieces.append((arrival, data))
@@ -235,7 +235,7 @@ class _Travelling:
             self._changed.notify_all()
 
     def take(self) -> bytes:
-        """The next piece, when it arrives."""
+        """Return the next piece, when it arrives."""
         with self._changed:
             self._changed.wait_for(lambda: self._pieces)
             arrival, data = self._pieces.popleft()

@@ -30,7 +30,7 @@ _TOOLS = ("ip", "nsenter", "setpriv")
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
-#: Ethernet's packets; a queue that holds what a sender hands over before it is read.
+#: Ethernet's packets; a queue for packets that arrive before it is read.
 _SET_UP = f"""
 link set lo up
 addr add {{address}}/24 dev {DEVICE}
@@ -38,14 +38,14 @@ link set {DEVICE} addrgenmode none mtu 1500 txqueuelen 10000
 link set {DEVICE} up
 """
 #: Linux's own default. Where a system defaults to BBR, a protocol that waits for answers is paced
-#: by what little it sent before, and takes almost a round trip more for each: a figure of the
-#: machine, not of the line. A kernel that has no cubic keeps what it has.
+#: by its small earlier traffic, and takes almost a round trip more for each. That would be a figure
+#: of the machine, not of the line. A kernel without cubic keeps its own default.
 _CONTROL = f"route change {{network}} dev {DEVICE} src {{address}} scope link congctl cubic"
 #: Whether an idle connection starts slowly again. In a new namespace this is Linux's own default,
 #: whatever the setting of this machine.
 _AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _ADDRESS = "10.77.0.{}"
-#: Read from one device before the others get a turn.
+#: Number of packets read from one device before the others get a turn.
 _PACKETS = 64
 _PACKET_BYTES = 65536
 _LAST_ADDRESS_BYTE = 19
@@ -56,12 +56,12 @@ class TunNetwork(Network):
     """A network namespace for each party, with an address of its own, and a router between them.
 
     TCP's ramp-up, windows, headers and acknowledgements are those of a real line. A process of a
-    party is started with `command` in front and listens at `host`. What is counted are the bytes
-    of packets at the party's interface. The router is a thread here: leave this process idle
-    while something is measured.
+    party is started with `command` in front and listens at `host`. The counts are the bytes of
+    packets at the party's interface. The router is a thread of this process, which should be idle
+    during a measurement.
 
     Raises:
-        UserError: no rights, or a system that cannot.
+        UserError: the process lacks rights, or the system does not support it.
     """
 
     kind = "tun"
@@ -95,24 +95,25 @@ class TunNetwork(Network):
 class Namespace:
     """A network namespace with the loopback and a TUN device; it has no name.
 
-    A namespace without a name lives as long as a process in it or a file descriptor for it. So
-    there is nothing to remove and nothing left behind, however the process that made it ends.
+    A namespace without a name lives as long as a process in it or a file descriptor for it. So no
+    cleanup is needed, however the process that made it ends.
 
     Args:
-        address: of the device, in a network of 24 bits.
+        address: address of the device, in a network of 24 bits.
 
     Attributes:
         device: file descriptor that reads and writes the packets of the device.
 
     Raises:
-        UserError: this process may not, or the system cannot; see `why_not`.
+        UserError: this process lacks rights, or the system does not support it; see `why_not`.
     """
 
     def __init__(self, address: str) -> None:
         reason = _missing()
         if reason:
             raise _refusal(reason)
-        # A thread of its own: entering a namespace concerns a thread, and this one ends at once.
+        # A thread of its own, because entering a namespace changes the thread; this one ends at
+        # once.
         with ThreadPoolExecutor(1) as thread:
             self._file, self.device = thread.submit(_make, address).result()
 
@@ -131,7 +132,7 @@ class Namespace:
         return int(json.loads(told.stdout)[0]["stats64"]["tx"]["bytes"])
 
     def close(self) -> None:
-        """Let go; the namespace ends with the last process in it."""
+        """Close the device; the namespace ends with the last process in it."""
         for file in (self.device, self._file):
             with contextlib.suppress(OSError):
                 os.close(file)
@@ -139,7 +140,7 @@ class Namespace:
 
 
 def why_not() -> str | None:
-    """Why no namespace can be made here; None where one can."""
+    """Return why no namespace can be made here; None where one can."""
     try:
         Namespace("10.77.0.1").close()
     except UserError as refusal:
@@ -157,7 +158,10 @@ def _missing() -> str | None:
 
 
 def _make(address: str) -> tuple[int, int]:
-    """A fresh namespace and its device as file descriptors; the calling thread stays in it."""
+    """Return a fresh namespace and its device as file descriptors.
+
+    The calling thread stays in it.
+    """
     libc, after_idle = ctypes.CDLL(None, use_errno=True), _AFTER_IDLE.read_bytes()
     if libc.unshare(_CLONE_NEWNET):
         raise _refusal(f"no network namespaces ({os.strerror(ctypes.get_errno())})")
@@ -200,20 +204,20 @@ class Router:
 
     Args:
         devices: file descriptors of TUN devices, which do not block.
-        wan: what each device's line does.
+        wan: line of each device.
     """
 
     def __init__(self, devices: Sequence[int], wan: Wan) -> None:
         self._devices = list(devices)
         self._egress = [Egress(wan) for _ in devices]
-        # One queue a sender: with one delay for all, what was sent first arrives first.
+        # One queue a sender: with one delay for all, packets arrive in their order of departure.
         self._queues: list[_Queue] = [deque() for _ in devices]
         self._awaken, self._waker = os.pipe()
         self._thread = threading.Thread(target=self._run, name="router", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what was on its way is lost."""
+        """Stop; packets in transit are lost."""
         os.close(self._waker)
         self._thread.join()
         os.close(self._awaken)
@@ -230,7 +234,7 @@ class Router:
                     self._collect(index)
 
     def _collect(self, index: int) -> None:
-        """Send packets of one device on their way."""
+        """Read packets of one device, and schedule their arrival."""
         egress, queue, device = self._egress[index], self._queues[index], self._devices[index]
         with contextlib.suppress(BlockingIOError):
             for _ in range(_PACKETS):
@@ -243,7 +247,7 @@ class Router:
                     queue.append((arrival, target, packet))
 
     def _deliver(self) -> float | None:
-        """Write what has arrived; seconds until more does, or None."""
+        """Write the packets that have arrived; return seconds until the next one, or None."""
         now = time.monotonic()
         for queue in self._queues:
             while queue and queue[0][0] <= now:

@@ -36,7 +36,7 @@ class Peer:
         self._crypten.init()
 
     def prepare(self, task: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """Share what rank 0 has."""
+        """Share the values of rank 0."""
         self._task = task
         self._own = {
             name: self._crypten.cryptensor(self._torch.from_numpy(value).float(), src=0)
@@ -113,7 +113,7 @@ class Peer:
                 )
             scores = q.matmul(k.transpose(1, 2))
             if steps > 1:
-                # Its exponential is a limit that goes astray below -256.
+                # Its exponential is a limit that diverges below -256.
                 scores = scores * (1 - future) - 60 * future
             found = scores.softmax(-1).matmul(v).transpose(0, 1).reshape(steps, width)
             x = x + found.matmul(own[f"{name}.attention_out"])
@@ -129,7 +129,8 @@ def _element_wise(name: str, values: Any) -> Any:
     if name == "relu":
         return values.relu()
     if name == "gelu":
-        # Its series of erf goes astray beyond 3: the form with tanh, Hendrycks and Gimpel 2016.
+        # Its series of erf diverges beyond 3, so this uses the form with tanh, Hendrycks and Gimpel
+        # 2016.
         inner = values + values * values * values * 0.044715
         return values * (inner * (8 / math.pi) ** 0.5).sigmoid()
     return values.inv_sqrt()

@@ -1,11 +1,12 @@
-"""openmined-psi as a way to find the common rows of two parties, for who wants another's code.
+"""openmined-psi as a protocol to find the common rows of two parties, by code of another author.
 
     pip install openmined-psi==2.0.6
     vfl align --plugin benchmarks/peers/openmined_alignment.py -s align.protocol=openmined ...
 
-Diffie-Hellman on NIST P-256 with a client, who learns, and a server, who does not (Angelou et al.
-2020). Here both learn, the label party last: the other one is the client first, accepts what it
-finds, and is the server afterwards. Messages are the library's own, in those of the session.
+Diffie-Hellman on NIST P-256 between a client, which learns the result, and a server, which does not
+(Angelou et al. 2020). Here both learn it, the label party last: the other party is the client
+first, accepts its result, and is the server afterwards. The library's own messages travel inside
+those of the session.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from vfl.datasets.alignment.protocols import (
 from vfl.datasets.alignment.tags import KEY_BYTES, tags_of
 
 _HEAD_BYTES = 64
-_RATE = 1e-9  # of false positives in its compressed sets, which are not used
+_RATE = 1e-9  # rate of false positives in its compressed sets, which are not used
 
 _Step = Generator[Send | Receive, Message, Any]
 
 
 class OpenminedPsi(Protocol):
-    """Diffie-Hellman by openmined-psi, with its raw sets, which make no mistakes.
+    """Diffie-Hellman by openmined-psi, with its raw sets, which have no false positives.
 
     The feature party learns which of its rows are common; after it has accepted, the label party
     learns the same of its own. Both put them into the order of hashes under a key that the label
@@ -89,7 +90,7 @@ class OpenminedPsi(Protocol):
         return ordered
 
     def _ask(self, psi: Any, own: Own, other: str, items: list[str]) -> _Step:
-        """As client: which of the items the other one has too."""
+        """As client: return the items that the other party also has."""
         client = psi.client.CreateWithNewKey(True)
         setup = _read(psi.ServerSetup, (yield self._receive(own, other)), other)
         own.admit(other, len(setup.raw.encrypted_elements))
@@ -100,14 +101,14 @@ class OpenminedPsi(Protocol):
             raise ProtocolError(f"'{other}' answers less than it was asked, or an answer twice")
         try:
             found = np.array(client.GetIntersection(setup, response), dtype=np.int64)
-        except (RuntimeError, ValueError):  # whose text is the library's
+        except (RuntimeError, ValueError):  # the text of the error is the library's
             raise other_size(other) from None
         if len(found) and found.max() >= len(own.ids):
             raise ProtocolError("an item that stands for no id is called common")
         return found
 
     def _answer(self, psi: Any, own: Own, other: str, items: list[str]) -> _Step:
-        """As server."""
+        """As server: answer the client."""
         server = psi.server.CreateWithNewKey(True)
         raw = psi.DataStructure.RAW
         setup = server.CreateSetupMessage(_RATE, len(items), items, raw)
@@ -134,7 +135,7 @@ def _library() -> Any:
 
 
 def _read(kind: Any, payload: Message, sender: str) -> Any:
-    """A message of the library's own form."""
+    """Parse a message of the library's own form."""
     message = kind()
     try:
         message.ParseFromString(bytes(payload))

@@ -1,6 +1,6 @@
 """SPU (Ma et al. 2023) under `talk.py`: FM64, protocols semi2k and aby3; see spu's own reference.
 
-Compiling and sharing come before the clock; what is timed is `Runtime.run`.
+Compiling and sharing come before the clock; the clock measures `Runtime.run`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Peer:
         self._link = self._lib.link.create_brpc(desc, self._assignment["rank"])
         protocol = getattr(self._lib.ProtocolKind, _PROTOCOLS[self._assignment["system"]])
         config = self._lib.RuntimeConfig(protocol=protocol, field=self._lib.FieldType.FM64)
-        # One thread a party, as everybody else has.
+        # One thread per party, as for all systems.
         config.experimental_enable_inter_op_par = False
         config.experimental_enable_intra_op_par = False
         config.max_concurrency = 1
@@ -44,7 +44,7 @@ class Peer:
         self._runtime = self._spu.Runtime(self._link, config)
 
     def prepare(self, task: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """Compile it here, and take this party's shares of what rank 0 has."""
+        """Compile the workload here, and take this party's shares of rank 0's values."""
         names = list(arrays)
         values = [arrays[name].astype(np.float32) for name in names]
         secret = self._lib.Visibility.VIS_SECRET

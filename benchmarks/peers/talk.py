@@ -1,13 +1,12 @@
 """The main program of an adapter: ``PYTHON -I talk.py NAME`` plays one party of NAME_peer.py.
 
-It runs in the environment of the other system, imports nothing of vfl, and speaks the messages of
+It runs in the environment of the other system, imports no part of vfl, and uses the messages of
 `benchmarks/mpc_party.py` as plain JSON.
 
-Lines of JSON come on standard input: who it is, where all parties are, then runs (a task, and the
-moment to begin, then one to reveal the results, once all bytes were counted).
-Lines go back on standard output: the port, "ready", "ready" before and after each run, and what it
-took.
-The adapter is a class `Peer`:
+Lines of JSON come on standard input: the party's role, the addresses of all parties, then runs. A
+run is a task, the time to begin, and a request to reveal the results after all bytes were counted.
+Lines go back on standard output: the port, "ready", "ready" before and after each run, and the
+costs. The adapter is a class `Peer`:
 
     Peer(assignment, port)                 who it is, and a port that is free for it
     connect(endpoints)                    host and port of every party, by rank
@@ -36,7 +35,7 @@ import numpy as np
 
 def main() -> None:
     """Play runs until the input ends."""
-    # What a library prints must not get between the lines.
+    # Output of a library must not get between the lines.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -98,7 +97,10 @@ def _free_port(host: str) -> int:
 
 
 def _adapter(name: str) -> Any:
-    """The class `Peer` of a file beside this one; by its path, for `spu.py` would hide `spu`."""
+    """Return the class `Peer` of a file beside this one.
+
+    It is loaded by its path, because `spu.py` would hide `spu`.
+    """
     path = Path(__file__).with_name(f"{name}_peer.py")
     spec = importlib.util.spec_from_file_location(f"{name}_peer", path)
     assert spec is not None

@@ -23,7 +23,7 @@ from xgboost import collective, federated
 def main() -> None:
     """Play until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints must not get between the lines
+    os.dup2(2, 1)  # output of the library must not get between the lines
 
     def tell(**message: Any) -> None:
         print(json.dumps(message), file=answers, flush=True)
@@ -40,7 +40,10 @@ def main() -> None:
 
 
 def party(job: dict[str, Any]) -> dict[str, Any]:
-    """Train and answer the held-out rows; seconds, processor seconds, and what rank 0 answers."""
+    """Train and answer the held-out rows.
+
+    Return seconds, processor seconds, and rank 0's answers.
+    """
     cells, tested = np.load(job["cells"]), np.load(job["tested"])
     labels = None if job["labels"] is None else np.load(job["labels"])
     with collective.CommunicatorContext(
@@ -49,7 +52,7 @@ def party(job: dict[str, Any]) -> dict[str, Any]:
         federated_world_size=job["parties"],
         federated_rank=job["rank"],
     ):
-        collective.allreduce(np.zeros(1), collective.Op.SUM)  # all are here
+        collective.allreduce(np.zeros(1), collective.Op.SUM)  # this waits for all parties
         began, busy = time.perf_counter(), time.process_time()
         rows = xgboost.DMatrix(cells, labels, data_split_mode=1, nthread=1)
         model = xgboost.train(job["asked"], rows, job["rounds"])

@@ -127,7 +127,7 @@ class TestSplitFC:
         assert len(payload) == 16 + 6 * kept + 256 * 4 * kept // 8
 
     def test_draws_need_a_secret(self):
-        with pytest.raises(UserError, match="given no secret"):
+        with pytest.raises(UserError, match="received no secret"):
             make("splitfc").encode(drawn(4, 4), StepContext(training=True))
 
 

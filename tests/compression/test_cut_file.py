@@ -25,7 +25,7 @@ def test_one_array_needs_no_name_and_several_do(tmp_path):
     assert read_cut(tmp_path / "one.npz").tolist() == VALUES.tolist()
     np.savez_compressed(tmp_path / "two.npz", bank=VALUES, shop=VALUES + 1)
     assert read_cut(tmp_path / "two.npz", "shop").tolist() == (VALUES + 1).tolist()
-    with pytest.raises(DataError, match="which of these arrays") as caught:
+    with pytest.raises(DataError, match="has several arrays") as caught:
         read_cut(tmp_path / "two.npz")
     assert (caught.value.got, caught.value.fix) == ("bank, shop", "--array bank")
     with pytest.raises(DataError, match="no array is called 'shopp'") as caught:

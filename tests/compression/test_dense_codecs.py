@@ -84,7 +84,7 @@ def test_the_documented_enumerated_payload_bit_by_bit():
     [
         ([0b010_001_00], TruncatedFrameError, "wrong length"),
         ([], TruncatedFrameError, "inside its counts"),
-        ([0b110_001_00, 0, 0], CorruptFrameError, "more values than it is wide"),
+        ([0b110_001_00, 0, 0], CorruptFrameError, "more values for a row than its width"),
         ([0b010_001_11, 0b1_0111_11_1, 0b0_10_00000], CorruptFrameError, "does not exist"),
         ([0b010_001_00, 0b1_1010_11_1, 0b0_10_00000], CorruptFrameError, "does not exist"),
         ([0b010_001_00, 0b1_0111_00_1, 0b0_10_00000], CorruptFrameError, "marks a zero"),

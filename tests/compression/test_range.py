@@ -151,7 +151,7 @@ def test_several_states_and_only_as_many_as_the_encoder_takes(monkeypatch, rows)
     with monkeypatch.context() as patched:
         patched.setattr(range_coder, "state_count", lambda *_: 16 if rows < 256 else 1)
         other = layout.pack(none, codes)
-    with pytest.raises(CorruptFrameError, match="no such states"):
+    with pytest.raises(CorruptFrameError, match="invalid states"):
         layout.unpack(memoryview(other), rows)
     for place in {0, 1, len(body) // 2, len(body) - 1}:
         broken = bytearray(body)

@@ -184,7 +184,7 @@ def test_a_name_is_bound_to_its_settings(tmp_path, asked):
     one_round(party, asked)
     weaker = asked.model_copy(update={"epsilon": 800.0})
     assert "bound to other settings" in refusal(party, weaker)
-    assert "no name of a run" in refusal(party, asked, run="../up")
+    assert "not a valid name of a run" in refusal(party, asked, run="../up")
 
 
 def test_what_a_party_tells_of_its_own_files_is_that_they_failed(tmp_path, asked, capsys):
@@ -243,4 +243,4 @@ def test_a_message_of_something_else_is_answered_with_a_refusal(tmp_path, conten
     add_rounds(app, lambda context: write_party(tmp_path))
     message = Message(RecordDict(content), dst_node_id=1, message_type="train.horizontal")
     reply = app(message, Context(1, 1, {}, RecordDict(), {}))
-    assert "of no horizontal training" in str(reply.content["failure"]["what"])
+    assert "not belong to a horizontal training" in str(reply.content["failure"]["what"])

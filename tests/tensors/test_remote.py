@@ -81,7 +81,7 @@ def test_only_what_is_on_the_list_can_be_asked(everywhere):
     for name in ("allow", "unseal", "__class__", "stop", "eval"):
         with pytest.raises(UserError, match="no request of this name"):
             alice.pool.ask(name, [(alice, ())])
-    with pytest.raises(ProtocolError, match="could not do") as caught:
+    with pytest.raises(ProtocolError, match="could not execute") as caught:
         alice.pool.ask("read", [(alice, ())])
     assert "IndexError" in str(caught.value)
     assert torch.equal(tensors.send(X, alice).get(), X)  # it goes on

@@ -260,7 +260,7 @@ BROKEN = [
     (Misplaced, "it_has_hooks_of_its_own_side_only", "cut never runs at a label party"),
     (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
     (Greedy, TRAINING, "not granted"),
-    (Burglar, TRAINING, "what it does not hold matters"),
+    (Burglar, TRAINING, "evidence that it does not hold changes its result"),
     (Reseeding, TRAINING, "moved: torch"),
     (Rolling, TRAINING, "moved: random"),
     (Normalising, TRAINING, "leaked.inputs"),

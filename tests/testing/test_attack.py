@@ -180,7 +180,7 @@ BROKEN = [
     (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
     (Greedy, WINS, "not granted"),
     (Reading, WINS, "not granted"),
-    (Burglar, WINS, "what it was not granted changes its guess"),
+    (Burglar, WINS, "evidence that it was not granted changes its guess"),
     (OfTheGlobalGenerator, WINS, "moved: torch"),
     (OfNumpysGenerator, WINS, "moved: numpy"),
     (Reseeding, WINS, "moved: torch"),
@@ -242,7 +242,7 @@ def loses(contract, score):
     [
         (Silencing, GradientAttackContract, WINS, "gradients"),
         (Rescaling, InputAttackContract, WINS, r"leaked\.inputs"),
-        (Labelled, InputAttackContract, WINS, "what it was not granted|index"),
+        (Labelled, InputAttackContract, WINS, "evidence that it was not granted|index"),
         (Labelled, InputAttackContract, GUESS, "it beats its guess"),
     ],
     indirect=["broken"],
@@ -323,7 +323,7 @@ def test_sound_attacks_on_what_others_hold_and_hear_pass(broken, test):
     [
         (Emptying, WINS, r"sent\[1\]\.cuts"),
         (EmptyingPartners, WINS, r"partners\[0\]\.targets\.cuts"),
-        (RobbingPartners, WINS, "what it was not granted"),
+        (RobbingPartners, WINS, "evidence that it was not granted"),
     ],
     indirect=["broken"],
 )

@@ -243,7 +243,7 @@ BROKEN = [
     (Forgetful, "state_survives_a_checkpoint", "was not restored"),
     (HalfForgetful, "both_ends_stay_together_and_resume", "was not restored"),
     (Positional, "positions_are_used_or_ignored", "does not say so"),
-    (Nameless, "positions_are_used_or_ignored", "took a batch without"),
+    (Nameless, "positions_are_used_or_ignored", "accepted a batch without"),
     (Widening, "its_modules_loss_and_formula_fit_the_cut", "not as wide as it says"),
     (RowLosses, "its_modules_loss_and_formula_fit_the_cut", "its loss is no scalar"),
     (Percent, "its_modules_loss_and_formula_fit_the_cut", "its ratio is no share"),

@@ -51,11 +51,11 @@ class StepContext:
         """
         if self.rows is None or self.rows.shape != (count,):
             raise SpecError(
-                "this codec keeps state for each row, and needs the positions of a batch's rows",
+                "this codec keeps state for each row, so it needs the positions of a batch's rows",
                 where=f"step {self.step}",
                 got="no positions" if self.rows is None else f"axes {self.rows.shape}",
                 want=f"axes ({count},), whole numbers from 0 on",
-                fix="model(inputs, rows=positions), of a loader that gives them with each batch",
+                fix="model(inputs, rows=positions), positions from a loader with each batch",
             )
         return self.rows
 

@@ -114,7 +114,7 @@ class ProductQuantise(Codec):
         bits = unpack(view[head:], rows, self.pieces * self._bits)
         codes = from_bits(bits, self._bits, self.pieces).astype(np.int64)
         if (codes >= self.clusters).any() or not torch.isfinite(codebook).all():
-            raise CorruptFrameError("a payload names a vector that is not there, or not finite")
+            raise CorruptFrameError("a payload names a vector that does not exist or is not finite")
         return Decoded(codebook[torch.from_numpy(codes)].reshape(rows, width), None)
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:

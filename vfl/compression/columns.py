@@ -134,7 +134,7 @@ class Columns(Codec):
         """Draw the columns of a batch; if the draw keeps none, keep the one that varies most."""
         if context.secret is None:
             raise UserError(
-                "splitfc draws at random in training and was given no secret",
+                "splitfc draws at random in training and received no secret",
                 where=f"step {context.step}",
                 fix="StepContext(step, training=True, secret=Secret.fresh())",
             )
@@ -287,7 +287,7 @@ def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
     marked = np.unpackbits(np.frombuffer(view[:head], np.uint8)).astype(np.bool_)
     columns, count = marked[:width], int(marked[:width].sum())
     if marked[width:].any() or not count:
-        raise CorruptFrameError("a payload's set of columns is none of this cut")
+        raise CorruptFrameError("a payload's set of columns does not fit this cut")
     stop = head + _COLUMN_BYTES * count
     if len(view) < stop:
         raise TruncatedFrameError(
@@ -311,7 +311,7 @@ def _whole(columns: Floats, kept: _Kept, width: int) -> Tensor:
 
 def _empty(payload: Payload, width: int) -> Tensor:
     if len(payload):
-        raise CorruptFrameError("a payload about no rows holds something")
+        raise CorruptFrameError("a payload without rows must be empty")
     return torch.zeros(0, width)
 
 

@@ -343,7 +343,7 @@ def _chosen(names: list[str], path: Path, array: str | None) -> str:
     listed = ", ".join(sorted(names)) or "no array at all"
     if array is None:
         raise DataError(
-            "which of these arrays is the cut?",
+            "the file has several arrays; which one is the cut?",
             where=str(path),
             got=listed,
             want="one array, or its name",

@@ -201,7 +201,7 @@ class RandTopK(SparseCodec):
             return top.indices
         if context.secret is None:
             raise UserError(
-                "randtopk draws at random in training and was given no secret",
+                "randtopk draws at random in training and received no secret",
                 where=f"step {context.step}",
                 fix="StepContext(step, training=True, secret=Secret.fresh())",
             )

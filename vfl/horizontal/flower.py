@@ -182,7 +182,7 @@ def _update_of(content: RecordDict) -> Update:
         within = int(content[_FIGURES]["within"])  # type: ignore[arg-type]
         return Update(layers_in(content[_UPDATE]), within)
     except (KeyError, TypeError, ValueError):
-        raise ProtocolError("a client answered with something that is no update") from None
+        raise ProtocolError("a client answered without a valid update") from None
 
 
 def _count_of(content: RecordDict) -> int:
@@ -190,7 +190,7 @@ def _count_of(content: RecordDict) -> int:
     try:
         return int(content[_STORE]["count"]) if _STORE in content else 0  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
-        raise ProtocolError("a client answered with something that is no update") from None
+        raise ProtocolError("a client answered without a valid update") from None
 
 
 def _raise_refusal(answer: Message) -> None:
@@ -222,7 +222,7 @@ class Terms:
             settings = json.loads(str(told["settings"]))
             self.layers = layers_in(content.array_records[_WEIGHTS])
         except (KeyError, TypeError, ValueError):
-            raise ProtocolError("this message is of no horizontal training") from None
+            raise ProtocolError("this message does not belong to a horizontal training") from None
         self.settings = check(settings, HorizontalSettings, where="the terms of the training")
         if not 1 <= self.round <= self.settings.rounds or math.isnan(self.norm):
             raise ProtocolError("this round is not one of the training's")

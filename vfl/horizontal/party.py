@@ -144,7 +144,7 @@ def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> int:
     """
     settings = terms.settings
     if not _NAME.fullmatch(terms.run):
-        raise DisagreementError("this is no name of a run", want=_NAME.pattern)
+        raise DisagreementError("this is not a valid name of a run", want=_NAME.pattern)
     ledger = own_ledger(party)
     ledger.witness.require(terms.known, "the server")
     most = settings.rounds if settings.noise == "server" else most_rounds(settings)

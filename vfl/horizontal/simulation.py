@@ -109,7 +109,7 @@ def _shared(source: str, rows: int | None, seed: int, clients: int) -> SharedRow
     train = torch.from_numpy(data.split.train)
     if len(train) < clients:
         raise TooFewRowsError(
-            "a client of a simulation has a row at least",
+            "every client of a simulation needs at least one row",
             where="horizontal.clients",
             got=f"{len(train)} training rows for {clients} clients",
         )

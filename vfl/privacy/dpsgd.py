@@ -137,9 +137,9 @@ class RowClipper:
 
         Args:
             output: see `row_norms`.
-            grad: likewise.
-            weights: likewise.
-            calls: likewise.
+            grad: see `row_norms`.
+            weights: see `row_norms`.
+            calls: see `row_norms`.
             bounds: bound of each group, axes (groups,); the clipper's norms if not given.
             units: number of each row's unit, axes (rows,); the mean gradient of a unit's rows is
                 then clipped instead of each row's.
@@ -265,7 +265,7 @@ class RowClipper:
                 gradients(output, torch.zeros_like(grad), weights)
             ):
                 raise NonFiniteError(
-                    "a value inside the model is not finite, and clipping could not bound its row",
+                    "a value inside the model is not finite, so clipping could not bound its row",
                     want="finite activations of every row",
                     fix="scaled inputs, or layers of a model that clipping has a rule for",
                 )
@@ -318,7 +318,8 @@ class PrivateHalf:
         self.watch: Callable[[int, Sequence[Tensor]], None] = lambda step, noisy: None
         if quantile is not None:
             require("quantile", quantile, "between 0 and 1", 0 < quantile < 1)
-            # With counts of 10 times the noise, 1/s^2 of both is what it was of the sums alone.
+            # With counts of 10 times the noise, 1/s^2 of both together equals that of the sums
+            # alone.
             self._counts_noise = _COUNTS_NOISE * self._noise
             self._noise /= math.sqrt(1 - _COUNTS_NOISE**-2)
         self._secret, self._party = secret, party

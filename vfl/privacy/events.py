@@ -23,7 +23,7 @@ class GaussianSteps:
             (Poisson sampling); 1 means that every step has it.
 
     Raises:
-        BadOptionError: a number out of range.
+        BadOptionError: a number is out of range.
     """
 
     noise: float

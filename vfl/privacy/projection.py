@@ -31,7 +31,7 @@ def private_projection(rows: Tensor, width: int, *, noise: float, secret: Secret
     tensor([0.6000, 0.8000])
 
     Raises:
-        BadOptionError: a number out of range.
+        BadOptionError: a number is out of range.
     """
     require_range("width", width, 1, rows.shape[1])
     require("noise", noise, "0 or more", 0 <= noise < math.inf)

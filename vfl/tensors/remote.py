@@ -478,7 +478,7 @@ class _WorkerEnd:
             return {"error": {key: text for key, text in error.record().items() if text}}
         except Exception as error:  # the text of the error may hold values
             problem = ProtocolError(
-                "a worker could not do what was asked",
+                "a worker could not execute the request",
                 where=f"{what} at {self._worker.name}",
                 got=type(error).__name__,
             )

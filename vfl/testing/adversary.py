@@ -131,7 +131,7 @@ class AdversaryContract(Contract):
         assert not changed, f"the evidence was changed in place: {changed}"
         if first != second:
             assert first == self._train(self._begun(spec)).weights_digest(), "not repeatable"
-            raise AssertionError("what it does not hold matters")
+            raise AssertionError("evidence that it does not hold changes its result")
 
     def test_a_training_that_is_resumed_ends_as_one_that_was_not(
         self, spec: str, tmp_path: Path

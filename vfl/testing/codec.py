@@ -91,7 +91,7 @@ class CodecContract(Contract):
         codec = make(spec)
         width = codec.wire_width(self.width)
         if not codec.equal_queries(width):
-            raise SkipTest("its queries differ in length, and it says so")
+            raise SkipTest("its queries differ in length, as it declares")
         for step in range(3):  # learned state is no secret, but makes some values shorter
             codec.encode(_cut(spec, 17, self.width), _context(True, 17, "feature", step))
             codec.commit(step)
@@ -158,7 +158,7 @@ class CodecContract(Contract):
                     codec.encode(cut, refused)
                 except SpecError:
                     continue
-                raise AssertionError("it needs positions, and took a batch without its own")
+                raise AssertionError("it needs positions, and accepted a batch without them")
         else:
             sent = [bytes(make(spec).encode(cut, one).payload) for one in (named, nameless)]
             assert sent[0] == sent[1], "it uses positions, and does not say so in `needs_rows`"

@@ -192,7 +192,7 @@ def splits_of(trees: Iterable[Tree]) -> list[Split]:
 def splits_state(splits: Sequence[Split]) -> dict[str, Tensor]:
     """Return splits as tensors, for `splits_of_state`.
 
-    An ordered split is the number of bins that go left.
+    An ordered split is stored as the number of bins that go left.
     """
     left = [[one.left.stop] if isinstance(one.left, range) else list(one.left) for one in splits]
 

@@ -270,7 +270,7 @@ class SharedFeatureEnd(FeatureEnd):
     def _require_taken(self, taken: Sequence[Split], step: int) -> None:
         if sorted(map(repr, taken)) != sorted(map(repr, self._answered)):
             raise ProtocolError(
-                "the label party asked for other splits than its trees have",
+                "the label party requested other splits than its trees have",
                 where=f"round {step}",
                 want="the sides of rows at the splits of its trees",
             )

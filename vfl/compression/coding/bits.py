@@ -208,7 +208,7 @@ def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
         numbers[mask] = found
         return numbers
     if len(found) != np.count_nonzero(mask):
-        raise ValueError("numbers are not as many as a mask marks")
+        raise ValueError("there are fewer or more numbers than a mask marks")
     patterns = np.append(found, found.dtype.type(0)).view(f"u{found.itemsize}")
     spread = np.empty(mask.shape, patterns.dtype)
     marks = np.ascontiguousarray(mask).reshape(-1).view(np.uint8)
@@ -575,7 +575,7 @@ class Supports:
             if self._size(count) <= self._most:
                 ranks[rows] = self._read_ranks(own, count)
             elif (own.sum(axis=1, dtype=np.int64) != count).any():
-                raise CorruptFrameError("a payload marks another number of indices than it says")
+                raise CorruptFrameError("a payload marks another number of indices than it states")
             else:
                 used[rows] = own
         sizes = np.minimum(counts, self.width - counts)

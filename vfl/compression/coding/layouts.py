@@ -160,7 +160,7 @@ class DenseEnumerative(DenseBitmap):
         spelt = np.unpackbits(np.frombuffer(body[:end], np.uint8))[:bits]
         counts = from_bits(spelt.reshape(rows, self._count_bits), self._count_bits, 1)[:, 0]
         if (counts > self.k).any():
-            raise CorruptFrameError("a payload says that a row has more values than it is wide")
+            raise CorruptFrameError("a payload states more values for a row than its width")
         return counts
 
 

@@ -139,7 +139,7 @@ class Reader:
         single = count == 1
         several = LANES <= count <= most and not head >> 4
         if (raw and not head) or not (single or several):
-            raise CorruptFrameError("a range-coded payload has no such states")
+            raise CorruptFrameError("a range-coded payload has invalid states")
         if len(raw) < end or (len(raw) - end) % 2 or size > _STATE_BYTES:
             raise CorruptFrameError("a range-coded payload ends inside its states or a word")
         spelt = np.zeros((count, _STATE_BYTES), np.uint8)
@@ -223,7 +223,7 @@ def decode_columns(
         _decode_in_passes(reader, table, codes)
     reader.finish()
     if len(reader.states) != state_count(table, codes):
-        raise CorruptFrameError("a range-coded payload has no such states")
+        raise CorruptFrameError("a range-coded payload has invalid states")
     return codes
 
 
@@ -403,7 +403,7 @@ class AdaptiveCounts:
         width = self.table.shape[1]
         touched: slice | np.ndarray = slice(None)
         places = cells
-        if self.table.size > 8 * len(cells):  # few of many contexts are touched
+        if self.table.size > 8 * len(cells):  # a step touches few of many contexts
             touched, which = np.unique(cells // width, return_inverse=True)
             places = which * width + cells % width
         counts = self._counts[touched]

@@ -179,7 +179,7 @@ class AuthenticatedMember(BeaverEngine):
             "a holder lied about its share",
             where=f"operation {number}",
             got=got,
-            want="shares whose MACs fit what was opened",
+            want="shares whose MACs match the opened values",
             fix="stop working with these holders; nothing that follows can be trusted",
         )
 

@@ -721,7 +721,7 @@ class PartnerSum(LayerSum):
 
     Args:
         ends: by party, in merge order; each codec has a `Partner`.
-        ring: what the shares of the outputs are numbers of.
+        ring: ring of the shares of the outputs.
         ledger, stopping: see `CutAggregator`.
         dealer: the third party's name.
         link: the stream to it.

@@ -68,7 +68,7 @@ def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
 
     Raises:
         SpecError: an unknown accountant or option.
-        BadOptionError: a number out of range.
+        BadOptionError: a number is out of range.
         MissingPackageError: the accountant's package is not installed.
     """
     require("delta", delta, "between 0 and 1", 0 < delta < 1)
@@ -100,7 +100,7 @@ def noise_for(
     2.28
 
     Raises:
-        BadOptionError: a number out of range.
+        BadOptionError: a number is out of range.
         PrivacyError: no amount of noise is enough.
     """
     require("epsilon", epsilon, "above 0", 0 < epsilon < math.inf)

@@ -22,7 +22,7 @@ class Moments(Accountant):
     1.2586
 
     Raises:
-        BadOptionError: a number out of range.
+        BadOptionError: a number is out of range.
     """
 
     def __init__(self, most: int = 32) -> None:

@@ -19,7 +19,7 @@ class PrivacyLoss(Accountant):
         interval: losses are rounded up to multiples of it.
 
     Raises:
-        BadOptionError: a number out of range.
+        BadOptionError: a number is out of range.
     """
 
     def __init__(self, interval: float = 1e-4) -> None:

@@ -1,4 +1,4 @@
-"""Renyi differential privacy, which needs no other package and is what a training uses."""
+"""Renyi differential privacy, which needs no other package and is the default of a training."""
 
 from __future__ import annotations
 
