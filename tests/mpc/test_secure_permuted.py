@@ -368,7 +368,7 @@ def test_columns_that_cannot_be_make_no_network(monkeypatch, merge, told):
     session, announced = session_of(experiment, data, "train"), PermutedEnd.announced
     lie = lambda end: told if end.party == "bank" else announced(end)  # noqa: E731
     monkeypatch.setattr(PermutedEnd, "announced", lie)
-    with pytest.raises(ProtocolError, match="'bank' announces columns"):
+    with pytest.raises(ProtocolError, match="'bank' announces an invalid number"):
         session.run()
 
 
