@@ -249,7 +249,7 @@ def test_a_party_runs_no_more_ranks_than_it_says(session, no_process):
 )
 def test_what_ranks_cannot_do_as_one_is_refused_by_name(session, changes, where):
     in_ranks(session, 2, 2)
-    with pytest.raises(ConfigError, match="2 ranks would not train as one does") as caught:
+    with pytest.raises(ConfigError, match="2 ranks would not train like one rank") as caught:
         session.play(**changes)
     assert caught.value.where == where
     assert not session.flower.threads
@@ -258,7 +258,7 @@ def test_what_ranks_cannot_do_as_one_is_refused_by_name(session, changes, where)
 def test_a_feature_party_refuses_them_itself(session, monkeypatch, no_process):
     monkeypatch.setattr("vfl.server.session.refuse_ranks", lambda terms, split, size: None)
     in_ranks(session, 2, 2)
-    with pytest.raises(PeerFailedError, match="2 ranks would not train as one does"):
+    with pytest.raises(PeerFailedError, match="2 ranks would not train like one rank"):
         session.play(codec="randtopk:k=2")
     assert isinstance(session.flower.failures[0], ConsentError)
 

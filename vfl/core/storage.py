@@ -295,15 +295,19 @@ def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
     with writing(path):
         private_folder(path.parent)
         handle, aside = _aside(path)
+    file = os.fdopen(handle, "wb")
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            with writing(path):
-                os.chmod(aside, mode)
-                os.replace(aside, path)
+        yield file
+        with writing(path):
+            file.flush()
+            os.chmod(aside, mode)
+            os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+    finally:
+        with suppress(OSError):  # after a failed flush, closing tries to write once more
+            file.close()
 
 
 def _flush(file: BinaryIO, *, durable: bool = True) -> None:
