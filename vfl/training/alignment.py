@@ -33,14 +33,14 @@ _ANY = Bounds(min_ids=0, min_common=0)
 
 @dataclass(frozen=True)
 class Aligned:
-    """What an alignment came to.
+    """Result of an alignment, in counts.
 
     Attributes:
-        common: rows that all parties have.
-        ids: rows of each party.
-        reused: whether the last version still holds, and nothing was sent.
-        versions: by party.
-        traffic: what crossed; None where nothing did.
+        common: number of rows that all parties have.
+        ids: number of rows of each party.
+        reused: whether the last version is still valid, so that no message was sent.
+        versions: version of each party's alignment, by party.
+        traffic: messages of the protocol; None if no message was sent.
     """
 
     common: int
@@ -52,14 +52,14 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a rule gains, in counts.
+    """Gain of an id rule, in counts.
 
     Attributes:
-        rules: those before it, and it.
-        common: ids that all parties have, each counted once.
-        gained: more than without it.
-        changed: ids that the rules change, by party.
-        repeated: rows whose id another row has, by party.
+        rules: spec of this rule and the rules before it.
+        common: number of distinct ids that all parties have.
+        gained: number of common ids that this rule adds.
+        changed: number of ids that the rules change, by party.
+        repeated: number of rows that share their id with another row, by party.
     """
 
     rules: str
@@ -78,7 +78,7 @@ def align(
         experiment: whose parties have files of their own; `data.id` and `data.id_rules`.
         protocol: a spec of `vfl.datasets.alignment.protocols.PROTOCOLS`.
         folder: a folder a party is written there.
-        tell: told how much has crossed.
+        tell: function that receives the number of bytes sent so far.
 
     Raises:
         ConfigError: the parties have no files of their own.
@@ -130,7 +130,7 @@ def align(
 
 
 def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
-    """What each rule gains when it is added to those before it; by the protocol, in counts.
+    """Return the gain of each rule over the rules before it, in counts from the protocol.
 
     Raises:
         ConfigError, MisalignedError, DataError, SpecError: see `align`.

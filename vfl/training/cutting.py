@@ -65,8 +65,8 @@ def split(
         codec: a spec, for every cut.
         defense: a spec of a defense on cuts, gradients or outputs.
         task: "classification", or "regression" where labels are numbers.
-        seed: stands in for the parties' secrets, which in one process protect nobody.
-        observers: told about every frame besides the ledger, a `Trace` for example.
+        seed: replaces the parties' secrets; secrets within one process would give no protection.
+        observers: objects that receive every frame besides the ledger, for example a `Trace`.
 
     Raises:
         ConfigError: there is no such layer, or the example does not reach it.

@@ -130,7 +130,7 @@ def _tables() -> dict[str, pd.DataFrame]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports nobody listens on just now; held open together so that they differ."""
+    """Return ports that are free now; all are held open together so that they differ."""
     with ExitStack() as held:
         ports = []
         for _ in range(count):

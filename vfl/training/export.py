@@ -41,7 +41,7 @@ from vfl.session.label.party import Task
 from vfl.session.secure_mode import label_parties, make, nobodys_bottom, shares_weights
 from vfl.transport.link import local_pair
 
-# ONNX Runtime 1.29 and later report their use to its makers unless told not to before the import.
+# ONNX Runtime 1.29 and later send telemetry unless this variable is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 #: How far a file's answers may be from torch's: float32 sums in another order.
@@ -73,7 +73,7 @@ def export_half(
     Raises:
         RunFolderError: the half is not there, damaged, or another run's.
         MissingPackageError: the form needs a package that is not installed.
-        SpecError: nobody has this half, or it cannot be written in this form.
+        SpecError: no party has this half, or this form cannot represent it.
     """
     own = PartyFolder(run / "parties" / party)
     if (written := _in_own_form(run, own, to, out)) is not None:
@@ -160,12 +160,12 @@ def _calibration(run: Path, own: PartyFolder) -> Calibration | None:
 
 
 class _Half(nn.Module):
-    """What a half computes at inference.
+    """Computation of a half at inference.
 
     Attributes:
         inputs: axes of one row of each input, by name.
-        output: what it gives.
-        stem: of the file's name.
+        output: name of its output.
+        stem: stem of the file's name.
     """
 
     inputs: Mapping[str, tuple[int, ...]]

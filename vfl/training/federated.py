@@ -76,7 +76,7 @@ def simulation(folder: LabelFolder) -> Iterator[None]:
 
 
 def _folder_of_all(folder: LabelFolder) -> Path:
-    """Where the folders of all parties lie."""
+    """Return the folder that contains the folders of all parties."""
     beside = folder.path.resolve().parent
     files = [beside / name / "party.toml" for name in node_parties(folder.experiment())]
     if missing := [file for file in files if not file.exists()]:
@@ -90,9 +90,10 @@ def _folder_of_all(folder: LabelFolder) -> Path:
 
 
 def _a_node_each(count: int) -> str:
-    """Flower's configuration of a simulation in which all nodes are there at once.
+    """Return Flower's configuration of a simulation in which all nodes run at once.
 
-    Ray lets a node wait where those before it take all CPUs, so it is told of one CPU a node.
+    Ray makes a node wait while other nodes occupy all CPUs, so the configuration declares one CPU
+    for each node.
     """
     return f"num-supernodes={count} init-args-num-cpus={count} client-resources-num-cpus=1"
 
@@ -118,7 +119,7 @@ def run_session(
         overrides: changes to the experiment, as ``key=value``.
         on_epoch: called with each epoch's record as it comes.
         on_note: called with one line about who came, who went away, and what is done about it.
-        on_progress: told how far the session is, about once a second.
+        on_progress: called with the session's progress, about once a second.
         resume: whether the run goes on from its last checkpoint.
         simulated: whether the SuperLink is that of `simulation`.
 
@@ -176,7 +177,7 @@ def run_session(
 
 
 class _FollowedFile:
-    """A file of lines that grows while somebody watches; what was there before is not reported."""
+    """Reader that reports new lines of a growing file, but not the lines present at the start."""
 
     def __init__(self, path: Path, on_line: Callable[[str], None]) -> None:
         self._path = path
@@ -218,7 +219,7 @@ class _FollowedProgress:
 
 
 def read_progress(path: Path) -> ProgressReport | None:
-    """What a `progress.json` says; None where there is none, or a torn one."""
+    """Return the content of a `progress.json`; None if the file is missing or incomplete."""
     try:
         record = read_json(path)
         known = {one.name: record[one.name] for one in fields(ProgressReport)}

@@ -58,19 +58,19 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Where a model's weights are."""
+    """Return the device of a model's weights."""
     return next((one.device for one in model.parameters()), torch.device("cpu"))
 
 
 def answered(model: Crossings, inputs: Any, labels: Tensor | None = None) -> Any:
-    """What a module answers for the inputs of a batch.
+    """Return a module's outputs for the inputs of a batch.
 
     Args:
         model: the module.
-        inputs: what it takes; a tuple has one entry for each party of a `SplitModule`, in its
-            order. Of a dict, `rows` are positions of the rows in a table, unless the model itself
+        inputs: the module's inputs; a tuple has one entry for each party of a `SplitModule`, in its
+            order. In a dict, `rows` are positions of the rows in a table, unless the model itself
             has an argument of that name.
-        labels: of the rows.
+        labels: labels of the rows.
     """
     inputs, rows = apart(inputs)
     if isinstance(model, CutModel):

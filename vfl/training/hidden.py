@@ -1,8 +1,8 @@
-"""What joining two tables would tell, without anybody learning which rows both have.
+"""Statistics over the common rows of two tables; no party learns which rows are common.
 
-The rows stay hidden (`vfl.mpc.three_party.intersection`): the label party learns how many are
-common and sums of products of inputs over all of them, and makes linear regressions of the label
-from these.
+The rows stay hidden (`vfl.mpc.three_party.intersection`): the label party learns the number of
+common rows and sums of products of inputs over all of them. It computes linear regressions of the
+label from these.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _RCOND = 1e-6
 
 @dataclass(frozen=True)
 class HiddenStatistics:
-    """What the label party learns, and what it makes of that.
+    """Statistics that the label party learns, and the results that it computes from them.
 
     Attributes:
-        common: rows that both have; the feature party learns it too.
-        inputs: of each party that take part, in numbers.
-        left_out: inputs that too few of the party's rows have, in numbers.
+        common: number of rows that both parties have; the feature party learns it too.
+        inputs: number of each party's inputs that take part.
+        left_out: number of inputs that too few of the party's rows have.
         explained: share of the label's variance that a linear regression explains, adjusted for
             the number of inputs, by whose inputs it has; the mean over the classes.
         payload_bytes: that were sent, by sender and receiver.
@@ -67,7 +67,7 @@ class _Brought:
 
 
 def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
-    """Regressions of the label over rows that nobody knows; all three parties in this process.
+    """Compute regressions of the label over hidden rows, with all three parties in this process.
 
     Args:
         experiment: of a label party and one feature party with files of their own.
@@ -147,7 +147,7 @@ def explained(sums: np.ndarray, inputs: list[int], targets: list[int]) -> float:
 
 
 def min_common(experiment: Experiment, party: str) -> int:
-    """What a party's own file consents to, where it has one."""
+    """Return the fewest common rows that a party's own file accepts, or the default."""
     source = experiment.parties[party].source or ""
     consent = read_party_file(Path(source)).consent if is_file_of_party(source) else Consent()
     return consent.min_common

@@ -1,6 +1,6 @@
 """All parties in one process: the same parties, the same frames, a function call as the link.
 
-`vfl.training.whole_network` plays the parties of a network that nobody holds, as threads.
+`vfl.training.whole_network` runs the parties of a secret-shared network as threads.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Connect = Callable[[str], tuple[TransportLink, TransportLink]]
 
 
 class Options(TypedDict, total=False):
-    """What the parties bring to a session in one process, and where its results go.
+    """Inputs of the parties to a session in one process, and destinations of its results.
 
     Attributes:
         secrets: each party's secret; parties left out get a repeatable stand-in from the seed.
@@ -69,13 +69,14 @@ class Options(TypedDict, total=False):
         checkpoints: folder with a folder for each party's checkpoints, and its trace if the
             experiment asks for one; training goes on from the last checkpoint that was committed
             there. None saves nothing.
-        observers: told about every frame (a `Trace`, for example), besides the ledger.
-        on_epoch: told one record an epoch.
-        on_progress: told how far the session is, about once a second.
-        connect: makes the links; frames are handed over at once if not given.
-        carry: what the streams of a session whose network nobody holds go through, such as lines
-            that are computed.
-        say: told how large a trace may get before it starts, and when a checkpoint is damaged.
+        observers: objects that receive every frame besides the ledger, for example a `Trace`.
+        on_epoch: called with one record for each epoch.
+        on_progress: called with the session's progress, about once a second.
+        connect: function that makes the links; by default frames are delivered at once.
+        carry: function that wraps the streams of a session with a secret-shared network, for
+            example in simulated connections.
+        say: called with one line: the largest size of a trace before it starts, or a damaged
+            checkpoint.
         serving: further label parties whose tasks are served.
         explained: parties that learn what their columns add; see `Terms`.
     """
@@ -98,7 +99,7 @@ class Options(TypedDict, total=False):
 
 
 class PartiesSession:
-    """What every session with all parties in this process has, whoever holds which weights.
+    """Base of sessions with all parties in this process, with plain or secret-shared weights.
 
     Args:
         experiment: what to do.
@@ -178,36 +179,37 @@ class PartiesSession:
         return start
 
     def _watched(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """The same exchanges; how far they are is told where somebody wants to know."""
+        """Return the same exchanges, and report progress if a function for it was given."""
         if self._tell is None:
             return iter(schedule)
         progress = SessionProgress(self.terms, self.label.split, self._tell)
         return progress.through(schedule)
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
-        """Everybody's weights, or shares of them, by party."""
+        """Return all parties' weights, or shares of them, by party."""
         return {one.name: one.weights() for one in (*self.beside, self.label)}
 
     def weights_digest(self) -> str:
-        """One digest of the parties' own digests in name order."""
+        """Return one digest of the parties' own digests in name order."""
         return joint_digest(
             [(one.name, one.weights_digest()) for one in (*self.beside, self.label)]
         )
 
     def whole_ledger(self) -> Ledger:
-        """What crossed every link."""
+        """Return the ledger of all links."""
         return self.ledger
 
     def outputs(self) -> Tensor:
-        """What a prediction session gave, in row order; axes (rows, outputs)."""
+        """Return the outputs of a prediction session, in row order; axes (rows, outputs)."""
         return torch.cat(self.label.outputs)
 
 
 class LocalSession(PartiesSession):
     """One session of an experiment with every party in this process, each in the role that it has.
 
-    A feature party sends the same frame to whoever takes cuts, and takes the weighted sum of what
-    comes back: that is the label party, several of them, or the party in the middle.
+    A feature party sends the same frame to every receiver of cuts, and takes the weighted sum of
+    the gradients that come back. Receivers are one or several label parties, or the party in the
+    middle.
 
     Args:
         experiment: what to do.
@@ -250,7 +252,7 @@ class LocalSession(PartiesSession):
                 self._own[name] = replace(self._own[name], augment=augment)
         if self._mode.whole_network:
             raise ExposedCutError(
-                "nobody has a model here, not even in parts that go on by themselves",
+                "no party holds a model here, because the network is secret-shared",
                 got=f"secure = '{self.terms.secure}'",
                 want="vfl train on an experiment file, or secure = 'none', 'sum' or 'beaver'",
             )
@@ -366,17 +368,17 @@ class LocalSession(PartiesSession):
         return self
 
     def training_states(self) -> dict[str, dict[str, Any]]:
-        """What each party needs to go on: weights, optimiser, and what was counted."""
+        """Return the state that each party resumes from: weights, optimiser and counts."""
         return {one.name: one.training_state() for one in (*self.beside, self.label)}
 
     def leads(self, name: str) -> LabelParty:
-        """A label party whom alone the feature parties answer from now on."""
+        """Return a label party; from now on the feature parties answer only to it."""
         for client in self.clients:
             client.end.link = self._ends[name][client.name]
         return self.label if name == self.label.name else self.others[name]
 
     def whole_ledger(self) -> Ledger:
-        """What crossed every link, those to further label parties under a name that says so."""
+        """Return the ledger of all links; links to further label parties have their own names."""
         rows: list[Mapping[str, Any]] = [*self.ledger.state()]
         for name, own in self._ledgers.items():
             rows += [row | {"party": f"{row['party']} to {name}"} for row in own.state()]
@@ -437,7 +439,7 @@ class LocalSession(PartiesSession):
         )
 
     def _players(self) -> list[Beside]:
-        """Who plays beside the label party, in the order in which they send."""
+        """Return the parties other than the label party, in the order in which they send."""
         helping = [] if self.helper is None else [_Helper(self.helper)]
         between = [] if self.middle is None else [self.middle]
         return [*helping, *self.clients, *between]

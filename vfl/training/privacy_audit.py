@@ -1,8 +1,9 @@
-"""Trains with canaries, whose being there is a coin, and says what the models tell of the coins.
+"""Privacy audit: train with canaries, each present by a coin toss, and guess the coins.
 
-The auditor sees what a statement of DP-SGD is about: every noisy gradient of every half, and the
-models. A canary's own gradient is known to whoever made it, so that its part in a noisy sum is the
-sum's product with it, which a forward pass along the sum gives for all canaries at once.
+The auditor sees everything that a statement of DP-SGD covers: every noisy gradient of every half,
+and the models. The auditor made the canaries, so it knows the gradient of each. The product of that
+gradient with a noisy sum measures the canary's part in the sum. One forward pass along the sum
+computes this product for all canaries.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ FEWEST = 20
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What a training claims, and what an audit proves.
+    """Privacy that a training claims, and the lower bound that an audit proves.
 
     Attributes:
-        claimed: what the training states.
-        proved: the lower bound that was found.
-        refuted: whether the lower bound is above what is claimed.
+        claimed: the training's privacy statement.
+        proved: the lower bound that the audit found.
+        refuted: whether the lower bound is above the claim.
     """
 
     claimed: PrivacyStatement
@@ -95,7 +96,7 @@ def audit(
         confidence: of the lower bound.
         trainings: 1 audits by one training (Steinke et al. 2023); more by as many trainings.
         seed: of canaries and coins. Noise is of fresh secrets.
-        say: told about each training.
+        say: called with one line for each training.
 
     Raises:
         PrivacyError: nothing is claimed, or there is too little to prove anything with.
@@ -173,8 +174,8 @@ def _with_canaries(
 ) -> PartyData:
     """A party's rows with inputs that no other row has, or wrong labels, at the canaries' places.
 
-    A bottom that takes columns gets a column for each canary, which is zero elsewhere: nothing but
-    the canary and the noise moves the weights of that column.
+    A bottom that takes columns gets one column for each canary. The column is zero in other rows,
+    so only the canary and the noise move its weights.
     """
     inputs, labels, at = own.inputs, own.labels, torch.from_numpy(places)
     draw = generator(seed, "canaries", own.name)
@@ -266,7 +267,7 @@ class _Auditor:
         return outputs
 
     def _of_label(self, step: int, noisy: Sequence[Tensor]) -> None:
-        """What the label party's sum tells; the feature parties' weights are still those of it."""
+        """Score canaries by the label party's sum; feature parties still have the same weights."""
         label, cuts, calls = self._label, dict[str, Tensor](), {}
         for name, end in self._ends.items():
             with _private(end).recording() as calls[name]:

@@ -1,8 +1,8 @@
-"""Which run of a folder is promoted: the one that services answer with, now and when they start.
+"""Promotion of runs: services answer with the promoted run of a folder, now and when they start.
 
-`promoted.json` beside the runs keeps the promoted runs in turn. A service says in `serving.json`,
-in the folder of the run that it began with, where it listens and which run answers;
-`serving.next` there asks it to go on with another one, which it does without a gap
+`promoted.json` beside the runs lists the promoted runs in order. A service writes its address and
+the run that answers to `serving.json`, in the folder of the run that it began with. The file
+`serving.next` there asks the service to continue with another run, and it does so without a gap
 (`vfl.session.label.front.serve_in_turn`).
 """
 
@@ -138,7 +138,7 @@ def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningServ
 
 
 def runs_of(path: Path) -> Path:
-    """Where the runs lie: the folder itself, or the store of a project's label party.
+    """Return the folder of the runs: this folder, or the store of a project's label party.
 
     Raises:
         RunFolderError: it is neither.
@@ -188,7 +188,7 @@ def _ask(service: RunningService, run: Path, wait_s: float) -> None:
     while time.monotonic() < deadline:
         now = running_service(service.began)
         if now is None or now.run == run.name:
-            return  # one that has ended answers nobody
+            return  # a service that has ended sends no answers
         if now.refused.get("run") == run.name and now.refused != service.refused:
             told = read_record(now.refused, str(service.began / STATE_FILE))
             raise UserError(

@@ -46,7 +46,7 @@ class _Step:
 
 
 class ModuleTrace:
-    """What crossed while a module was trained, for attacks on a recorded training; see `record`.
+    """Frames of a module's training, for attacks on a recorded training; see `record`.
 
     Args:
         model: the module.
@@ -97,7 +97,7 @@ class ModuleTrace:
 
     @property
     def digest(self) -> str:
-        """Of all that crossed."""
+        """Digest of all recorded frames."""
         digest = hashlib.sha256()
         for one in self.frames:
             digest.update(f"{one.party}|{one.direction}|{one.step}|{len(one.payload)}|".encode())
@@ -185,7 +185,7 @@ def _listed(rows: np.ndarray | None) -> list[int]:
 
 
 def _positions(keys: Iterable[int]) -> dict[int, list[int]]:
-    """Where each key stands."""
+    """Return the positions of each key."""
     found: dict[int, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         found[key].append(place)
@@ -213,7 +213,7 @@ class _Replay:
         self._saved: dict[int, Any] = {}
 
     def values(self, frame: Recorded, rows: np.ndarray | None, count: int) -> Tensor:
-        """What the frame's receiver made of it, axes (rows, width)."""
+        """Return the values that the receiver decoded from a frame, axes (rows, width)."""
         context = StepContext(frame.step, training=True, rows=rows)
         if frame.kind is Kind.CUT:
             cut, self._saved[frame.step] = self._codec.decode(

@@ -132,7 +132,7 @@ def _load(
 
 
 def _dealing(experiment: Experiment) -> Dealing:
-    """How the experiment deals rows to the split."""
+    """Return the experiment's rule that assigns rows to training, validation and test."""
     data = experiment.data
     return Dealing(
         experiment.seed,
@@ -313,7 +313,7 @@ def trained(
         data: every party's rows.
         mode: evaluate, predict or serve.
         device: where the models run.
-        tell: told how far it is, as the folder is.
+        tell: called with the progress, which the folder receives too.
         serving: see `Options`.
         explained: see `Options`.
         adversaries: see `Options`.
@@ -459,7 +459,7 @@ def _as_left_by(
 
 
 def accounts_of(session: AnySession) -> dict[str, Any]:
-    """What a process that plays every party of a network nobody holds can tell of all of them."""
+    """Return figures of all parties that only a process which runs every party can collect."""
     if tasks := _tasks(session):
         return {"tasks": tasks}
     if not isinstance(session, WholeNetworkSession):
@@ -472,7 +472,7 @@ def accounts_of(session: AnySession) -> dict[str, Any]:
 
 
 def _figures_of(session: AnySession, party: str) -> dict[str, Any]:
-    """What a training says of one party's part of the model."""
+    """Return a training's figures about one party's part of the model."""
     if not isinstance(session, WholeNetworkSession):
         return {}
     everybody = {one.name: one.figures() for one in session.clients}
@@ -495,7 +495,7 @@ def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
     """Give an adversary that has begun what it had learned when this run ended.
 
     Raises:
-        RunFolderError: nobody tampered at that party, or another version of vfl wrote it.
+        RunFolderError: that party had no adversary, or another version of vfl wrote the run.
     """
     adversary.load_training_state(_learned(folder, party, folder.experiment()).load(0))
 
@@ -538,7 +538,7 @@ def evaluate_together(
     Args:
         folders: of runs that this process trained.
         device: where models run.
-        tell: hears of progress.
+        tell: called with the progress.
 
     Raises:
         TrainedRowsError: no such row is left, or it is not known which rows a run trained on.

@@ -75,7 +75,7 @@ def checked(content: Mapping[str, Any], where: str) -> Experiment:
 
 
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> None:
-    """Build every plug-in the experiment names, so that a wrong spec is told before anything runs.
+    """Build every plug-in the experiment names, to report wrong specs before anything runs.
 
     Args:
         experiment: what to check.
@@ -83,14 +83,14 @@ def check_specs(experiment: Experiment, locations: Locations | None = None) -> N
 
     Raises:
         SpecError: with the nearest known name or option, or the widths that would fit.
-        ConfigError: several specs are wrong; all of them are told.
+        ConfigError: several specs are wrong; the error lists all of them.
     """
     locations = locations or Locations()
     raise_mistakes(list(mistakes_in(experiment, locations)), locations)
 
 
 def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
-    """Build every codec for a cut of one width, so that all wrong specs are told at once.
+    """Build every codec for a cut of one width, to report all wrong specs at once.
 
     Args:
         specs: the codecs.
@@ -118,11 +118,11 @@ def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistak
 
 
 def mistakes_here(experiment: Experiment) -> Iterator[ConfigError]:
-    """What one process that plays every party is held to, beside the plug-ins."""
+    """Yield mistakes, other than wrong specs, for one process that runs every party."""
     from vfl.session import secure_mode
 
     apart = False
-    with suppress(SpecError):  # of a mode that cannot be built, which is told where it stands
+    with suppress(SpecError):  # another check reports a mode that cannot be built
         apart = secure_mode.make(experiment.secure).divides_rows
     return of_training_here(experiment, sources.own_parts(experiment.data.source), apart)
 
@@ -153,7 +153,7 @@ def _check_merger(spec: str, widths: Sequence[object]) -> None:
 
 
 def _check_steps(content: Mapping[str, Any], **changed: str) -> None:
-    """How weights move; a setting that is wrong by itself is told where it stands."""
+    """Try the optimiser; the check of each setting reports values that are wrong by themselves."""
     try:
         settings = TrainSettings.model_validate({**table_in(content, "train"), **changed})
     except ValueError:
@@ -162,7 +162,7 @@ def _check_steps(content: Mapping[str, Any], **changed: str) -> None:
 
 
 def _check_schedule(content: Mapping[str, Any]) -> None:
-    """How learning rates change; what the optimiser refuses is told where that one stands."""
+    """Try the schedule of learning rates; `_check_steps` reports a wrong optimiser."""
     try:
         _check_steps(content, schedule=NO_SCHEDULE)
     except SpecError:
@@ -187,7 +187,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     parties, names = table_in(content, "parties"), ("codec", "defense", "merge")
     named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
     named["secure"] = spec
-    # Of whatever was read: the rest of the experiment may be wrong, and is told elsewhere.
+    # Built from unchecked settings: other checks report mistakes in the rest of the experiment.
     chosen = Experiment.model_construct(
         **named,
         label=LabelSettings.model_construct(**table_in(content, "label")),
@@ -208,7 +208,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     except ExposedCutError:
         raise
     except SpecError:
-        return  # of codec, defense or bottom, which is told where it stands
+        return  # the checks of codec, defense and bottom report this
     trace = table_in(content, "trace")
     if trace.get("phases") or trace.get("snapshots"):
         raise trace_of_masked_cuts()
@@ -259,7 +259,7 @@ def _check_attack(spec: str) -> None:
 
 
 def _check_adversary(spec: str) -> None:
-    """An adversary, or nobody."""
+    """Build an adversary, unless the spec is "none"."""
     if spec != "none":
         from vfl.attacks.active import make_adversary
 
@@ -298,13 +298,13 @@ def check_beside_middle(spec: str) -> None:
 
 
 def _check_known_beside_middle(spec: str) -> None:
-    """The same; what cannot be built is told where it stands."""
+    """Check a defense beside a middle party; another check reports a spec that cannot be built."""
     with suppress(UnknownNameError, UnknownOptionError, BadOptionError):
         check_beside_middle(spec)
 
 
 def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> None:
-    """What [dp] refuses; what cannot be built, or does not fit, is told where it stands."""
+    """Raise [dp]'s refusals only; other checks report specs that cannot be built or do not fit."""
     try:
         refuse(spec, beside)
     except PrivacyError:

@@ -103,7 +103,7 @@ class Crossings(nn.Module):
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:
-        """Tell an observer about every frame of the forward passes in a block; copies do not."""
+        """Send every frame of the forward passes in a block to an observer; copies do not."""
         self._watching = (*self._watching, observer)
         try:
             yield
@@ -111,13 +111,13 @@ class Crossings(nn.Module):
             self._watching = tuple(one for one in self._watching if one is not observer)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """What the defense promises; empty where it promises nothing that can be stated."""
+        """Return the defense's privacy statements; empty if it makes none."""
         return self._defense.privacy()
 
     def extra_loss(self) -> Tensor:
-        """What codec and defense add to the loss of the last forward pass; 0 if nothing.
+        """Return the terms that codec and defense add to the last forward pass's loss; 0 if none.
 
-        A training whose loss lacks it ends with an error in the backward pass.
+        A training that omits them from its loss ends with an error in the backward pass.
         """
         taken = [one.taken() for one in self._additions]
         self._additions.clear()
@@ -242,7 +242,7 @@ class Crossings(nn.Module):
         return _with_secret(context, secret if context.training else None)
 
     def _check_labels(self, labels: Tensor | None, outputs: Tensor) -> None:
-        """Hold labels to what an experiment of this task has, and tell the defense their kind."""
+        """Check labels as an experiment of this task does, and give the defense their kind."""
         if self._prepared and not self._on_labels:
             return
         classes = None
@@ -275,9 +275,9 @@ class SplitModule(Crossings):
         defense: a spec, as everywhere.
         merge: spec of a merger, as everywhere.
         task: "classification", or "regression" where labels are numbers.
-        seed: stands in for the parties' secrets, which in one process protect nobody. Dropout, and
-            layers of a defense that draw, follow from it as well.
-        observers: told about every frame besides the ledger, a `Trace` for example.
+        seed: replaces the parties' secrets; secrets within one process would give no protection.
+            Dropout and random layers of a defense depend on it too.
+        observers: objects that receive every frame besides the ledger, for example a `Trace`.
 
     >>> bottoms = {"bank": nn.Linear(3, 4), "shop": nn.Linear(5, 4)}
     >>> model = SplitModule(bottoms, nn.Linear(8, 2), {"bank": 4, "shop": 4}, codec="topk:k=2")
@@ -401,11 +401,11 @@ def _with_secret(context: StepContext, secret: Secret | None) -> StepContext:
 
 
 class Addition:
-    """What codec and defense add to the loss of one forward pass.
+    """Terms that codec and defense add to the loss of one forward pass.
 
     Attributes:
-        total: the sum; None for nothing.
-        arrived: whether a backward pass has come through it.
+        total: sum of the terms; None if there are none.
+        arrived: whether a backward pass has reached it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a run or a project stands, from what its folder and its SuperLink say."""
+"""Status of a run or a project, from its folder and its SuperLink."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ _REFUSED = (DisagreementError.code, RunFolderError.code)
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands.
+    """Status of a run.
 
     Attributes:
         run: its folder.
         state: waiting, starting, training, evaluating, predicting, aligning, serving, ended,
             failed or interrupted.
         created: when it began.
-        progress: how far its session is; None where none is at work, or nothing is known yet.
-        silent_s: since when that has said nothing.
-        epochs: that are done.
-        figures: of the last epoch, or of the run that has ended.
-        bytes: both ways by party; those of all together under "all" while the run goes on.
+        progress: progress of its session; None if no session runs, or none has reported yet.
+        silent_s: seconds since the last report of progress.
+        epochs: number of finished epochs.
+        figures: figures of the last epoch, or of the run that has ended.
+        bytes: bytes in both directions by party; while the run goes on, their sum under "all".
         erased: rows that it trained, validated and tested and that were erased since.
         failure: why the last session ended badly, as `VFLError.record` gives it.
         address: where it is served.
@@ -90,15 +90,15 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class ProjectStatus:
-    """Where a project stands.
+    """Status of a project.
 
     Attributes:
         project: its label folder.
-        superlink: where it listens; None where none runs.
+        superlink: address of its SuperLink; None if none runs.
         parties: whether each party with a node is connected; empty without a SuperLink.
-        runs: the last ones, and those that are promoted or answer; the newest first.
+        runs: the last runs, and runs that are promoted or answer; the newest comes first.
         then: commands that go on from here.
-        exit_code: what `vfl status` ends with.
+        exit_code: exit code of `vfl status`.
     """
 
     project: str
@@ -115,7 +115,7 @@ class ProjectStatus:
 
 @dataclass(frozen=True)
 class PartyStatus:
-    """Where a party with a node stands, at that party.
+    """Status of a party with a node, at that party.
 
     Attributes:
         party: its name.
@@ -123,7 +123,7 @@ class PartyStatus:
         table: whether the table that its file names is there.
         up: whether its SuperNode runs.
         then: the command that goes on from here.
-        exit_code: what `vfl status` ends with.
+        exit_code: exit code of `vfl status`.
     """
 
     party: str
@@ -139,7 +139,7 @@ class PartyStatus:
 
 
 def run_status(path: Path) -> RunStatus:
-    """Where a run stands, whether it has ended or not.
+    """Return the status of a run, whether it has ended or not.
 
     Raises:
         RunFolderError: there is no run, or its own record is not as it was written.
@@ -187,7 +187,7 @@ def run_status(path: Path) -> RunStatus:
 
 
 def project_status(folder: LabelFolder) -> ProjectStatus:
-    """Where a project stands.
+    """Return the status of a project.
 
     Raises:
         VFLError: its files cannot be read, or the SuperLink refuses to say who is there.
@@ -210,7 +210,7 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
 
 
 def party_status(folder: Path) -> PartyStatus:
-    """Where a party stands that has a node.
+    """Return the status of a party with a node.
 
     Raises:
         ConfigError: its file cannot be read, or holds mistakes.
@@ -239,7 +239,7 @@ def has_table(party: PartyFile) -> bool:
 def _before_sessions(
     folder: LabelFolder, superlink: str | None, parties: Mapping[str, bool]
 ) -> tuple[str, ...]:
-    """What comes before a session can: a table, keys of all, and everybody up."""
+    """Return commands needed before a session: a table, all keys, and all parties connected."""
     project = _quoted(folder.path)
     if not has_table(read_party_file(folder.party_file)):
         return (f"vfl join {project} --table TABLE",)
@@ -266,7 +266,7 @@ def _before_sessions(
 
 
 def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]:
-    """What comes once everybody is up: an alignment, a training, and what its run is for."""
+    """Return commands once all parties are connected: align, train, then use the run."""
     project = _quoted(folder.path)
     newest = runs[0] if runs else None
     if newest is not None and newest.exit_code == AT_WORK:
@@ -328,7 +328,7 @@ def _figures(folder: RunFolder) -> dict[str, Any]:
 
 
 def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | None]:
-    """What `progress.json` says, how old it is in seconds, and who wrote it."""
+    """Return the content of `progress.json`, its age in seconds, and the process that wrote it."""
     report = read_progress(path / PROGRESS)
     if report is None:
         return None, None, None
@@ -342,7 +342,7 @@ def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | No
 
 
 def _served_at(path: Path) -> str | None:
-    """Where a run answers; None where no service that lives says so."""
+    """Return the address at which a run answers; None if no running service announces one."""
     for service in services_of(path.resolve().parent):
         if service.run == path.resolve().name or (service.run is None and service.began == path):
             return service.address
@@ -350,7 +350,7 @@ def _served_at(path: Path) -> str | None:
 
 
 def _failure(path: Path) -> tuple[dict[str, str], int] | None:
-    """What ended the last session, and its exit code."""
+    """Return the error that ended the last session, and its exit code."""
     if not path.exists():
         return None
     record = read_json(path)
@@ -359,7 +359,7 @@ def _failure(path: Path) -> tuple[dict[str, str], int] | None:
 
 
 def _again(folder: RunFolder, *, resumes: bool = True) -> tuple[str, ...]:
-    """The command that goes on with a run, or begins another one."""
+    """Return the command that resumes a run, or begins another one."""
     words = shlex.split(str(folder.about()["command"]))
     what = words[1] if len(words) > 1 else "train"
     path = words[2] if len(words) > 2 else "EXPERIMENT.toml"

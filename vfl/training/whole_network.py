@@ -1,4 +1,4 @@
-"""All parties of a network that nobody holds in one process: a thread each, the same frames."""
+"""All parties of a secret-shared network in one process: one thread each, the same frames."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from vfl.transport.link import Observed, local_pair
 
 
 class WholeNetworkSession(PartiesSession):
-    """One session of an experiment whose network nobody holds; as `LocalSession` is of others.
+    """One session of an experiment with a secret-shared network; compare `LocalSession`.
 
     Args:
         experiment: what to do.
         data: each party's aligned rows, by party, the label party's included.
         mode: train, evaluate or predict.
         outputs: number of classes, or 1 for a regression.
-        options: as of a `LocalSession`, but links are the secure mode's. Adversaries, devices and
-            bottoms are refused, for nobody has anything to tamper with.
+        options: as for a `LocalSession`, but the secure mode makes the links. Adversaries, devices
+            and bottoms are refused, because no party holds a model to tamper with.
     """
 
     clients: list[WholeNetworkParty]
@@ -60,7 +60,7 @@ class WholeNetworkSession(PartiesSession):
         self._streams = carry(self._mode.local_streams(self.terms))
         outer: Mapping[str, Link] = self._streams.outer
         inner: Mapping[str, SharedLink] = self._streams.inner
-        if mode == "serve":  # whoever is asked answers at once, in one thread
+        if mode == "serve":  # each party answers a request at once, in one thread
             pairs = {name: local_pair() for name in peers}
             outer = {name: there for name, (_, there) in pairs.items()}
             inner = {name: here for name, (here, _) in pairs.items()}
@@ -132,11 +132,11 @@ class WholeNetworkSession(PartiesSession):
         return self
 
     def revealed(self) -> list[Revealed]:
-        """What everybody learned, which only a process that plays all of them knows."""
+        """Return what each party learned; only a process that runs all parties knows it."""
         found = [each for one in self._everybody for each in one.revealed()]
         return found + self.label.revealed()
 
     def traffic(self) -> list[dict[str, Any]]:
-        """What everybody sent, by receiver and phase."""
+        """Return the traffic of all parties, by receiver and phase."""
         networks = [*(one.network for one in self._everybody), self.label.network]
         return [each for one in networks for each in one.traffic()]

@@ -67,10 +67,10 @@ class TensorBoard(RunWriter):
 
 
 class MLflow(RunWriter):
-    """A run in an SQLite store, `mlflow.db` beside the run folders unless told otherwise.
+    """A run in an SQLite store; the default store is `mlflow.db` beside the run folders.
 
-    MLflow has put its store of plain files into maintenance: it refuses to open one. Its telemetry
-    is off before it is imported.
+    MLflow no longer maintains its store of plain files and refuses to open one. Its telemetry is
+    switched off before the import.
 
     Args:
         store: file of the store.
