@@ -112,7 +112,7 @@ def test_what_is_refused(refused, tmp_path, loans, case):
 def test_the_cure_for_a_german_file_cures(vfl, well, tmp_path, loans, rows):
     rows.to_csv(tmp_path / "loans.csv", index=False, sep=";", decimal=",", encoding="latin-1")
     done = vfl("check", loans)
-    (told,) = re.findall(r"as if written with (.*): set that", done.err)
+    (told,) = re.findall(r"seems to be written with (.*): set that", done.err)
     cure = [word for setting in told.split(", ") for word in ("-s", f"data.{setting}")]
     well("check", loans, *cure)
 
@@ -245,5 +245,5 @@ def test_ids_with_a_decimal_point(well, refused, tmp_path, rows):
 
 
 def test_a_classifiers_missing_texts():
-    with pytest.raises(UserError, match=r"1 of 3 labels are missing(.|\n)*leave those rows out"):
+    with pytest.raises(UserError, match=r"1 of 3 labels are missing(.|\n)*leave these rows out"):
         VFLClassifier().fit(np.zeros((3, 2)), np.array(["a", None, "b"], dtype=object))

@@ -85,7 +85,7 @@ def test_the_folder_of_another_format_is_refused_and_listed(tmp_path):
     ):
         with pytest.raises(RunFolderError, match="another version of vfl") as caught:
             use()
-        assert caught.value.fix == "pip install vfl==0.0.3 in an environment of its own reads it"
+        assert caught.value.fix == "pip install vfl==0.0.3 in a separate environment can read it"
     (listed,) = list_runs(tmp_path)
     assert (listed.kind, listed.state) == ("grid", "damaged")
     assert "another version" in listed.sentence

@@ -209,7 +209,7 @@ def test_a_classifier_answers_calibrated_probabilities():
         for how in ("none", "platt")
     ]  # fmt: skip
     assert losses[1] < losses[0] - 0.05
-    with pytest.raises(ConfigError, match="held out"):
+    with pytest.raises(ConfigError, match="holds no rows out"):
         VFLClassifier(2, calibration="platt", validation=0.3).partial_fit(X, y, classes=[0, 1])
 
 

@@ -387,7 +387,7 @@ def test_exact_statistics_of_all_names_have_one_limit(tmp_path):
         meter.show(30)
         with pytest.raises(ConsentError, match="exact statistics") as refusal:
             meter.show(11)
-    assert "90 shown" in refusal.value.got
+    assert "90 disclosed" in refusal.value.got
     assert limited.spent_statistics() == 90, "what was refused was not shown"
     with limited.session(terms_of(run="three")) as (_, meter, _):
         meter.show(10)
