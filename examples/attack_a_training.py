@@ -1,6 +1,6 @@
-"""What a training tells: labels to the feature party that hears gradients, pictures to the other.
+"""Leakage of a training: labels to the feature party that gets gradients, pictures to the other.
 
-Change SOURCE to "mnist" and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1" to see what they do.
+Change SOURCE to "mnist" and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1" to see their effect.
 """
 
 import torch

@@ -20,7 +20,7 @@ from vfl.attacks import ATTACKS, Attack, Grant, View, make
 
 
 class Mahalanobis(Attack):
-    """How far a cut lies from each class's leaked mean, in units of how all cuts are spread."""
+    """Distance of a cut from each class's leaked mean, by the covariance of all cuts."""
 
     goal = "labels"
     needs = frozenset({Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED})

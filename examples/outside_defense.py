@@ -1,4 +1,4 @@
-"""A defense from outside the package, in one file: the label party rounds what it tells.
+"""A defense from outside the package, in one file: the label party rounds its gradients.
 
 Registered here for this process; a package of your own declares an entry point instead:
 

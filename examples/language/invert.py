@@ -1,13 +1,13 @@
-"""What the owner of a split language model reads in the cuts of its user: thesis 6.2.2.
+"""Text that the owner of a split language model recovers from its user's cuts: thesis 6.2.2.
 
     python examples/language/invert.py --out inversion.csv
     python examples/language/invert.py --model smollm2 --texts 5 --out inversion_smollm2.csv
 
-It takes the decoder of pretrain.py, or a published one. Texts are of reviews that the decoder of
-pretrain.py never saw: sentences (short) and whole reviews (long). Beside each accuracy stand the
-guess, which is the most frequent word everywhere, and what is left of the task: how often the next
-word is named first. A line of the file is a cell, written when it is done; cells that are there are
-not done again.
+It takes the decoder of pretrain.py, or a published one. Texts come from reviews that the decoder of
+pretrain.py never saw: sentences (short) and whole reviews (long). Two numbers accompany each
+accuracy: the guess (the most frequent word everywhere), and the task's accuracy (how often the
+model ranks the next word first). A line of the file is a cell, written when the cell is done. Cells
+in the file are not computed again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of a cell."""
+    """Result of a cell."""
 
     accuracy: float
     guess: float

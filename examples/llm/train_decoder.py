@@ -76,13 +76,13 @@ def learn_pairs(texts: list[str], vocabulary: int, words: int = 20_000) -> ByteP
 
 
 def loss_of(model: Decoder, rows: Tensor) -> Tensor:
-    """Of the next token, axes (texts, steps + 1)."""
+    """Return the loss of the next token; `rows` has axes (texts, steps + 1)."""
     logits = model(rows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
 def train(tokens: Tensor, held: Tensor, minutes: float, seed: int = 0) -> Decoder:
-    """As many steps as fit the time."""
+    """Train for as many steps as fit into the time."""
     torch.manual_seed(seed)
     shape = DecoderShape(
         vocabulary=1024,

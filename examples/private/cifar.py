@@ -76,7 +76,7 @@ def public_convolutions(pixels, labels, epochs, seed=0):
 
 @torch.no_grad()
 def features(front, pixels):
-    """Of the middle of every picture, each of length 1: no row needs another."""
+    """Return features of the middle of every picture, each of norm 1, row by row."""
     middle = pixels[:, :, 4 : 4 + SIDE, 4 : 4 + SIDE]
     found = torch.cat([front(scaled(rows)).half() for rows in middle.split(500)])
     return found / found.float().norm(dim=1, keepdim=True).clamp(min=1e-6).half()

@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def noises(self):
-        """Of the training and of the projection."""
+        """Noise of the training and of the projection."""
         training, projection = LEVELS[self.level]
         return training if self.noise is None else self.noise, projection
 
@@ -131,7 +131,7 @@ class Training:
             self.step += 1
 
     def cost(self):
-        """Of projection and steps together, by accountant."""
+        """Return the epsilon of projection and steps together, by accountant."""
         noise, of_projection = self.setting.noises
         if not noise:
             return {}

@@ -87,7 +87,7 @@ def scattering(pictures, angles=ANGLES):
 
 
 def features(parties, angles, folder):
-    """Of every party's part of all 70,000 pictures, kept in a folder; and labels."""
+    """Return features of each party's part of 70,000 pictures (kept in a folder), and labels."""
     found = read_bundled("mnist")
     pictures = torch.from_numpy(found.cells[:, 0] / np.float32(255))
     width = pictures.shape[2] // parties
@@ -104,7 +104,7 @@ def features(parties, angles, folder):
 
 
 def data_of(parts, labels, split):
-    """What each party has: one party is the label party itself."""
+    """Return each party's data; a single party is the label party itself."""
     names = ["label"] if len(parts) == 1 else ["left", "right"]
     classes = Classes(tuple(map(str, range(10))))
     rows = {}

@@ -67,10 +67,10 @@ def source(name, folder):
 
 
 def clips_of(data, clip):
-    """A clip norm of each party, by the root of its columns; all together are `clip`.
+    """Return each party's clip norm, by the root of its columns; the joint norm is `clip`.
 
-    A row of n columns has a gradient as long as the root of n, so that equal norms would take most
-    of what the party of the most columns has to say, and nothing of the others.
+    The gradient norm of a row grows as the root of its number of columns. Equal norms would clip
+    most of the gradient of the party with the most columns, and nothing of the others.
     """
     columns = {name: own.inputs[0].numel() for name, own in data.items()}
     whole = sum(columns.values())

@@ -51,7 +51,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 def records(line: str, command: str, output: str) -> Iterator[dict[str, object]]:
-    """What a command printed, a record a row."""
+    """Yield the rows that a command printed, as records."""
     bench, day = command.split()[0].removeprefix("benchmarks."), datetime.now(UTC).date()
     for row in json.loads(output):
         sent = [row.get(name) for name in _BYTES]

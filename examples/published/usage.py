@@ -1,9 +1,10 @@
-"""How often each unit is among a row's top k: figure 3.8 (thesis, 2025), eq 3-21.
+"""Frequency of each unit among a row's top k: figure 3.8 (thesis, 2025), eq 3-21.
 
     vfl compare examples/thesis/fm20.toml --seeds 0,1,2 --out runs/batch_norm \\
         -s compare.variants={} --codec topk:k=3 --codec randtopk:k=3,alpha=0.05 \\
         --codec randtopk:k=3,alpha=0.1 --codec randtopk:k=3,alpha=0.2 \\
         --codec randtopk:k=3,alpha=0.3
+
     vfl compare examples/thesis/fm20.toml --seeds 0,1 --out runs/no_batch_norm \\
         -s compare.variants={} -s parties.client.bottom=mlp:hidden=192,dropout=0.2,last=relu \\
         --codec topk:k=3 --codec randtopk:k=3,alpha=0.1

@@ -1,4 +1,4 @@
-"""Defenses: what is done to labels, models, cuts and gradients so that they tell less.
+"""Defenses: changes to labels, models, cuts and gradients that reduce their leakage.
 
 Several are joined with ``+``: ``make("layer_norm+none")``.
 

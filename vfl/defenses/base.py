@@ -58,12 +58,12 @@ MOST_ROWS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LabelKind:
-    """What the labels of a session are; nothing that depends on one of them.
+    """Kind of labels in a session; it depends on no single label.
 
     Attributes:
-        classes: how many there are; None where labels are numbers, in a regression.
+        classes: number of classes; None for a regression, whose labels are numbers.
         weighted: whether rows or classes weigh differently in the loss.
-        epochs: of the training; None where that is not known.
+        epochs: number of epochs of the training; None if unknown.
         calibrated: whether answers are calibrated by labels of validation rows.
     """
 
@@ -120,14 +120,14 @@ class Defense:
         """
 
     def prepare(self, kind: LabelKind) -> None:
-        """Told what the labels are, at the label party, before any other hook runs there.
+        """Receive the kind of labels, at the label party, before any other hook runs there.
 
         Raises:
             SpecError: the defense has no meaning for such labels.
         """
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
-        """The training labels the label party really uses; axes (rows,), called once."""
+        """Return the training labels that the label party uses; axes (rows,), called once."""
         return labels
 
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
@@ -151,27 +151,28 @@ class Defense:
         return top
 
     def counts(self, indices: Tensor, epoch: int) -> Tensor | None:
-        """Which rows of the coming training batch are learned from, at the label party.
+        """Select the rows of the next training batch to learn from, at the label party.
 
         Args:
-            indices: where they stand among the labels that `labels` was given; int64, axes (rows,).
+            indices: positions of the rows among the labels that `labels` received; int64, axes
+                (rows,).
             epoch: from 1.
 
         Returns:
-            bool, axes (rows,), or None for all; the others are in no loss and in no figure.
+            bool, axes (rows,), or None for all rows. Losses and figures leave out other rows.
         """
         return None
 
     def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
-        """What a party really feeds: its inputs and, at the label party, its labels."""
+        """Return the batch a party trains on: its inputs and, at the label party, its labels."""
         return inputs, labels
 
     def embedding(self, cut: Tensor, context: StepContext) -> Tensor:
-        """The cut that is really encoded, at the feature party; differentiable."""
+        """Return the cut to encode, at the feature party; differentiable."""
         return cut
 
     def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Loss:
-        """A scalar the feature party adds to its own backward pass."""
+        """Return a scalar that the feature party adds to its own backward pass."""
         return None
 
     def logits(self, logits: Tensor, context: StepContext) -> Tensor:
@@ -179,10 +180,10 @@ class Defense:
         return logits
 
     def targets(self, targets: Tensor, classes: int, context: StepContext) -> Tensor:
-        """What the task loss compares the logits of a training batch with.
+        """Return the targets of a training batch in the task loss.
 
         Args:
-            targets: labels of axes (rows,), or what an earlier defense made of them.
+            targets: labels of axes (rows,), or the targets of an earlier defense.
             classes: columns of the logits.
             context: step, and the label party's private draws.
 
@@ -210,15 +211,15 @@ class Defense:
         return grad
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """What is promised; empty when it promises nothing that can be stated."""
+        """Return the guarantees; empty if the defense has no guarantee that can be stated."""
         return ()
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """State that moves during training, checkpointed with the party."""
+        """Return the state that changes during training; checkpoints of the party contain it."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
 
 
 class Chain(Defense):
@@ -292,7 +293,7 @@ class Chain(Defense):
         return grad
 
     def _through(self, hook: str, value: _Value, *rest: object) -> _Value:
-        """What the members' hooks make of a value, one after another."""
+        """Pass a value through the members' hooks, one after another."""
         for member in self.members:
             value = getattr(member, hook)(value, *rest)
         return value
@@ -315,16 +316,16 @@ class Chain(Defense):
 
 
 def uses(defense: Defense, *hooks: str) -> list[str]:
-    """Which of these hooks a defense, or a member of a chain, has versions of its own of."""
+    """Return those of the hooks that a defense, or a member of a chain, overrides."""
     if isinstance(defense, Chain):
         return [hook for hook in hooks if any(uses(member, hook) for member in defense.members)]
     return [hook for hook in hooks if getattr(type(defense), hook) is not getattr(Defense, hook)]
 
 
 def protects(defense: Defense, side: Side) -> bool:
-    """Whether a defense, or a member of a chain, protects what the party of one side sends.
+    """Return whether a defense, or a chain's member, protects the messages of one side's party.
 
-    It promises something there, or changes a cut, a batch or a gradient before it is sent.
+    It states a guarantee there, or changes a cut, a batch or a gradient before it is sent.
 
     Args:
         defense: the defense.

@@ -24,12 +24,12 @@ class Confusion(Defense):
 
         CE(y, decoded) - contrast x log(1 - code_y) - entropy x H(code)
 
-    so that codes are far from the true class and from certain, and can still be decoded apart. The
-    paper prints -CE(y, code) for the middle term, which has no lower end and drives the codes of
-    different classes into one. Only the label party runs it and draws from its own secret; codes
-    and decoder are its state. What gradients tell are codes; who has a few labelled rows learns
-    which code is which, so cuts are as easy to read as without it. It promises nothing that could
-    be stated.
+    so that codes are far from the true class and uncertain, and can still be decoded. The paper
+    prints -CE(y, code) for the middle term, which has no lower bound and makes the codes of
+    different classes equal. Only the label party runs it and draws from its own secret; codes and
+    decoder are its state. Gradients disclose codes. An adversary with a few labelled rows learns
+    the class of each code, so labels leak from cuts as much as without it. It has no guarantee
+    that could be stated.
 
     Args:
         contrast: how much a code shuns its own class.

@@ -48,11 +48,11 @@ class Bounded(nn.Module):
         self.learns = True
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the model gives; axes (rows, ...) in, (rows, width) out."""
+        """Return the model's outputs; axes (rows, ...) in, (rows, width) out."""
         if self.learns or not self.training:
             outputs: Tensor = self.model(inputs)
             return outputs
-        self.model.eval()  # statistics of batches stay as they are, and nothing is dropped out
+        self.model.eval()  # keep batch-norm statistics, and use no dropout
         with torch.no_grad():
             outputs = self.model(inputs)
         return outputs
@@ -61,26 +61,26 @@ class Bounded(nn.Module):
 class FewRounds(Defense):
     """Bottoms begin without labels, learn from a bounded number of gradients, and then stay.
 
-    Before the first step a bottom learns from its owner's rows alone, as `LabelFree` ones do. In
-    exchanges numbered below `steps` it gets gradients; from then on the label party sends zeros,
-    and the bottom is frozen, whatever is sent. So at most the rows of those batches tell anything
-    of their labels, and each of them seldom; the top learns on, from the labels of all rows.
+    Before the first step a bottom learns from its owner's rows only, as with `LabelFree`. In
+    exchanges numbered below `steps` it gets gradients. After that the label party sends zeros, and
+    the bottom is frozen, even if the label party sends other values. So only the rows of those
+    batches disclose anything about their labels, and each row in few batches. The top continues to
+    learn from the labels of all rows.
 
-    With `epsilon`, the first exchanges are about randomised labels (Warner 1965; see `LabelDP`),
-    drawn once for every row: the top learns those, so that all a feature party ever gets is made
-    of them, and true labels only when nothing is sent any more. That is label differential privacy
-    against feature parties, not against those who ask the top.
+    With `epsilon`, the first exchanges use randomised labels (Warner 1965; see `LabelDP`), drawn
+    once for every row. The top learns these first, so all messages to a feature party depend on
+    them only. It learns true labels when it sends no more gradients. That is label differential
+    privacy against feature parties, not against users who query the top.
 
-    Ours. Few exchanges around what parties learn by themselves are those of Sun et al. 2023
-    ("Communication-efficient vertical federated learning with limited overlapping samples"), there
-    to save bytes. What it tells without an epsilon, of rows of the first exchanges, is measured and
-    not bounded.
+    Our own design. Sun et al. 2023 ("Communication-efficient vertical federated learning with
+    limited overlapping samples") also combine few exchanges with local learning, to save bytes.
+    Without an epsilon, its leakage about rows of the first exchanges is measured and not bounded.
 
     Args:
-        steps: exchanges that return a gradient, counted from the first of the session; those of an
-            evaluation between two epochs count as well. 0 is a label-free bottom.
-        epsilon: of one label, towards feature parties; None sends exact gradients.
-        kind: what the bottom learns first, one of those of `LabelFree` that learn.
+        steps: number of exchanges that return a gradient, from the first of the session.
+            Exchanges of an evaluation between two epochs count as well. 0 is a label-free bottom.
+        epsilon: epsilon of one label, towards feature parties; None sends exact gradients.
+        kind: first objective of the bottom; a kind of `LabelFree` that learns.
         epochs: of that, over the rows.
         mask: share of a row's values that is hidden or replaced in it, 0 to 0.9.
         unaligned: whether it sees the rows that no session has.

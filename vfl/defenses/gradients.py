@@ -71,8 +71,8 @@ def averaged(grad: Tensor, groups: Tensor) -> Tensor:
 class GradientSparsification(Defense):
     """The values of largest magnitude of each row of the gradient; the rest are zeros.
 
-    As Aji and Heafield (2017) drop gradients, but what is dropped is not added to a
-    later step: it belongs to other rows by then. A weak defense: signs of what is left tell.
+    It drops gradients as Aji and Heafield (2017) do, but does not add dropped values to a later
+    step, because that step has other rows. A weak defense: signs of kept values disclose labels.
 
     Args:
         share: of each row's values that are kept, rounded up.

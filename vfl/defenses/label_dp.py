@@ -120,7 +120,7 @@ class LabelDP(Defense):
 
 
 def _promise(against: str, epsilon: float) -> PrivacyStatement:
-    """Of one label; whatever follows, weights and predictions too, only processes the answers."""
+    """Return the guarantee for one label; weights and predictions are post-processing."""
     return PrivacyStatement(
         "labels",
         against,

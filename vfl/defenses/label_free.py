@@ -43,7 +43,7 @@ class Frozen(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the model gives, without a graph."""
+        """Return the model's outputs, without a graph."""
         with torch.no_grad():
             outputs: Tensor = self.model(inputs)
         return outputs
@@ -220,14 +220,14 @@ class AnchoredBottom(nn.Module):
 class Anchored(Defense):
     """Cuts are principal components of the inputs, and a little of what the bottom learns.
 
-    Components are a label-free bottom: whoever has the inputs has them, too. What they are short of
-    in accuracy is little, and a linear bottom (``bottom = "mlp:hidden=none"``) that adds little
-    makes up for it: each step moves the cut by `rate` of what it would. `potential:norm=no` joined
-    to it keeps what is added from telling labels.
-    Our own; the idea is that of fine-tuning kept near its start (Li et al. 2018, L2-SP), with the
-    start at components that saw no label. Only feature parties run it. Components come from the
-    party's own training rows before the first step and are saved with its weights. What it tells
-    is measured, not bounded: it states no promise.
+    Components are a label-free bottom: anyone with the inputs can compute them. They lack little
+    accuracy, and a linear bottom (``bottom = "mlp:hidden=none"``) adds it: each step moves the cut
+    by `rate` times the usual amount. With `potential:norm=no` joined to it, the added part
+    discloses fewer labels.
+    Our own design; the idea is fine-tuning that stays near its start (Li et al. 2018, L2-SP), with
+    label-free components as the start. Only feature parties run it. Components come from the
+    party's own training rows before the first step and are saved with its weights. Its leakage is
+    measured, not bounded: it states no guarantee.
 
     Args:
         rate: of the learned part, beside components of a mean variance of 1.

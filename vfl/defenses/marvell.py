@@ -29,7 +29,7 @@ _STEPS = 30
 
 
 class Gradients(NamedTuple):
-    """What the noise depends on: the gradients of a batch, as two round Gaussians.
+    """Parameters of the noise: the gradients of a batch, as two isotropic Gaussians.
 
     Attributes:
         distance2: squared distance of the classes' means.
@@ -55,17 +55,18 @@ class Noise(NamedTuple):
 
 
 class Marvell(Defense):
-    """Noise on the gradients of two classes that minimises what divides them (Li et al. 2022).
+    """Noise on the gradients of two classes that minimises their divergence (Li et al. 2022).
 
-    Each class gets Gaussian noise of its own covariance. They are those for which the sum of both
-    Kullback-Leibler divergences between the classes' gradients is least (thesis eq 2-6 has one of
-    them), at a mean squared norm of `power` times the squared distance of the classes' means. A
-    batch's gradients are taken for two round Gaussians. A batch of one class gets round noise, of
-    `power` times its mean's squared norm. Cuts stay as they are: labels may be inferred from them.
+    Each class gets Gaussian noise of its own covariance. The covariances minimise the sum of both
+    Kullback-Leibler divergences between the classes' gradients (thesis eq 2-6 has one of them). The
+    noise has a mean squared norm of `power` times the squared distance of the classes' means. A
+    batch's gradients are modelled as two isotropic Gaussians. A batch of one class gets isotropic
+    noise, of `power` times its mean's squared norm. Cuts do not change: labels may be inferred from
+    them.
 
     Args:
-        power: of the noise.
-        shape: "optimal", or "iso" for round noise of the same power.
+        power: power of the noise.
+        shape: "optimal", or "iso" for isotropic noise of the same power.
 
     >>> far = Gradients(distance2=1.0, spread0=0.1, spread1=0.1, share1=0.5, width=4)
     >>> round(divergence(far, Noise(0, 0, 0, 0)), 3), round(divergence(far, best(far, 4.0)), 3)
@@ -166,7 +167,7 @@ def best(found: Gradients, power: float) -> Noise:
 
 
 def golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function with one valley is least between two ends (Kiefer 1953), to 1e-6 of them."""
+    """Return the minimum of a unimodal function between two ends (Kiefer 1953), to 1e-6."""
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     for _ in range(_STEPS):

@@ -67,7 +67,7 @@ class RowNoise:
 
     @property
     def epsilon(self) -> float | None:
-        """Of one row sent once; None where the norm is not bounded or there is no noise."""
+        """Epsilon of one row sent once; None if the norm is not bounded or there is no noise."""
         if self.norm == math.inf or self.sigma == 0:
             return None
         if self.law == "laplace":
@@ -75,7 +75,7 @@ class RowNoise:
         return gaussian_epsilon(self.sigma, 2.0, self.delta)
 
     def clip(self, rows: Tensor, unit: float = 1.0) -> Tensor:
-        """Rows of axes (rows, width) within the norm; differentiable. See `noised` for `unit`."""
+        """Clip rows of axes (rows, width) to the norm; differentiable. See `noised` for `unit`."""
         return rows if self.norm == math.inf else kernel.clip_rows(rows, self.norm * unit, self.law)
 
     def noised(
@@ -107,7 +107,7 @@ class RowNoise:
     def promise(
         self, protects: str, party: str, against: str, unit: Unit
     ) -> tuple[PrivacyStatement, ...]:
-        """What the noise promises against a party, and its epsilon of one exchange."""
+        """Return the noise's guarantee against a party, with its epsilon of one exchange."""
         if self.epsilon is None:
             return (PrivacyStatement(protects, f"{party}, by noise without a bound"),)
         law = "Laplace mechanism" if self.law == "laplace" else "analytic Gaussian mechanism"
@@ -128,9 +128,9 @@ class RowNoise:
 class GradientNoise(Defense):
     """Each row of the gradient is clipped to a norm and gets noise of the label party's secret.
 
-    A gradient shows its row's label and nothing of other labels while the top stays as it is, so
-    one exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018). A training
-    has none: the top itself learns from true labels, and later gradients of other rows tell of it.
+    With a fixed top, a gradient depends on its own row's label and not on other labels. So one
+    exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018). A training has
+    none: the top learns from true labels, and later gradients of other rows depend on the top.
 
     Args:
         norm: bound of a row's gradient, of the row's own loss: what travels times the rows of the
@@ -191,8 +191,8 @@ class ClippedNoise(Defense):
     """Each row of the cut is clipped to a norm and gets noise of the feature party's secret.
 
     Any two clipped rows are at most twice the norm apart, so a row sent once keeps a local epsilon
-    (Dwork et al. 2006; Gaussian: Balle and Wang 2018), for the bottom as it is then. It adds up:
-    whoever gets n cuts of one row averages them and is left with 1/sqrt(n) of the noise.
+    (Dwork et al. 2006; Gaussian: Balle and Wang 2018), for the bottom as it is then. Epsilons
+    add up: the mean of n cuts of one row has 1/sqrt(n) of the noise.
 
     Args:
         norm: bound of a row; "inf" clips nothing and promises nothing.

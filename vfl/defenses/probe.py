@@ -18,7 +18,7 @@ _FLOOR = 2e-3
 def probe_alignment(
     cut: Tensor, labels: Tensor, classes: int, support: int, whiten: bool = False
 ) -> Tensor:
-    """How well a ridge regression fitted on some rows of a batch reads the classes of the others.
+    """Return the alignment of a ridge regression, fitted on some rows, with other rows' classes.
 
     Columns are standardised by the batch (or whitened). With S the first `support` rows, Q the
     others, T = onehot - 1/C: predictions P = (Q S'/width) (S S'/width + 0.3)^-1 T. A class's

@@ -170,7 +170,7 @@ class MaskedTop(PurifyingTop):
         return torch.stack(found, dim=2)
 
     def flagged(self, cut: Tensor) -> Tensor:
-        """Which parties' cuts do not fit, bool of axes (rows, parties); `cut` standardised."""
+        """Return a mask of cuts that do not fit, bool, axes (rows, parties); `cut` standardised."""
         means, squares = self.get_buffer("means"), self.get_buffer("squares")
         spread = (squares - means.square()).clamp(min=1e-12).sqrt()
         votes = (self.errors(cut) - means) / spread > self.deviations

@@ -1,7 +1,7 @@
-"""What a bottom learns from its owner's rows alone: five objectives that look at no label.
+"""Self-supervised learning of a bottom from its owner's rows: five objectives without labels.
 
-`LabelFree` bottoms learn so and stay as they are, `Pretrained` ones go on with labels, `FewRounds`
-ones do for a bounded number of gradients.
+`LabelFree` bottoms learn this way and then stay frozen. `Pretrained` bottoms continue with labels,
+and `FewRounds` bottoms do so for a bounded number of gradients.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def learn(
     """Train what may be trained of an encoder, without a label.
 
     autoencoder: it rebuilds rows of which a part was set to 0 (Vincent et al. 2008).
-    scarf: it tells which row of a batch a corrupted one was made of, every value being another
-    row's of the same column with probability `mask` (Bahri et al. 2022, algorithm 1, with a
-    temperature of 1).
-    simclr: of two views of every row, it tells which belong together (Chen et al. 2020,
-    equation 1, with a temperature of 0.5).
-    vicreg: two views of a row are alike, while every output varies and no two vary together
-    (Bardes et al. 2022, equation 6).
-    vime: it tells which values of a row were replaced by other rows', and what they were (Yoon et
-    al. 2020, equations 4 to 6).
+    scarf: it matches a corrupted row to its original in the batch. Corruption replaces a value by
+    another row's value of the same column with probability `mask` (Bahri et al. 2022, algorithm 1,
+    with a temperature of 1).
+    simclr: it matches the two views of every row (Chen et al. 2020, equation 1, with a temperature
+    of 0.5).
+    vicreg: two views of a row have similar outputs, while every output varies and outputs are
+    uncorrelated (Bardes et al. 2022, equation 6).
+    vime: it predicts which values of a row were replaced by other rows', and the original values
+    (Yoon et al. 2020, equations 4 to 6).
 
     A view of a picture is `augmented`; of any other row it is corrupted as scarf does.
 
@@ -135,7 +135,7 @@ def _estimating(inputs: Tensor, draw: torch.Generator, mask: float) -> _Loss:
     def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
         seen, true = corrupted(whole, inputs, draw, mask).to(device), whole.flatten(1).to(device)
         replaced, rebuilt = model(seen).chunk(2, dim=1)
-        # A value that was replaced by an equal one was not: nobody could tell.
+        # A value that was replaced by an equal value counts as not replaced.
         differs = (seen.flatten(1) != true).float()
         found = binary_cross_entropy_with_logits(replaced, differs)
         return found + _REBUILDING * mse_loss(rebuilt, true)
@@ -241,7 +241,7 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
 
 
 def _within(centre: Tensor, length: Tensor, pixels: int) -> Tensor:
-    """Which pixels of a side a stretch covers, axes (rows, pixels); both in parts of the side."""
+    """Return a mask of pixels in an interval, axes (rows, pixels); units are parts of the side."""
     at = (torch.arange(pixels) + 0.5) / pixels
     return (at - centre[:, None]).abs() < length[:, None] / 2
 

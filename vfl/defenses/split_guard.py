@@ -28,18 +28,20 @@ _MATRICES = 16
 class SplitGuard(Defense):
     """Some batches hold their rows in a wrong order; an honest label party's gradients show it.
 
-    The original (Erdogan et al. 2022, arXiv 2108.09052) sends false labels with a batch. Here the
-    labels are elsewhere, so the rows are false: exchanged among themselves, they meet each other's
-    labels. For an honest top that is a batch of mistakes, and its gradient for a last layer of the
-    bottom, cut^T gradient, is long and points elsewhere than those of regular batches. A label
-    party with an aim of its own for the bottom, as in feature-space hijacking (Pasquini et al.
-    2021), looks at no label and treats both alike. The party does not learn from a false batch.
+    The original (Erdogan et al. 2022, arXiv 2108.09052) sends false labels with a batch. Here
+    another party has the labels, so the rows are false: the party permutes them, and each row meets
+    another row's label. For an honest top this is a batch of wrong labels. Its gradient for a last
+    layer of the bottom, cut^T gradient, is longer than in regular batches and has another
+    direction. A label party with its own target for the bottom, as in feature-space hijacking
+    (Pasquini et al. 2021), uses no label and treats both alike. The party does not learn from a
+    false batch.
 
-    A training is ended where the mean of the latest scores and the newest one, which rests on the
-    most batches, are both too low. Of 20 honest trainings of bank marketing (12 % positives, seeds
-    0 to 19, the leaderboard's first table) none was, of 8 hijacked ones all, within 79 to 136 steps
-    of `start`. Judged by the mean alone, the honest one with seed 2 was: the first scores rest on
-    two or three batches, whose noise is ten times their mean.
+    The party ends a training if two scores are too low: the mean of the latest scores, and the
+    newest score, which uses the most batches. On bank marketing (12 % positives, the leaderboard's
+    first table) it ended none of 20 honest trainings (seeds 0 to 19). It ended all 8 hijacked
+    trainings, within 79 to 136 steps of `start`. With the mean as the only criterion, it would end
+    the honest training with seed 2: the first scores use two or three batches, whose noise is ten
+    times their mean.
 
     A defense of gradients that hides labels well looks like hijacking too; so does a cut that has
     nothing to do with the labels.
@@ -118,7 +120,7 @@ class SplitGuard(Defense):
             self._scores = state["scores"].clone()
 
     def _group(self, context: StepContext) -> int:
-        """What a step is for; its own party alone can tell."""
+        """Return the group of a step; only its own party knows it."""
         if context.secret is None or context.step < self.start:
             return _REGULAR
         draw = float(context.secret.uniform((1,), "split_guard", context.step)[0])
@@ -151,12 +153,12 @@ class SplitGuard(Defense):
 
 
 def score(fake: Tensor, regular: Tensor, other: Tensor) -> float:
-    """How sure one can be that mean gradients follow the labels, 0 to 1 (the SplitGuard score).
+    """Return the SplitGuard score, 0 to 1: confidence that mean gradients follow the labels.
 
     Args:
         fake: mean gradient of batches with false rows, axes (values,).
-        regular: that of one half of the regular batches.
-        other: that of the other half.
+        regular: mean gradient of one half of the regular batches.
+        other: mean gradient of the other half.
     """
     far, near = _gap(fake, (regular + other) / 2), _gap(regular, other)
     turned = _angle(fake, (regular + other) / 2) * far - _angle(regular, other) * near

@@ -33,15 +33,15 @@ _LEAST_EPSILON = 1e-6
 class TranscriptPrivacy(Defense):
     """Laplace noise on the gradient of every row's logits (TPSL: Yang et al. 2022).
 
-    The label enters a row's gradient through its one-hot code alone. With two classes the gradients
-    of both labels differ by (1, -1), and noise of scale 1 / epsilon along that direction is enough;
-    with more, each logit gets noise of scale 2 / epsilon. What follows, every message to every
-    party and the top's own weights, only processes the noisy gradient (arXiv 2203.02073). It lies
-    on a grid, and is exactly along that direction with two classes, so that its low bits tell
-    nothing (Mironov 2012).
+    A row's gradient depends on the label only through its one-hot code. With two classes the
+    gradients of both labels differ by (1, -1), and noise of scale 1 / epsilon along that direction
+    is enough; with more classes, each logit gets noise of scale 2 / epsilon. Every message to every
+    party and the top's own weights are post-processing of the noisy gradient (arXiv 2203.02073). It
+    lies on a grid, and is exactly along that direction with two classes, so that its low bits
+    disclose nothing (Mironov 2012).
 
     Args:
-        epsilon: of one label in one epoch.
+        epsilon: epsilon of one label in one epoch.
 
     Raises:
         BadOptionError: an option out of range.

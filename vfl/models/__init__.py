@@ -7,9 +7,10 @@ receives the other's weights.
 >>> make_top("linear").build(width=8, outputs=3)
 Linear(in_features=8, out_features=3, bias=True)
 
-To add one: one file with a subclass of `Bottom`, `Merger` or `Top`, one line below (or, from
-another package, an entry point in the group ``vfl.models.bottoms``, ``vfl.mergers`` or
-``vfl.models.tops``), and its contract of `vfl.testing`. How weights move: `vfl.models.optimizers`.
+To add a model, write a file with a subclass of `Bottom`, `Merger` or `Top`, add one line below, and
+run its contract of `vfl.testing`. Another package declares an entry point in the group
+``vfl.models.bottoms``, ``vfl.mergers`` or ``vfl.models.tops``. See `vfl.models.optimizers` for
+updates of weights.
 A model of the user's own needs no name: `bring` imports it from a path.
 """
 

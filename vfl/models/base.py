@@ -45,14 +45,14 @@ class FixedBottom(Bottom):
 
     @abstractmethod
     def columns(self, shape: Shape) -> int:
-        """The one width it can give for rows of that shape.
+        """Return the only width it can produce for rows of that shape.
 
         Raises:
             SpecError: it cannot take them.
         """
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What it makes of rows of axes (rows, *shape), some at a time; axes (rows, columns)."""
+        """Return outputs, axes (rows, columns), of rows of axes (rows, *shape), in parts."""
         shape = tuple(inputs.shape[1:])
         module = self.build(shape, self.columns(shape))
         with torch.no_grad():
@@ -60,17 +60,17 @@ class FixedBottom(Bottom):
 
 
 class Merger(ABC):
-    """A recipe for what makes one cut of every party's, where cuts arrive."""
+    """A recipe for a module that merges all parties' cuts, at the party that receives them."""
 
     @abstractmethod
     def width(self, widths: Sequence[int]) -> int:
-        """Columns of the merged cut.
+        """Return the number of columns of the merged cut.
 
         Args:
-            widths: of the parties' cuts, in merge order.
+            widths: widths of the parties' cuts, in merge order.
 
         Raises:
-            SpecError: cuts of these widths do not go together.
+            SpecError: cuts of these widths cannot be merged.
         """
 
     @abstractmethod
@@ -208,16 +208,16 @@ def sequence_steps(shape: Shape, name: str) -> int:
 
 
 def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
-    """Numbers that stand for words or items, int64, of any axes; inputs are float32 throughout.
+    """Return numbers of words or items as int64, of any axes; inputs are always float32.
 
     Args:
         rows: the numbers.
-        most: the largest that is known.
+        most: the largest known number.
         name: the bottom, for the message.
-        option: what gives `most`.
+        option: name of the option that sets `most`.
 
     Raises:
-        SpecError: a number below 0 or above `most`; none of them is told.
+        SpecError: a number below 0 or above `most`; the message contains no such number.
     """
     known = rows.is_meta or not rows.numel() or (rows.min() >= 0 and rows.max() <= most)
     if not known:  # shapes alone are no numbers

@@ -39,16 +39,16 @@ def collect(source: str, folder: Path) -> None:
     """Put a model into a new folder, in the Hugging Face layout.
 
     Args:
-        source: a folder of that layout, a ``.gguf`` or ``.zip`` file, word vectors as text
-            (``.txt``, ``.vec``) or as an array beside a Parquet file of words (``.npy``),
-            ``package:NAME`` of an installed package that has one of these, or ``hub:ORG/NAME``,
-            which alone uses the network.
-        folder: a new one.
+        source: a folder of that layout, a ``.gguf`` or ``.zip`` file, or word vectors as text
+            (``.txt``, ``.vec``) or as an array beside a Parquet file of words (``.npy``). Or
+            ``package:NAME`` of an installed package that has one of these, or ``hub:ORG/NAME``.
+            Only the last one uses the network.
+        folder: a new folder.
 
     Raises:
         MissingDataError: there is no such source.
         MissingPackageError: a package that reads it is not installed.
-        DataError: the source holds no model, or one of a family that is not read.
+        DataError: the source holds no model, or a model of an unsupported family.
         UserError: the folder exists.
     """
     if folder.exists():
@@ -112,7 +112,7 @@ def _of_archive(path: Path, folder: Path) -> None:
 
 
 def _of_package(name: str) -> Path:
-    """The one model that an installed package ships; none of its code runs."""
+    """Return the path of a package's only model, without running the package's code."""
     found = importlib.util.find_spec(name) if name.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise MissingPackageError(

@@ -263,13 +263,13 @@ class KeyValues:
         return 0 if self.keys is None else self.keys.shape[2]
 
     def rows(self, rows: Tensor) -> KeyValues:
-        """Those of some texts, in this order; a text may come several times."""
+        """Return keys and values of some texts, in this order; a text may occur several times."""
         if self.keys is None or self.values is None:
             return KeyValues()
         return KeyValues(self.keys[rows], self.values[rows])
 
     def add(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values, with those of new steps."""
+        """Append keys and values of new steps, and return all."""
         if self.keys is not None and self.values is not None:
             keys, values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
         self.keys, self.values = keys, values
@@ -342,7 +342,7 @@ class DecoderLayer(nn.Module):
     def attention(
         self, x: Tensor, cache: KeyValues | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """What each step takes from those it attends to; as `forward`."""
+        """Return the attention output of each step; arguments as in `forward`."""
         shape, (texts, steps, _) = self._shape, x.shape
         start = 0 if cache is None else cache.steps
         parts = self.attention_in(x).split([shape.queries, shape.keys, shape.keys], -1)
@@ -365,7 +365,7 @@ class DecoderLayer(nn.Module):
         return found
 
     def mlp(self, x: Tensor) -> Tensor:
-        """What each step makes of itself."""
+        """Return the feed-forward output of each step."""
         act, gated = _MLPS[self._shape.mlp]
         inner = self.mlp_in(x)
         if gated:
@@ -414,7 +414,7 @@ class _Stack(nn.Module):
         return x
 
     def last(self, x: Tensor) -> Tensor:
-        """What follows the last block: the final norm, where there is one."""
+        """Apply the part after the last block: the final norm, if the model has one."""
         return x
 
     def hidden(

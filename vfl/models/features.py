@@ -54,12 +54,12 @@ _MOST_LETTERS = 1000
 
 @dataclass(frozen=True)
 class Question:
-    """What a decoder is asked behind each text.
+    """A question to a decoder, appended to each text.
 
     Attributes:
-        tail: number of a text's last tokens that are read; 0 reads all.
-        prompt: tokens behind them.
-        answers: tokens whose logits are the features; none takes hidden states.
+        tail: number of a text's last tokens that the decoder reads; 0 reads all.
+        prompt: tokens after them.
+        answers: tokens whose logits are the features; if empty, hidden states are the features.
     """
 
     tail: int = 0
@@ -103,9 +103,9 @@ class PretrainedBottom(Bottom):
 
     Texts longer than the model's context are read in windows of its length.
 
-    A decoder can be asked a question: with ``prompt=All in all the film was`` and
+    A decoder can answer a question: with ``prompt=All in all the film was`` and
     ``words=good-bad`` the features of a text are the logits of two answers (Brown et al. 2020,
-    section 2.1), few and telling, so that noise on gradients costs little.
+    section 2.1). They are few and informative, so noise on gradients costs little.
 
     Args:
         name: of a model on this machine (`vfl model list`), never a path.
@@ -322,15 +322,15 @@ def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
 
 
 class Features(nn.Module):
-    """What `PretrainedBottom` builds below its linear layer.
+    """Module that `PretrainedBottom` builds below its linear layer.
 
     Args:
-        model: without its head.
+        model: the model without its head.
         layer: see `PretrainedBottom`; None is -1 there.
-        pool: likewise.
-        shift: what is added to a tokenizer's numbers in rows.
-        frozen: whether the model is no part of this module's weights.
-        question: what is asked behind each text.
+        pool: see `PretrainedBottom`.
+        shift: offset that rows add to a tokenizer's numbers.
+        frozen: whether the model is excluded from this module's weights.
+        question: question appended to each text.
         bfloat16: whether a frozen model computes in automatic mixed precision.
         on_disk: whether features of a frozen model are kept on disk too.
     """

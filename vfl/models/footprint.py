@@ -1,31 +1,36 @@
-"""How large a model would be, counted before anything is allocated for it.
+"""Memory that a model would need, computed before anything is allocated for it.
 
-The model is built of shapes alone, on torch's meta device, and run there on as many rows as it
-would get. Whatever an operation would allocate is counted, attention's weights over all pairs of
-tokens too, whether a layer makes it or a function. What cannot be run so is refused, not guessed.
+The model is built from shapes only, on torch's meta device, and runs there on the same number of
+rows as later. Every allocation of an operation counts, in layers and in functions, and so do
+attention weights over all pairs of tokens. A model that cannot run this way is refused; its memory
+is not guessed.
 
-With P parameters of the bottom, b bytes of buffers, A(R) all bytes that a pass over R rows makes,
-L(R) the largest tensor of those, m the cuts in flight, W the cut's width before or behind the
-codec, whichever is larger, N the training rows, Q those of a query and c the columns of the party's
-table, a training and a query need
+Let P be the parameters of the bottom and b the bytes of its buffers. A pass over R rows allocates
+A(R) bytes; its largest tensor has L(R) bytes. m is the number of cuts in flight, and S the numbers
+that the optimiser keeps per parameter. W is the larger of the cut's widths before and behind the
+codec. N counts training rows, Q rows of a query, and c columns of the party's table. A training
+needs, in bytes (m counts in the first bracket only if above 1):
 
-    4 P (2 + what the optimiser keeps + m, if above 1) + b + (m + 1/2) A(R) + 4 L(R) + 128 R W
+    4 P (2 + S + m) + b + (m + 1/2) A(R) + 4 L(R) + 128 R W
+
+A query needs, in bytes:
+
     4 P + b + 2 L(Q) + 128 Q W
 
-bytes. To a training these defenses add, at a feature party (of F features, or c if those are 0; M
-rows that no session has):
+These defenses add bytes to a training at a feature party. F is their number of features (c if it is
+0), and M the number of rows that no session has:
 
-    nopeek                               32 R^2 + 12 R (c + W)
-    label_free (pca), anchored           64 F^2 + 163,840 F + 4 R (c + 2 F) + 4 N c,
-                                         with features alone 12 c F more
-    label_free (of kinds that learn),    the perceptron behind the bottom, of 256 units, with what
-    pretrained, few_rounds               Adam keeps, eight batches of 128 rows, 4 N c; with M rows
-                                         8 N c + 4 M c
-    split_guard                          128 W^2 + 16 R W + 4 R c
-    mixup                                8 R c
+    nopeek                               32 R^2 + 12 R (c + W);
+    label_free (pca), anchored           64 F^2 + 163,840 F + 4 R (c + 2 F) + 4 N c;
+                                         and 12 c F more if `features` > 0;
+    label_free (of kinds that learn),    perceptron of 256 units behind the bottom, with its
+    pretrained, few_rounds               Adam state; eight batches of 128 rows; 4 N c; with M rows
+                                         8 N c + 4 M c;
+    split_guard                          128 W^2 + 16 R W + 4 R c;
+    mixup                                8 R c.
 
-Those of ``passport``, ``layer_norm`` and ``potential`` are counted with the bottom; others add
-nothing. Shared first layers count as ring elements.
+The bytes of ``passport``, ``layer_norm`` and ``potential`` count with the bottom; other defenses
+add nothing. Shared first layers count as ring elements.
 """
 
 from __future__ import annotations
@@ -45,16 +50,15 @@ from vfl.models.base import Bottom, Shape
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a model consists of, and what it makes of a training batch and of a query.
+    """Sizes of a model, and of its tensors for a training batch and for a query.
 
     Attributes:
-        parameters: numbers that training may change, or that are built before a defense puts
-            something else in their place.
-        weight_bytes: of the parameters.
-        buffer_bytes: kept beside them, such as running means.
-        batch_bytes: everything a pass over a training batch makes, and the batch itself.
-        largest_bytes: the largest tensor of that.
-        query_bytes: the largest tensor of a pass over a query, and the query itself.
+        parameters: number of trainable parameters, and of parameters that a defense replaces.
+        weight_bytes: bytes of the parameters.
+        buffer_bytes: bytes of buffers, such as running means.
+        batch_bytes: bytes of all tensors of a pass over a training batch, and of the batch.
+        largest_bytes: bytes of the largest of these tensors.
+        query_bytes: bytes of the largest tensor of a pass over a query, and of the query.
     """
 
     parameters: int
@@ -65,23 +69,23 @@ class Footprint:
     query_bytes: int
 
     def training_bytes(self, optimizer_copies: int, in_flight: int = 1) -> int:
-        """Weights, gradients, the optimiser's state, and what forward and backward passes need.
+        """Return bytes of weights, gradients, optimiser state, and forward and backward passes.
 
         Args:
-            optimizer_copies: numbers the optimiser keeps of every parameter.
-            in_flight: batches whose gradients are awaited; more than one needs copies of weights.
+            optimizer_copies: numbers that the optimiser keeps per parameter.
+            in_flight: batches that wait for gradients; more than one needs copies of weights.
 
         >>> Footprint(10, 40, 0, batch_bytes=100, largest_bytes=30, query_bytes=0).training_bytes(2)
         430
         """
         copies = 2 + optimizer_copies + (in_flight if in_flight > 1 else 0)
-        # Going backward takes gradients, and kernels of convolutions take copies to work on.
+        # The backward pass needs gradients, and kernels of convolutions need working copies.
         backward = self.batch_bytes // 2 + 4 * self.largest_bytes
         passes = in_flight * self.batch_bytes + backward
         return self.weight_bytes * copies + self.buffer_bytes + passes
 
     def inference_bytes(self) -> int:
-        """Weights, and what two operations in a row make of a query."""
+        """Return bytes of weights, and of the tensors of two successive operations on a query."""
         return self.weight_bytes + self.buffer_bytes + 2 * self.query_bytes
 
 
@@ -94,14 +98,14 @@ def footprint(
     query_rows: int = 2,
     around: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Footprint:
-    """Build a bottom of shapes alone, run it on shapes alone, and count.
+    """Build a bottom from shapes only, run it on shapes only, and count.
 
     Args:
         bottom: the recipe.
         shape: axes of one row without the rows axis.
         width: columns of the cut.
-        batch_size: of a training batch.
-        query_rows: of a query.
+        batch_size: number of rows of a training batch.
+        query_rows: number of rows of a query.
         around: what is put around the bottom before it is used.
 
     Raises:

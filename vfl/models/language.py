@@ -239,14 +239,14 @@ class DecoderTop(_Parts, Top):
 
 
 class Front(nn.Module):
-    """What `DecoderFront` builds; an attacker that has it runs its parts one by one.
+    """Module that `DecoderFront` builds; an attacker that has it runs its parts one by one.
 
     Args:
         words: vectors by number.
         layers: the first blocks.
-        steps: words of a cut.
-        positions: learned vectors of positions, where the model has them.
-        scale: of words' vectors.
+        steps: number of words of a cut.
+        positions: learned vectors of positions, if the model has them.
+        scale: factor of words' vectors.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Front(nn.Module):
 
 
 class Middle(nn.Module):
-    """What `DecoderMiddle` builds."""
+    """Module that `DecoderMiddle` builds."""
 
     def __init__(self, layers: Iterable[nn.Module], norm: nn.Module, width: int) -> None:
         super().__init__()

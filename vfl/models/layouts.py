@@ -375,7 +375,7 @@ def _gemma3(config: Config) -> DecoderShape:
 
 
 def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
-    """Of each block; newer configurations list the kinds of blocks, older ones have a rule."""
+    """Return each block's window; newer configurations list kinds of blocks, older use a rule."""
     size = config.get("sliding_window", 0)
     layers = range(config["num_hidden_layers"])
     kinds = config.get("layer_types") or [

@@ -1,8 +1,8 @@
-"""What a training minimises at the label party: losses by name.
+"""Losses of a training, by name; the label party minimises one of them.
 
-A loss of one's own is a subclass of `Loss` with one method: the loss of each row. Its name comes
-from an entry point in the group ``vfl.losses``, from `--plugin` or from `LOSSES.register`, at the
-label party alone; `vfl.testing.LossContract` tests it.
+A custom loss is a subclass of `Loss` with one method: the loss of each row. Its name comes from an
+entry point in the group ``vfl.losses``, from `--plugin` or from `LOSSES.register`, only at the
+label party. `vfl.testing.LossContract` tests it.
 
 >>> make_loss("focal:gamma=2", "classification")(torch.zeros(1, 2), torch.tensor([0]))
 tensor(0.1733)

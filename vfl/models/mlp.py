@@ -134,7 +134,7 @@ class LinearTop(Top):
 class IdentityBottom(FixedBottom):
     """Sends the row as it is, flattened, for a label party's own columns or a baseline.
 
-    It hides nothing: whoever receives this cut has the raw columns.
+    It hides nothing: the receiver of this cut has the raw columns.
 
     >>> import torch
     >>> IdentityBottom().build(shape=(1, 2, 2), width=4)(torch.ones(3, 1, 2, 2)).shape

@@ -1,8 +1,8 @@
-"""What moves a party's own weights: optimisers by name, and how their learning rate changes.
+"""Optimisers of a party's own weights, by name, and schedules of their learning rate.
 
 Members are torch's own classes, and any other class that derives from the same base. A spec gives
-the options of the constructor by torch's names, numbers of one option joined by a slash; the
-learning rate, weight decay and, of `sgd`, momentum are settings of [train].
+options of the constructor by torch's names; a slash joins the numbers of one option. The learning
+rate, weight decay and (for `sgd`) momentum are settings of [train].
 
 >>> OPTIMIZERS.read("adamw:betas=0.8/0.99")[1]
 {'betas': (0.8, 0.99)}
@@ -169,7 +169,7 @@ SCHEDULES: TorchRegistry[lr_scheduler.LRScheduler] = TorchRegistry(
 
 
 class OptimizerSettings(Protocol):
-    """What an optimiser is built from; see `vfl.config.TrainSettings`."""
+    """Settings of an optimiser; see `vfl.config.TrainSettings`."""
 
     @property
     def optimizer(self) -> str: ...
@@ -190,13 +190,13 @@ class OptimizerSettings(Protocol):
 
 
 class Optimization:
-    """How a party moves its own weights, as the settings of a training say.
+    """Optimiser and schedule of a party's own weights, from the settings of a training.
 
-    Every party computes the learning rate of an epoch from the settings alone, so that all have the
-    same, before and after a resume.
+    Every party computes the learning rate of an epoch from the settings only, so that all parties
+    have the same rate, before and after a resume.
 
     Args:
-        settings: what all parties agreed on.
+        settings: settings that all parties agreed on.
 
     Attributes:
         changes: whether the learning rate changes, so that each step needs `begin`.
@@ -288,7 +288,7 @@ class Optimization:
         return float(self._of(epoch)["lr"])
 
     def momentum(self, epoch: int) -> float:
-        """What a step keeps of the one before it in an epoch, from 1; 0 for betas."""
+        """Return the momentum of an epoch, counted from 1; 0 for optimisers with betas."""
         return float(self._of(epoch).get("momentum", 0.0))
 
     def _of(self, epoch: int) -> Mapping[str, Any]:
@@ -332,7 +332,7 @@ class Optimization:
             raise _no_options("train.schedule", problem) from None
 
     def _now(self, epoch: int) -> Mapping[str, Any]:
-        """What the schedule changes, as it is in an epoch: a function of the settings alone."""
+        """Return the scheduled options in an epoch; they depend on the settings only."""
         assert self._schedule is not None, "only where there is a schedule"
         if len(self._made) < epoch:
             try:

@@ -219,10 +219,10 @@ class EfficientNetB0Bottom(Bottom):
 
 
 def _published_weights() -> dict[str, object]:
-    """What torchvision publishes, its hash checked.
+    """Return the weights that torchvision publishes, after a check of their hash.
 
     Raises:
-        MissingDataError: it cannot be fetched and is not in torch's cache.
+        MissingDataError: they cannot be fetched and are not in torch's cache.
     """
     from torchvision.models import EfficientNet_B0_Weights
 

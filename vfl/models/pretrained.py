@@ -227,10 +227,10 @@ def save_decoder(folder: Path, model: Decoder) -> None:
 
 
 def names_of(folder: Path) -> dict[str, list[Any]]:
-    """What a folder calls its outputs: `labels` of the classes, `end_tokens` of an answer.
+    """Return names of a model's outputs: `labels` of the classes, `end_tokens` of an answer.
 
     Raises:
-        MissingDataError, DataError: no config.json, or one with no such numbers and names.
+        MissingDataError, DataError: config.json is missing, or lacks such numbers and names.
     """
     config = _json(folder / CONFIG)
     labels, ends = config.get("id2label") or {}, config.get("eos_token_id")
@@ -254,11 +254,11 @@ def require_tokenizer(folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """What turns text into the model's tokens and back: `encode(text).ids`, `decode(ids)`.
+    """Return the model's tokenizer, with `encode(text).ids` and `decode(ids)`.
 
     Raises:
         MissingPackageError: the extra "llm" is not installed.
-        MissingDataError, DataError: no tokenizer.json, or none that is one.
+        MissingDataError, DataError: tokenizer.json is missing or is no tokenizer.
     """
     try:
         from tokenizers import Tokenizer
@@ -414,7 +414,7 @@ class Weights:
         return self._axes[module][1 if turned else 0]
 
     def left(self, unused: Sequence[str]) -> list[str]:
-        """Names of weights that nobody took and that are none of these prefixes."""
+        """Return names of unused weights that begin with none of these prefixes."""
         return sorted(
             name
             for name in self._files

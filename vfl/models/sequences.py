@@ -51,7 +51,7 @@ class GRU4RecBottom(Bottom):
 
 
 class LastState(nn.Module):
-    """What `GRU4RecBottom` builds, from axes (rows, steps) to axes (rows, width)."""
+    """Module that `GRU4RecBottom` builds, from axes (rows, steps) to axes (rows, width)."""
 
     def __init__(self, items: int, embedding: int, dropout: float, width: int) -> None:
         super().__init__()
@@ -125,12 +125,12 @@ class TextCNNBottom(Bottom):
 
 
 class LargestAnswers(nn.Module):
-    """What `TextCNNBottom` builds, from axes (rows, steps) to axes (rows, 3 x filters)."""
+    """Module that `TextCNNBottom` builds, from axes (rows, steps) to axes (rows, 3 x filters)."""
 
     def __init__(self, words: int, embedding: int, dropout: float, filters: int) -> None:
         super().__init__()
         self.words = nn.Embedding(words, embedding, padding_idx=0)
-        with torch.no_grad():  # at torch's scale of 1 their noise drowns what few texts teach
+        with torch.no_grad():  # torch's scale of 1 is too noisy for training on few texts
             self.words.weight.mul_(0.1)
         self.filters = nn.ModuleList(
             nn.Conv1d(embedding, filters, at_once) for at_once in _WORDS_AT_ONCE
