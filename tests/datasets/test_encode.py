@@ -64,7 +64,7 @@ def test_every_type_of_column(column, want):
     ],
 )
 def test_odd_things_are_refused_by_name(column):
-    with pytest.raises(DataError, match="column 'when' holds something"):
+    with pytest.raises(DataError, match="neither number nor text"):
         TableEncoder.fit(column.to_frame("when"))
     with pytest.raises(DataError, match="'when'"):
         TableEncoder.fit(pd.DataFrame({"when": [1, 2]})).transform(column.to_frame("when"))
@@ -227,7 +227,7 @@ def test_a_text_that_is_no_date_is_refused_with_counts():
     assert "31.12" not in str(caught.value)
     dated = pd.DataFrame({"x": pd.to_datetime(["2020-01-31"])})
     numbers = TableEncoder.fit(pd.DataFrame({"x": [1.0, 2.0]}))
-    with pytest.raises(DataError, match="'x' holds something"):
+    with pytest.raises(DataError, match="neither number nor text"):
         numbers.transform(dated)
 
 

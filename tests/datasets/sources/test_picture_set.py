@@ -129,9 +129,9 @@ def test_names_that_cannot_be_joined(source, error, told):
 @pytest.mark.parametrize(
     ("source", "form", "told"),
     [
-        ("digits", SetFormat(side=4), "no use for data.side"),
+        ("digits", SetFormat(side=4), "does not support data.side"),
         ("mnist", SetFormat(length=4), "only data.side, data.classes"),
-        ("yoochoose", SetFormat(length=4, vocabulary=9), "no use for data.vocabulary"),
+        ("yoochoose", SetFormat(length=4, vocabulary=9), "does not support data.vocabulary"),
     ],
 )
 def test_what_a_set_cannot_do_is_refused(source, form, told):
