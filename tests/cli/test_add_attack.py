@@ -188,9 +188,9 @@ def test_an_attack_from_outside_is_stale_once_its_code_is_another(copy, mine):
 @pytest.mark.parametrize(
     ("text", "name", "says"),
     [
-        (OWN.replace("__author__, __date__", "a, b"), "mine", "nobody knows whose attack"),
-        (OWN.replace("2026-11-25", "last week"), "mine", "nobody knows whose attack"),
-        (OWN.replace("A. Reader", "A.\\nReader"), "mine", "nobody knows whose attack"),
+        (OWN.replace("__author__, __date__", "a, b"), "mine", "no valid author and date"),
+        (OWN.replace("2026-11-25", "last week"), "mine", "no valid author and date"),
+        (OWN.replace("A. Reader", "A.\\nReader"), "mine", "no valid author and date"),
         (OWN, "kmeans", "two members have the attack name 'kmeans'"),
         ("", "", "not in its file"),
     ],

@@ -180,7 +180,7 @@ def test_all_of_a_grid_that_does_not_fit_its_rows(vfl, refused, tmp_path):
         "check", path, *fitting, "-s", "grid.attacks=surrogate", "-s", "grid.trained_by=owner"
     )
     assert "ten.toml: grid.attacks" in owned.err
-    assert "nobody saw it" in owned.err
+    assert "an owner that trains alone sends no frames" in owned.err
 
 
 def test_one_process_has_no_link_to_measure(refused, breast_cancer):

@@ -110,7 +110,7 @@ def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
 def test_a_top_that_others_feed_too_is_refused(tmp_path):
     two = {"left": {"width": 4}, "right": {"width": 4}}
     with pytest.raises(
-        UserError, match="pseudo_client needs a top that nobody else feeds"
+        UserError, match="pseudo_client needs a top that no further party feeds"
     ) as refused:
         grid_cells(columns(parties=two, grid={"attacks": "pseudo_client"}))
     assert refused.value.want == "columns of left"
@@ -124,8 +124,8 @@ def test_all_attacks_that_nobody_could_run_are_told_at_once():
     with pytest.raises(ConfigError) as refused:
         grid_cells(columns(parties=two, grid=grid))
     for why in (
-        "pseudo_client needs a top that nobody else feeds",
-        "gradient_norm needs the training",
+        "pseudo_client needs a top that no further party feeds",
+        "gradient_norm needs a recorded training",
         "settings would have no effect here (got grid.attribute",
     ):
         assert why in str(refused.value)

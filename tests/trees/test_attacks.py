@@ -428,7 +428,7 @@ SHARED = "trees:max_depth=3,max_bin=16,protect=shared"
 def test_bins_that_nobody_sends_are_not_attacked(source, model):
     more = {"attacks": ["bins", "splits"], "models": [] if model == SHARED else [SHARED]}
     made = experiment(source, model, grid=GRID | more)
-    with pytest.raises(UserError, match=r"bins needs .* which nobody has of this model"):
+    with pytest.raises(UserError, match=r"bins needs .* which no attacker of this model has"):
         grid_cells(made)
 
 

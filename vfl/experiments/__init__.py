@@ -1,20 +1,20 @@
 """Many trainings that belong together: what is trained, how far it is, and what came out.
 
-A grid is a folder with a list of cells; each cell is an ordinary run folder, named by what it
-trains, so that whatever was trained before is found again. `comparison` and `attack_grid` make
-cells, `scheduler` runs them, `pages` shows what came out; what is listed here reads them, and needs
-no torch. One cell of a grid, through files of this package:
+A grid is a folder with a list of cells. Each cell is an ordinary run folder whose name depends on
+its settings, so that a later call finds earlier trainings. `comparison` and `attack_grid` make
+cells, `scheduler` runs them, and `pages` shows the results. The names listed here read cells and
+need no torch. One cell of a grid, through files of this package:
 
-    vfl grid FILE, vfl compare FILE     vfl/cli/study.py
-      the cells, by name and digest     cells.py, comparison.py, scores.py
-      -> which are left, --jobs of them scheduler.py
-      -> train one                      training.py -> vfl/training/run.py -> vfl/training/local.py
-      -> attack it                      attack_grid.py -> attack_runner.py
-           what an attack may see       scenarios.py -> vfl/attacks/cases.py -> vfl/attacks/view.py
-           its score beside its guess   vfl/attacks/scoring.py -> scores.py
-      -> one table, intervals, verdicts results.py, leaderboard.py, statistics.py
-      -> later, attacks from outside    outside.py
-      -> one page                       pages/
+    vfl grid FILE, vfl compare FILE:    vfl/cli/study.py
+      cells, by name and digest:        cells.py, comparison.py, scores.py
+      run the cells that are left:      scheduler.py
+      train a cell:                     training.py -> vfl/training/run.py -> vfl/training/local.py
+      attack it:                        attack_grid.py -> attack_runner.py
+           knowledge of an attack:      scenarios.py -> vfl/attacks/cases.py -> vfl/attacks/view.py
+           score and guess:             vfl/attacks/scoring.py -> scores.py
+      table, intervals, verdicts:       results.py, leaderboard.py, statistics.py
+      later attacks from outside:       outside.py
+      page:                             pages/
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def train_recorded(
         return
 
     def needed(run: Path) -> TraceSettings:
-        """What jobs without a score in this run need to have been recorded."""
+        """Return the recordings that jobs without a score in this run need."""
         runner = AttackRunner.of_run(RunFolder(run), data, settings, cell.adversary)
         lacking = runner.lacking(jobs, ScoresFile(run))
         return _recorded(lacking, settings)
@@ -146,7 +146,7 @@ def train_recorded(
 
 
 def _recorded(jobs: Sequence[AttackJob], settings: GridSettings) -> TraceSettings:
-    """What a training records for these jobs, and for attacks that come later."""
+    """Return the recordings of a training for these jobs and for later attacks."""
     scenarios = [scenario_of_job(one.attack, one.bottom) for one in jobs]
     return trace_for(scenarios, settings.record)
 
@@ -158,7 +158,7 @@ def forget_recordings(path: Path, settings: GridSettings) -> None:
 
 
 def _give_back(aside: Path, path: Path) -> None:
-    """What attacks left in a folder that was put aside; the same training stands beside it."""
+    """Move attack results from a folder that was put aside to the repeated training."""
     kept = [aside / name for name in (SCORES, OF_CELL, OF_OUTSIDE, PICTURES)]
     for file in [*kept, *(aside / GALLERY).glob("*")]:
         if file.exists():
@@ -313,7 +313,7 @@ def attack_finished_run(
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so there is nothing to attack")
     folder.require_experiment()
-    for party in folder.experiment().parties:  # before what else it lacks, which would help nobody
+    for party in folder.experiment().parties:  # first: without its parts, no other error helps
         PartyFolder(folder.party(party)).require()
     refuse(of_complete_rows(folder.experiment(), "an attack"))
     settings = settings.of_task(folder.experiment().label.task)

@@ -43,14 +43,14 @@ from vfl.training.run import load_adversary
 
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """What came of an attack.
+    """Result of an attack.
 
     Attributes:
         scores: every measure of its goal, the headline first.
-        threat: who the attacker was and what it held.
-        true, found: pictures that it was after and those it made, axes (targets, channels, height,
-            width); None of an attack that makes none.
-        report: how it came to its guess, see `Attack.last_report`.
+        threat: threat model of the attacker.
+        true, found: true and reconstructed pictures, axes (targets, channels, height, width); None
+            if the attack makes no pictures.
+        report: the attack's own report, see `Attack.last_report`.
     """
 
     scores: Sequence[Score]
@@ -106,14 +106,14 @@ def start_adversary(
     party: str,
     settings: GridSettings,
 ) -> dict[str, ActiveAdversary]:
-    """The adversary of one training by the party that plays it; nobody for "none".
+    """Return the adversary of one training by its party's name; an empty mapping for "none".
 
     Args:
-        spec: of the adversary.
-        experiment: what is trained.
+        spec: spec of the adversary.
+        experiment: the experiment to train.
         data: every party's rows.
         party: the feature party that tampers, or is the victim of the label party.
-        settings: of the grid.
+        settings: settings of the grid.
     """
     if spec == HONEST:
         return {}
@@ -151,12 +151,12 @@ def _needs_no_part(adversary: ActiveAdversary) -> bool:
 
 
 def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackResult:
-    """What one adversary reached with a finished run.
+    """Return the result of one adversary on a finished run.
 
-    "backdoor": share of the test rows of other classes that are answered with its class once they
-    bear the trigger; the guess is the same share without the trigger. "error": share of the test
-    rows that are answered wrongly; the guess is that of the best constant answer. Of an adversary
-    that is an attack, the measures of that.
+    "backdoor": share of other classes' test rows for which the model outputs the adversary's class
+    once they have the trigger; the guess is the same share without the trigger. "error": share of
+    wrong outputs on test rows; the guess is the error of the best constant output. An adversary
+    that is also an attack has the measures of that attack.
     """
     adversary, folder = make_adversary(spec), cases.folder
     assert folder is not None, "an adversary is measured by the run it took part in"
@@ -358,7 +358,7 @@ class AttackRunner:
         )
 
     def _result(self, job: AttackJob) -> tuple[AttackResult, float]:
-        """What came of a job, and the seconds it took."""
+        """Run a job, and return its result and duration in seconds."""
         draw = generator(self._seed, "attack", job.draw)
         if job.bottom == OUTCOME:
             started = time.perf_counter()
@@ -434,7 +434,7 @@ def codes_of(scores: Iterable[ScoreRecord]) -> dict[str, str]:
 
 
 def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
-    """What else stands behind a score than an attack on the victim's labels does."""
+    """Return further modules that a score depends on, beyond those of an attack on labels."""
     if job.bottom not in (TRAINED, OUTCOME):
         return _FREE
     if job.bottom == OUTCOME or not isinstance(made, Attack):

@@ -1,4 +1,4 @@
-"""What attacks reached, as tables: the leaderboard, by k, by what the attacker holds, others."""
+"""Tables of attack results: the leaderboard, results by k, by the attacker's knowledge, others."""
 
 from __future__ import annotations
 
@@ -232,12 +232,12 @@ def shown(values: Sequence[float], measure: str) -> str:
 
 
 def sentences(rows: Sequence[Record]) -> dict[str, str]:
-    """Who the attacker was and what it held, by attack."""
+    """Return each attacker's threat model in one sentence, by attack."""
     return {row.attacker: row.threat for row in rows}
 
 
 def best_without_model(rows: Sequence[Record]) -> list[float]:
-    """The values of the baseline with the highest mean."""
+    """Return the values of the best baseline, by its mean."""
     names = {name for row in rows for name in row.baselines}
     each = [[row.baselines[name] for row in rows if name in row.baselines] for name in names]
     best = min if rows[0].measure in LOWER_IS_BETTER else max

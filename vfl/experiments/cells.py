@@ -36,12 +36,12 @@ CONFIG = "config.toml"
 #: Held by the process that trains the cells of a folder.
 LOCK = "lock"
 CELLS = "cells"
-#: What a cell's run folder holds besides: measures of its codec; why it ended badly; its cut; that
-#: a party found out who tampered, and stopped.
+#: Further files of a cell's run folder: measures of its codec; its failure; its cut; a note that a
+#: party detected the adversary and stopped.
 CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
 FOUND_OUT = "found_out.json"
 _SPELLING = 40
-#: In the place of an adversary: nobody tampers.
+#: In the place of an adversary's spec: all parties are honest.
 HONEST = "none"
 
 Kind = Literal["codecs", "attacks", "value"]
@@ -95,15 +95,15 @@ class GridFolder:
 
     @property
     def cells_path(self) -> Path:
-        """Where the run folders lie."""
+        """Folder of the run folders."""
         return self.path / CELLS
 
     def aside(self, cell: Cell) -> Path:
-        """Where a cell's run folder lies while the same is trained anew in its place."""
+        """Return the folder that keeps a cell's run while a new training takes its place."""
         return self.path / "aside" / cell.name
 
     def stale(self, cell: Cell) -> Path:
-        """Where runs of a cell lie whose rows or code are no more; see `staleness`."""
+        """Return the folder of a cell's stale runs, whose rows or code changed; see `staleness`."""
         return self.path / "stale" / cell.name
 
     def write(
@@ -177,11 +177,11 @@ class GridFolder:
         write_json(self.path / GRID, about | {"notes": list(notes), "cells": listed})
 
     def experiment(self) -> Experiment:
-        """What the grid was made from."""
+        """Return the experiment that the grid was made from."""
         return read_experiment(self.path / CONFIG)
 
     def cells(self) -> list[Cell]:
-        """What is trained, in order."""
+        """Return the trainings, in order."""
         return [
             Cell(
                 Experiment.model_validate(one["experiment"]),
@@ -195,13 +195,13 @@ class GridFolder:
 
     @property
     def kind(self) -> Kind:
-        """What its cells are for."""
+        """Kind of study."""
         kind: Kind = self._record().get("kind", "codecs")
         return kind
 
     @property
     def modules(self) -> Mapping[str, Any] | None:
-        """Which functions build and train its modules; None where an experiment says it all."""
+        """Functions that build and train its modules; None if an experiment file suffices."""
         found: Mapping[str, Any] | None = self._record().get("modules")
         return found
 
@@ -222,7 +222,7 @@ class GridFolder:
 
 
 def kind_of(experiment: Experiment) -> Kind:
-    """What a grid of this experiment is for: what it compares."""
+    """Return the kind of study of this experiment: what its grid compares."""
     if experiment.value is not None:
         return "value"
     return "codecs" if experiment.grid is None else "attacks"
@@ -262,20 +262,20 @@ def failure_of(path: Path, file: str = FAILURE) -> dict[str, Any] | None:
 
 
 def settings_of(experiment: Experiment) -> CompareSettings:
-    """What is compared.
+    """Return the experiment's [compare] table.
 
     Raises:
-        ConfigError: nothing says so.
+        ConfigError: the experiment has no such table.
     """
     want = "a table [compare] with codecs, or --codec SPEC --codec SPEC"
     return _said(experiment.compare, "which codecs are compared", want)
 
 
 def grid_settings_of(experiment: Experiment) -> GridSettings:
-    """What is attacked.
+    """Return the experiment's [grid] table.
 
     Raises:
-        ConfigError: nothing says so.
+        ConfigError: the experiment has no such table.
     """
     want = "a table [grid] with defenses and attacks, or --defense SPEC --attack SPEC"
     return _said(experiment.grid, "what is attacked", want).of_task(experiment.label.task)
@@ -290,14 +290,14 @@ def _said(table: Table | None, what: str, want: str) -> Table:
 _DIGITS = 12
 #: Rooms whose modules plug-ins are made of; the lists of their members are no part of any.
 _PLUG_INS = ("vfl.attacks.", "vfl.compression.", "vfl.defenses.", "vfl.models.")
-#: Tables of an experiment that nothing trained follows from.
+#: Tables of an experiment that change no training.
 LISTS = frozenset({"compare", "grid", "value"})
 
 
 def experiment_digest(experiment: Experiment) -> str:
-    """Of all that is trained, whatever it is compared with."""
+    """Return a digest of the trained settings; the tables of comparisons do not count."""
     left_out: dict[str, Any] = dict.fromkeys(LISTS, True)
-    if _split_of(experiment) == "shuffled":  # as all were before there was a choice
+    if _split_of(experiment) == "shuffled":  # the only split of earlier versions
         left_out["data"] = {"split"}
     return text_digest(experiment.model_dump_json(exclude=left_out))
 
@@ -307,12 +307,12 @@ def _split_of(experiment: Experiment) -> str:
 
 
 def text_digest(text: str) -> str:
-    """A short one of a text."""
+    """Return a short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def data_digest(data: Mapping[str, PartyData]) -> str:
-    """Of every party's inputs and labels, and of the split."""
+    """Return a digest of every party's inputs and labels, and of the split."""
     digest = hashlib.sha256()
     for name, own in sorted(data.items()):
         split = own.split
@@ -326,17 +326,17 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
 
 
 def code_of(*parts: str | type | FunctionType) -> str:
-    """A digest of vfl's version, some modules' source, and what they import of plug-ins' code.
+    """Return a digest of vfl's version, some modules' source, and the plug-in code they import.
 
-    That is of the rooms of attacks, codecs, defenses and models, of the room they stand in
-    themselves, or of the package or folder of whoever wrote them. A change of another attack leaves
-    it as it is.
+    Plug-in code is code of attacks, codecs, defenses and models, code of the module's own vfl
+    package, or code of the author's package or folder. A change of another attack does not change
+    the digest.
 
-    A class or function of a notebook's cell has no source file: what it compiles to stands for it.
+    A class or function from a notebook's cell has no source file; its compiled code counts instead.
 
     Args:
-        parts: classes of plug-ins and functions, ours or another package's, each for the module it
-            stands in; and names of modules of what shows an attack its victim.
+        parts: classes of plug-ins and functions, of vfl or another package, each for its module;
+            and names of modules that prepare a victim for an attack.
     """
     digest = hashlib.sha256(VERSION.encode())
     for name in sorted(_needed({one if isinstance(one, str) else one.__module__ for one in parts})):
@@ -349,15 +349,15 @@ def code_of(*parts: str | type | FunctionType) -> str:
 
 
 def _is_of_a_cell(made: type | FunctionType) -> bool:
-    """Whether a class or function has no source file, as those of a notebook's cell."""
+    """Whether a class or function has no source file, as in a notebook's cell."""
     name = made.__module__
     return name not in sys.builtin_module_names and _file(name) is None
 
 
 def _compiled(made: object, seen: set[object]) -> Iterator[str]:
-    """What a class or function without a source file comes to, and what it uses of the same module.
+    """Yield the compiled code of a class or function, and of names it uses from the same module.
 
-    Neither names of files nor numbers of lines count: a cell that runs again is the same code.
+    Names of files and numbers of lines do not count: a cell that runs again is the same code.
     """
     if isinstance(made, classmethod | staticmethod):
         made = made.__func__
@@ -399,11 +399,11 @@ _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__doc__", "__firstl
 
 
 def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
-    """A digest of the code of all that a training is made of; see `code_of`.
+    """Return a digest of the code of all plug-ins of a training; see `code_of`.
 
     Args:
-        experiment: with a defense, a codec and models.
-        adversaries: specs of those it is trained against.
+        experiment: experiment with a defense, a codec and models.
+        adversaries: specs of its adversaries.
     """
     from vfl import compression, defenses, models  # a report reads digests without torch
     from vfl.attacks.active import make_adversary
@@ -416,7 +416,7 @@ def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
 
 
 def _needed(modules: Iterable[str]) -> set[str]:
-    """The modules, and all of the room that they import by whatever way."""
+    """Return the modules, and plug-in modules that they import directly or indirectly."""
     found, waiting = set(modules), list(modules)
     while waiting:
         for name in _imports(waiting.pop()):
@@ -463,7 +463,7 @@ _LOADED: dict[str, tuple[object, bytes]] = {}
 
 
 def _source(module: str) -> bytes:
-    """Of a loaded module as it was when first asked for: what runs is not what was edited since."""
+    """Return a module's source; for a loaded module, its source before any later edit."""
     loaded = sys.modules.get(module)
     loading = getattr(loaded, "__spec__", None) or loaded
     if loading is not None and (known := _LOADED.get(module)) and known[0] is loading:
@@ -476,7 +476,7 @@ def _source(module: str) -> bytes:
 
 
 def _file(module: str) -> Path | None:
-    """Where a module's source lies; a script that runs is a module as well."""
+    """Return the file of a module's source; a running script is a module as well."""
     origin = getattr(sys.modules.get(module), "__file__", None)
     if origin is None and module not in sys.modules:
         try:

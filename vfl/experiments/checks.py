@@ -1,4 +1,4 @@
-"""What would stop a grid of attacks: by its settings, and by its rows, before anything trains."""
+"""Checks of a grid of attacks, by its settings and by its rows, before any training."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check_grid(experiment: Experiment, settings: GridSettings) -> None:
 
 
 def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterator[UserError]:
-    """What could not be run of a grid: of each attack the first mistake.
+    """Yield the mistakes of a grid: the first mistake of each attack.
 
     Raises:
         ConfigError, SpecError, UserError, ExposedCutError: it stops every attack.
@@ -108,14 +108,14 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
         )
     if active and settings.trained_by == "owner":
         yield UserError(
-            f"{active[0]} tampers with the training, and where the owner trained alone nobody can",
+            f"{active[0]} tampers with the training, which an owner that trains alone rules out",
             where="grid.adversaries",
             fix="trained_by = 'split'",
         )
 
 
 def _like(experiment: Experiment, settings: GridSettings) -> list[Experiment]:
-    """The victims whose model has the experiment's name, and options of its own."""
+    """Return victims with the experiment's kind of model, but options of their own."""
     name = parse(experiment.secure)[0]
     return [
         experiment.model_copy(update=settings.differs(one))
@@ -132,10 +132,10 @@ def _scenario_mistakes(
     settings: GridSettings,
     party: str,
 ) -> Iterator[UserError]:
-    """Why no attacker of this grid could run an attack.
+    """Yield the reasons why no attacker of this grid could run an attack.
 
     Raises:
-        ExposedCutError: nobody could run any, for no party has a bottom.
+        ExposedCutError: no attack can run, because no party has a bottom.
     """
     if scenario == SECURE_SUM and experiment.secure == "none":
         yield UserError(
@@ -149,7 +149,7 @@ def _scenario_mistakes(
     if beyond:
         listed = " and ".join(str(grant) for grant in Grant if grant in beyond)
         yield UserError(
-            f"{spec} needs {listed}, which nobody has of this model",
+            f"{spec} needs {listed}, which no attacker of this model has",
             where="grid.attacks",
             want="an attack that reads what this model shows",
         )
@@ -174,7 +174,7 @@ def _scenario_mistakes(
         )
     if scenario.records in ("training", "snapshots") and settings.trained_by == "owner":
         yield UserError(
-            f"{spec} needs the training, and where the owner trained alone nobody saw it",
+            f"{spec} needs a recorded training, and an owner that trains alone sends no frames",
             where="grid.attacks",
             fix="trained_by = 'split'",
         )
@@ -183,7 +183,7 @@ def _scenario_mistakes(
         found, wanted = set(experiment.parties), {party} | own
         if found != wanted:  # an attack through the top stands for all who feed it
             yield UserError(
-                f"{spec} needs a top that nobody else feeds",
+                f"{spec} needs a top that no further party feeds",
                 where="grid.attacks",
                 got=f"columns of {', '.join(sorted(found))}",
                 want=f"columns of {', '.join(sorted(wanted))}",
@@ -317,7 +317,7 @@ def _check_unlabelled(part: Part, label: PartyData) -> None:
 
 
 def _refusal(key: str, spec: str, attempt: Callable[[], object]) -> Iterator[Mistake]:
-    """What stops an attempt, if anything does; the message says of which spec."""
+    """Yield the error that an attempt raises, if any; its message names the spec."""
     try:
         attempt()
     except UserError as error:

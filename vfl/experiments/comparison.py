@@ -30,11 +30,11 @@ _LARGEST = 2**22
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `vfl compare` trains.
+    """Trainings of `vfl compare`.
 
     Attributes:
-        cells: in the order they are trained, so that one repeat is whole before the next begins.
-        notes: what was left out, and why.
+        cells: cells in the order of training; one repeat is complete before the next begins.
+        notes: codecs that were left out, with reasons.
     """
 
     cells: tuple[Cell, ...]
@@ -111,7 +111,7 @@ def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], li
 
 
 def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
-    """What would be trained, a line each, with the bytes a row of its training frames."""
+    """Yield one line for each training, with the bytes of a row in its training frames."""
     yield f"{'bytes a row':>11}  {'of dense':>8}  cell"
     for cell in cells:
         cut, codec = CutShape.of(cell.experiment), cell.experiment.codec

@@ -1,4 +1,4 @@
-"""Where a grid stands."""
+"""Status of a grid."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from vfl.experiments.cells import LOCK, GridFolder, failure_of, is_done
 from vfl.experiments.scores import OF_CELL
 
-#: What a grid of each kind is called.
+#: Name of each kind of grid.
 KINDS = {"attacks": "grid", "codecs": "comparison", "value": "value"}
 
 
 @dataclass(frozen=True)
 class GridStatus:
-    """Where a grid stands.
+    """Status of a grid.
 
     Attributes:
         grid: its folder.
         kind: grid, comparison or value.
         state: at work, ended, failed or interrupted.
         created: when it began.
-        cells, done: how many trainings it has, and how many are whole.
+        cells, done: number of all trainings, and of complete ones.
         failed: titles of cells that ended badly, with the reason.
         then: commands that go on from here.
-        exit_code: what `vfl status` ends with.
+        exit_code: exit code of `vfl status`.
     """
 
     grid: str
@@ -45,7 +45,7 @@ class GridStatus:
 
 
 def grid_status(path: Path) -> GridStatus:
-    """Where a grid stands, whether its cells are done or not.
+    """Return the status of a grid, whether its cells are done or not.
 
     Raises:
         RunFolderError: there is no grid, or its record is damaged.

@@ -1,8 +1,8 @@
-"""What came out, at a glance: four cards and one sentence, made from the numbers.
+"""Results at a glance: four cards and one sentence, made from the numbers.
 
-How good the model is beside the guess, what it sent, and what the best attack gains over the guess
-and over having no model, for labels and for columns. What was not measured is said, with the
-command that measures it.
+They show the model's score beside the guess, the bytes sent, and the best attack's gain over the
+guess and over having no model, for labels and for columns. A missing measurement is named, with
+the command that measures it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Glance:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is known of labels, or of columns: a card, a part of a sentence, and sentences."""
+    """Results of attacks on labels, or on columns: a card, a part of a sentence, and sentences."""
 
     card: Card
     short: str
@@ -79,15 +79,15 @@ def of_run(
     alone: str = "",
     took: str = "",
 ) -> Glance:
-    """A run, and what attacks on it reached.
+    """Return the glance of a run, with the results of attacks on it.
 
     Args:
-        utility: how good its model is.
-        traffic: what it sent.
-        promises: of differential privacy; empty where nothing is promised.
-        rows: its attacks; empty if nobody attacked it.
-        alone: what it gains over each party alone; empty where that was not measured.
-        took: how long it took; likewise.
+        utility: card of its model's quality.
+        traffic: card of its traffic.
+        promises: its statements of differential privacy; empty if it makes none.
+        rows: results of attacks on it; empty if there were no attacks.
+        alone: its gain over each party alone; empty if that was not measured.
+        took: its duration; empty if that was not measured.
     """
     labels, columns = _labels_of(rows), _columns_of(rows)
     gained = f" ({alone})" if alone else ""
@@ -245,7 +245,7 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
 def _attack_sentence(
     where: str, entry: LeaderboardEntry, measure: LabelMeasure, attacks: int
 ) -> str:
-    """What the worst attack reaches, beside the guess and beside no model; then the verdict."""
+    """Return a sentence with the worst attack's score, the guess, no model's, and the verdict."""
     worst = entry.worst
     each = "" if measure == "r2" else " of each class"
     leaked = f"{worst.k} leaked labels{each}" if worst.k else "no leaked label"
@@ -275,7 +275,7 @@ def verdict_words(one: Standing) -> str:
 
 
 def _more_words(one: Standing) -> str:
-    """What a margin of one point decides, and how many victims would."""
+    """Return the verdict at a margin of one point, or the number of victims that would decide."""
     if one.verdict in ("protected", "leaks") or one.judged.verdict == "easier":
         return ""
     if one.judged.verdict == "undecided" and one.judged.more is None:
@@ -286,12 +286,12 @@ def _more_words(one: Standing) -> str:
 
 
 def _best(entries: Sequence[LeaderboardEntry]) -> LeaderboardEntry:
-    """The best protected of those that are not shown to cost more than the margin."""
+    """Return the best protected entry among those not shown to cost more than the margin."""
     return next((one for one in entries if one.affordable != "no"), entries[0])
 
 
 def _gained(one: Standing, measure: LabelMeasure) -> str:
-    """What the worst attack gains, over the guess and over having no model."""
+    """Return the worst attack's gain over the guess and over having no model."""
     over_guess = 100 * (one.value.mean - one.guess.mean)
     return (
         f"{over_guess:+.1f} points of {MEASURES[measure]} beside the guess, "
@@ -374,7 +374,7 @@ def _mean(rows: Sequence[Record], name: str) -> float:
 
 
 def _cost_card(records: Sequence[Record]) -> Card:
-    """What an undefended training took, mean over its seeds."""
+    """Return the card with the cost of an undefended training, mean over its seeds."""
     plain = [
         one
         for one in records

@@ -120,13 +120,13 @@ def in_measure(records: Iterable[Record], measure: LabelMeasure) -> list[Record]
 
 
 def fitting_measure(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"]) -> LabelMeasure:
-    """The measure that attacks on labels are ranked by.
+    """Return the measure that ranks attacks on labels.
 
     Args:
-        rows: of a run or a grid; the guesses beside attacks tell how many classes there are, and
-            the largest.
-        asked: "auto" is AUC where there are two classes or one is large, else accuracy; of numbers
-            R2.
+        rows: records of a run or a grid; the guesses beside attacks show the number of classes and
+            the share of the largest.
+        asked: "auto" is AUC for two classes or one large class, R2 for numbers, and accuracy
+            otherwise.
     """
     if asked != "auto":
         return asked
@@ -142,7 +142,7 @@ def fitting_measure(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"
 def utility_of(
     records: Iterable[Record], measure: str, training: str, adversary: str = HONEST
 ) -> dict[str, float]:
-    """How good a victim's own answers for test rows are, by seed; none if a party stopped it."""
+    """Return a victim's own score on test rows, by seed; empty if a party stopped the training."""
     return {
         one.repeat: one.value
         for one in records
@@ -152,7 +152,7 @@ def utility_of(
 
 
 def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
-    """By what models are judged beside attacks; AUC is unknown where test rows lack a class."""
+    """Return the measure of models beside attacks; AUC is unknown if test rows lack a class."""
     if measure == "r2":
         return "r2"
     cells = {
@@ -224,10 +224,10 @@ def by_baseline(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float
 
 
 def _called(row: Record, name: str) -> str:
-    """What a baseline of an attack is called.
+    """Return the name of an attack's baseline.
 
-    Training from scratch is the same beside all attacks, but for that of parties who pool. Where no
-    labels leak it is the attack itself on the inputs.
+    Training from scratch is the same beside all attacks, except the attack of parties who pool.
+    Without leaked labels the baseline is the attack itself on the inputs.
     """
     if name in SCRATCH and row.k > 0:
         spec = scratch_of(row.subject, name)
@@ -236,12 +236,12 @@ def _called(row: Record, name: str) -> str:
 
 
 def highest(found: ByAttack) -> str:
-    """The one with the highest mean over victims."""
+    """Return the attack with the highest mean over victims."""
     return max(found, key=lambda name: mean_of(found[name]))
 
 
 def mean_of(values: Values) -> float:
-    """The mean over victims."""
+    """Return the mean over victims."""
     estimate = over_victims(values)
     assert estimate is not None
     return estimate.mean

@@ -34,14 +34,14 @@ Epoch = Mapping[str, float]
 
 
 class LoadedRun:
-    """What a run folder holds.
+    """Content of a run folder.
 
     Args:
         path: the folder.
 
     Raises:
-        RunFolderError: there is no run in it; a property raises it too, where a file is damaged, or
-            of another format.
+        RunFolderError: it holds no run; a property raises it too if a file is damaged or has
+            another format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,15 +79,15 @@ class LoadedRun:
 
     @property
     def label_party(self) -> str | None:
-        """Who held the labels, as the configuration says."""
+        """Name of the label party in the configuration."""
         name: str | None = self.config.get("label", {}).get("party")
         return name
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """As the configuration says, else as the traffic does.
+        """Names of the parties in the configuration; without one, names in the traffic.
 
-        A party that only deals has traffic and no place among those with columns.
+        A dealer has traffic, but is not among the parties with columns.
         """
         sent = finite(self.summary.get("bytes_up"))
         named = list(self.config.get("parties", {})) or [
@@ -127,7 +127,7 @@ class LoadedRun:
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """What it ran on."""
+        """Hardware and versions that it ran on."""
         path = self.path / "environment.json"
         return _record(read_json(path), path) if path.exists() else {}
 
@@ -175,13 +175,13 @@ class LoadedRun:
 
     @cached_property
     def codec(self) -> Mapping[str, Any]:
-        """Of a grid's cell, what its codec makes of the cut of the test rows."""
+        """Measures of the codec on the cut of the test rows, of a grid's cell."""
         path = self.path / CODEC
         return _record(read_json(path), path) if path.exists() else {}
 
     @cached_property
     def scores(self) -> Sequence[ScoreRecord]:
-        """What attacks on this run reached, those of the last call of `vfl attack` last."""
+        """Scores of attacks on this run; scores of the last call of `vfl attack` come last."""
         return read_scores(self.path / OF_RUN)
 
     @cached_property
@@ -196,7 +196,7 @@ class LoadedRun:
 
     @cached_property
     def rows(self) -> Mapping[str, int]:
-        """How many rows it trained, validated and tested on, by the label party's own card."""
+        """Numbers of training, validation and test rows, from the label party's own card."""
         if self.label_party is None:
             return {}
         card = self.folder.party(self.label_party) / "card.json"
@@ -209,31 +209,31 @@ class LoadedRun:
 
     @cached_property
     def audit(self) -> str:
-        """What the last audit of its privacy proved, in words; empty where there was none."""
+        """Finding of its last privacy audit, in words; empty if there was no audit."""
         return str((self.folder.audit() or {}).get("text", ""))
 
     @property
     def sent(self) -> float | None:
-        """Bytes of all parties and both directions; None where the run did not end."""
+        """Bytes of all parties in both directions; None if the run did not end."""
         own = [self.summary, *self.tasks.values()]
         ways = [finite(one.get(f"bytes_{way}")) for one in own for way in ("up", "down")]
         return sum(sum(way.values()) for way in ways) if any(ways[:2]) else None
 
     def last(self, measure: str) -> float | None:
-        """The last value of a measure; None where no epoch has one."""
+        """Return the last value of a measure; None if no epoch has one."""
         return next((one[measure] for one in reversed(self.epochs) if measure in one), None)
 
     def figure(self, name: str) -> float | None:
-        """A number of the whole run; None where it was not measured."""
+        """Return a number of the whole run; None if it was not measured."""
         return finite(self.summary).get(name)
 
     def word(self, name: str) -> str:
-        """What the summary says by that name; empty where it says nothing."""
+        """Return the summary's text of that name; empty if it has none."""
         return str(self.summary.get(name) or "")
 
 
 def finite(found: Any) -> dict[str, float]:
-    """The finite numbers of a record; none of anything else."""
+    """Return the finite numbers of a record; empty for anything else."""
     record = found if isinstance(found, dict) else {}
     return {
         str(name): value

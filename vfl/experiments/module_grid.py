@@ -80,16 +80,16 @@ _ROLES = ("build", "loader", "test", "fit")
 
 @dataclass(eq=False)
 class Recipe:
-    """How the modules of a grid are built and trained, and on which rows.
+    """Recipe to build and train the modules of a grid, with their rows.
 
     Attributes:
-        build: makes an untrained module; see `Build`.
-        loader: gives batches of the training rows, anew each time that it is iterated; or a
+        build: function that makes an untrained module; see `Build`.
+        loader: iterable of batches of the training rows, which can be iterated repeatedly; or a
             function of the seed that makes it.
-        test: of the test rows, likewise; None holds a fifth of the loader's batches out.
-        fit: trains; None is `vfl.fit` with the following settings.
-        train, loss: of that.
-        names: what other processes import, by role.
+        test: the same for the test rows; None holds out a fifth of the loader's batches.
+        fit: function that trains; None is `vfl.fit` with the following settings.
+        train, loss: settings of `vfl.fit`.
+        names: names that other processes import, by role.
     """
 
     build: Build
@@ -210,12 +210,12 @@ class Recipe:
         return self.module(experiment.codec, experiment.defense, experiment.seed).to(device)
 
     def experiment(self, name: str, codec: str, defense: str) -> Experiment:
-        """What its modules have in common, as an experiment that says so.
+        """Return an experiment with the settings that all its modules share.
 
         Args:
-            name: of the study.
-            codec: where codecs are not compared.
-            defense: where defenses are not compared.
+            name: name of the study.
+            codec: codec for studies that do not compare codecs.
+            defense: defense for studies that do not compare defenses.
         """
         made = self.module(codec, defense, 0).experiment
         train: dict[str, Any] = {"batch_size": self.rows(0).batch_size}

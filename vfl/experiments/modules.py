@@ -158,9 +158,9 @@ class _Reached(Exception):
 
 @dataclass(eq=False)
 class _Seen:
-    """What a module's parties held and sent of a loader's rows, in their order.
+    """Inputs and cuts of a module's parties for a loader's rows, in the loader's order.
 
-    `digests` are those of the party's inputs, and `rows` positions that batches give, if they do.
+    `digests` are digests of the party's inputs; `rows` are positions, if the batches contain them.
     """
 
     cuts: list[Tensor] = field(default_factory=list)
@@ -422,15 +422,15 @@ class ModuleAttacks:
         self._runner = AttackRunner(experiment, self.data, self.settings, cases=cases)
 
     def on_victim(self) -> list[AttackJob]:
-        """Every attack on the module's own cuts."""
+        """Return every attack on the module's own cuts."""
         return attack_plan(self.settings).on_victim()
 
     def baselines(self) -> list[AttackJob]:
-        """What these are set against."""
+        """Return the baselines of these attacks."""
         return attack_plan(self.settings).baselines(self.settings.baselines)
 
     def test_cuts(self, most: int) -> tuple[Tensor, Tensor]:
-        """What crossed of the first test rows, axes (rows, width), and their labels."""
+        """Return the cuts of the first test rows, axes (rows, width), and their labels."""
         label = self.data[self._experiment.label.party]
         assert label.labels is not None
         rows = torch.from_numpy(label.split.test)[:most]

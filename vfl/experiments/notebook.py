@@ -1,4 +1,4 @@
-"""What a notebook calls: `vfl.train`, `vfl.compare`, `vfl.grid`, `vfl.value`, and a `Run`."""
+"""Functions for notebooks: `vfl.train`, `vfl.compare`, `vfl.grid`, `vfl.value`; and a `Run`."""
 
 from __future__ import annotations
 
@@ -139,11 +139,11 @@ class Run:
 
 
 class Attacks:
-    """What attacks on a run or a module reached.
+    """Results of attacks on a run or a module.
 
     Attributes:
-        run: that was attacked; None of a module.
-        rows: a row a measure, attack, number of leaked labels and draw.
+        run: the attacked run; None for a module.
+        rows: one row for each measure, attack, number of leaked labels and draw.
     """
 
     def __init__(self, run: Run | None, rows: Sequence[Record], settings: GridSettings) -> None:

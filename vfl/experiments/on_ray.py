@@ -87,10 +87,10 @@ class RayCluster:
 
     @property
     def places(self) -> int:
-        """How many cells find room at a time.
+        """Number of cells that the cluster can run at a time.
 
         Raises:
-            ConfigError: not one does.
+            ConfigError: the cluster has no room for a cell.
         """
         asked = {"CPU": self._resources["num_cpus"], "GPU": self._resources["num_gpus"]}
         room = 0
@@ -190,12 +190,12 @@ class RayWorker:
             self._actor = None
 
 
-#: What makes a folder that of a grid.
+#: Files that make a folder the folder of a grid.
 GRID_FILES = ("grid.json", "config.toml")
 
 
 class _Remote:
-    """What runs in the cluster: cells, each in a folder that is there while it runs."""
+    """Worker in the cluster; it runs cells, each in a temporary folder."""
 
     def __init__(self, grid: Files, device: str) -> None:
         from vfl.core.seeds import use_one_thread
@@ -206,7 +206,7 @@ class _Remote:
     def run(
         self, name: str, held: Files, data: Mapping[str, PartyData] | None
     ) -> tuple[str, Files]:
-        """Run one cell from what its folder held; what it holds afterwards."""
+        """Run one cell from its folder's files, and return the files afterwards."""
         with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place:
             root = Path(place)
             for file, content in self._grid.items():

@@ -51,12 +51,12 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
 
     Args:
         file: as `--plugin` takes it; `__author__` and `__date__`, or lines of its docstring that
-            begin with ``Author:`` and ``Date:``, say whose it is.
-        specs: of its attacks; each with its options as they stand unless they are given.
+            begin with ``Author:`` and ``Date:``, name its author and date.
+        specs: specs of its attacks; by default, all of them with their default options.
 
     Raises:
-        UserError: it does not run, has no attack, or names nobody.
-        TakenNameError: it takes the name of an attack that is there.
+        UserError: the file does not run, has no attack, or lacks an author or date.
+        TakenNameError: it takes the name of an existing attack.
         SpecError: an attack cannot be built with these options.
     """
     from vfl.attacks import ATTACKS, make
@@ -77,7 +77,7 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
     except ValueError:
         day = ""
     if not (author and author.isprintable() and len(author) <= _LONGEST and day):
-        raise UserError("nobody knows whose attack this is", where=str(file), want=_WANTED)
+        raise UserError("the file has no valid author and date", where=str(file), want=_WANTED)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     for spec in specs or names:
         make(spec)
@@ -85,7 +85,7 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
 
 
 def _said(module: object, word: str) -> str:
-    """What a module says of itself, by its attribute or in its docstring."""
+    """Return a module's statement about itself, from its attribute or its docstring."""
     found = re.search(rf"(?im)^\s*{word}:[ \t]*(\S.*)$", getattr(module, "__doc__", None) or "")
     given = getattr(module, f"__{word}__", found[1] if found else "")
     return str(given).strip()

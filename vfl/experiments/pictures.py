@@ -50,8 +50,8 @@ def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
     """The pictures of a score as PNG files in base64; None if none were kept.
 
     Returns:
-        `true`, `found`, and `mean`, the mean picture, which is what whoever saw nothing would say
-        of each.
+        `true`, `found`, and `mean`, the mean picture; an attacker without evidence would guess it
+        for each target.
 
     Raises:
         RunFolderError: the file is damaged, or of another format.

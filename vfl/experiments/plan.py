@@ -1,4 +1,4 @@
-"""What a session would do: the facts `vfl check` shows. Counts and names, never a cell."""
+"""Plan of a session: the facts that `vfl check` shows. They are counts and names, never cells."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from vfl.training import specs
 from vfl.training.run import data_doubts, load_data, session_of
 from vfl.transport import local_pair
 
-#: Where `vfl train` puts the run of an experiment file unless it is told otherwise.
+#: Default folder of `vfl train` for runs of an experiment file.
 _RUNS = Path("runs")
 
-#: Compute of an exchange, both sides: a small network's; a larger one gains less than is told.
+#: Compute of an exchange at both parties, for a small network; a larger one gains less than stated.
 _STEP_S = 0.001
 #: Fewer validation rows than that say little of one epoch beside another.
 _FEW_ROWS = 100
@@ -133,19 +133,19 @@ def of_party_file(path: Path) -> dict[str, Any]:
     facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
     facts |= {"columns": _columns(found or _described(party), data)}
     facts |= {"look_at": doubts({party.party: data}) + _not_found_out(party, folder)}
-    # How large its trace gets depends on the session's terms; the party is told when one starts.
+    # The size of its trace depends on the session's terms; the session reports it at its start.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
 
 def link_advice(
     experiment: Experiment, train_rows: int, round_trip_s: float, mbps: float | None
 ) -> dict[str, Any]:
-    """What a slow link to the feature parties asks for, as facts.
+    """Return advice for slow links to the feature parties, as facts.
 
     Args:
-        experiment: as it would be trained now.
-        train_rows: of its table.
-        round_trip_s: to the party that is furthest away.
+        experiment: the experiment with its present settings.
+        train_rows: number of training rows.
+        round_trip_s: longest round trip to a party, in seconds.
         mbps: bandwidth of the label party's link in each direction; None is no limit.
     """
     if shares_weights(experiment):
@@ -175,13 +175,13 @@ def link_advice(
 
 
 def _gaps(label: PartyData) -> dict[str, Any]:
-    """How many rows each feature party lacks, where a vector stands for their cuts."""
+    """Return the number of rows that each feature party lacks; a vector replaces their cuts."""
     lacking = {name: int((~own).sum()) for name, own in label.held.items()}
     return {"rows_without_a_cut": lacking} if lacking else {}
 
 
 def _judges(experiment: Experiment, split: Split) -> dict[str, Any]:
-    """A word of caution where few rows choose the epoch: a lucky first one may stay."""
+    """Return a caution if few rows choose the epoch: a lucky early epoch may win."""
     train, rows = experiment.train, len(split.validation)
     if rows >= _FEW_ROWS or not (train.patience or train.keep == "best"):
         return {}
@@ -214,7 +214,7 @@ def _described(party: PartyFile) -> TableReport:
 
 
 def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
-    """What the columns of a party's table hold, and how many inputs each became."""
+    """Return a description of each column of a party's table, with its number of inputs."""
     encoder = data.encoder
     if isinstance(encoder, TableEncoder):
         widths = encoder.widths
@@ -224,7 +224,7 @@ def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
 
 
 def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
-    """First weights of the label party; a top or bottom that does not fit its rows is told here."""
+    """Return the label party's first weights; a top or bottom that does not fit its rows fails."""
     links = {name: local_pair()[0] for name in rules.peers(terms)}
     own = Own(Secret.of_simulation(experiment.seed, data.name))
     objective = Objective.of(experiment.label, 1 if data.classes is None else len(data.classes))
@@ -273,7 +273,7 @@ def _plugins(experiment: Experiment) -> dict[str, Any]:
 
 
 def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
-    """What the defense promises; some epsilons follow from the classes in the data."""
+    """Return the defense's privacy statements; some epsilons depend on the classes in the data."""
     defense = defenses.make(experiment.defense)
     if data is not None:
         classes = None if data.classes is None else len(data.classes)
@@ -343,7 +343,7 @@ def _traffic(
     ).divides_rows:  # how many rows others have is not known yet
         return {"epochs": terms.train.epochs}
     facts = {"steps_per_epoch": steps, "epochs": epochs}
-    if shares_weights(experiment) and shared is None:  # their columns decide, which nobody told yet
+    if shares_weights(experiment) and shared is None:  # depends on columns that are not known yet
         return facts
     own, names = shared or {}, terms.feature_parties
     most = sum(expected_bytes(terms, name, split, own.get(name)) for name in names)
@@ -357,9 +357,9 @@ def _traffic(
 
 
 def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[str, Layers] | None:
-    """What every feature party shares; empty where each has a bottom of its own.
+    """Return the layers that every feature party shares; empty if each has its own bottom.
 
-    None where the values decide how many bytes cross, and a party counts them as it sends.
+    None if the number of bytes depends on values; then a party counts them as it sends.
     """
     mode = secure_mode.make(experiment.secure)
     if mode.whole_network:
@@ -373,7 +373,7 @@ def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[st
 
 
 def comparison_facts(experiment: Experiment, locations: Locations) -> dict[str, Any]:
-    """What `vfl compare` would train of an experiment that says so."""
+    """Return facts about the trainings of `vfl compare`; empty without a [compare] table."""
     if experiment.compare is None:
         return {}
     from vfl.experiments.comparison import comparison_of  # a plain training needs none of it
@@ -387,15 +387,15 @@ def comparison_facts(experiment: Experiment, locations: Locations) -> dict[str, 
 def attack_facts(
     experiment: Experiment, data: Mapping[str, PartyData], locations: Locations
 ) -> dict[str, Any]:
-    """What `vfl grid` would train and try of an experiment that says so.
+    """Return facts about the trainings and attacks of `vfl grid`; empty without a [grid] table.
 
     Args:
-        experiment: what is checked.
+        experiment: the experiment to check.
         data: every party's rows.
-        locations: where its settings stand, for the messages.
+        locations: positions of its settings in files, for the messages.
 
     Raises:
-        UserError: it could not be done with these rows; all that is wrong is told at once.
+        UserError: the grid cannot run with these rows; the error lists all mistakes at once.
     """
     if experiment.grid is None:
         return {}

@@ -1,4 +1,4 @@
-"""What a reader needs to trust and cite results: versions, hardware, digests of code and rows.
+"""Provenance of results, to trust and cite them: versions, hardware, digests of code and rows.
 
 `results.json` of every study has these keys beside its own; `results.schema.json` describes them
 (JSON Schema, draft 2020-12).

@@ -1,10 +1,10 @@
 """One table of results, whatever was measured: a record is one measure of one training, once.
 
-What an evaluator measures is a measure beside others: "quality" of answers, "cost" of the training,
-"codec" on the cut of the test rows, and what each "attack" reached. Each value has the guess and
-the best value without the model beside it, where there is such a thing, and says whether it is of
-code or rows that are no more. Tables, pages, plots and notebooks are made from this table and from
-nothing else, but for curves; `LoadedGrid` and `LoadedRun` read what it is made of, each file once.
+There are four evaluators: "quality" of outputs, "cost" of the training, "codec" on the cut of the
+test rows, and "attack". Each value has the guess and the best value without the model beside it,
+if these exist, and a mark if its code or rows have changed since. Tables, pages, plots and
+notebooks use this table only, except for curves; `LoadedGrid` and `LoadedRun` read its sources,
+each file once.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ class Record:
     """One row of the table.
 
     Attributes:
-        training: what was trained, whatever its seed and whoever tampered with it.
+        training: name of the training, the same for all seeds and adversaries.
         cell: its run folder.
-        codec, defense, secure: what protects it.
-        adversary: spec of the one it was trained against; "none" is an honest training.
+        codec, defense, secure: its protection.
+        adversary: spec of its adversary; "none" is an honest training.
         repeat: its seed, or its fold.
-        evaluator: what measured it.
-        subject: the attack, the party or the rows it is about; an adversary's spec where the record
-            is about what that itself reached.
-        k, draw: leaked labels of each class, and which draw of them; 0 of what needs none.
-        measure, value: what was measured.
-        guess: the best value without any evidence; None where there is none.
+        evaluator: kind of measurement.
+        subject: the attack, the party or the rows of the measurement; an adversary's spec for the
+            adversary's own result.
+        k, draw: leaked labels of each class, and number of their draw; 0 if no labels leak.
+        measure, value: name and value of the measurement.
+        guess: the best value without any evidence; None if there is no such value.
         seconds: it took; of an attack.
         baselines: values without the model, on the same leaked rows, by name; "scratch" is what
             the leaked rows are worth alone, of clusters the inputs.
@@ -203,7 +203,7 @@ class LoadedGrid:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """What it was made from."""
+        """Experiment that the grid was made from."""
         return self.folder.experiment()
 
     @cached_property
@@ -254,7 +254,7 @@ class LoadedGrid:
         return next(map(fitting_quality, guesses), "accuracy")
 
     def _trained(self) -> Iterator[Record]:
-        """What is known of each training but of attacks."""
+        """Yield all records of each training, except records of attacks."""
         asked = settings_of(self.experiment).accuracy if self.folder.kind == "codecs" else ()
         for cell in self.cells:
             if cell.victim != BASELINES and (run := self.runs.get(cell.name)) is not None:
@@ -319,7 +319,7 @@ class LoadedGrid:
 
     @property
     def unfinished(self) -> list[str]:
-        """What a reader of a table must know about cells that are not in it."""
+        """Notes for readers of a table, about cells that it lacks."""
         attacked = self.folder.kind == "attacks"
         going = [self.path_of(one) for one in self.cells if one.title not in self.failures]
         left = sum(not ((one / OF_CELL).exists() if attacked else is_done(one)) for one in going)
@@ -329,7 +329,7 @@ class LoadedGrid:
         return found + ([f"{left} of {cells} cells are not {not_yet} yet"] if left else [])
 
 
-#: What a figure is about, and the measure.
+#: Subject of a figure, and its measure.
 Figure = tuple[str, str]
 
 
@@ -368,18 +368,18 @@ class Line:
 
     @property
     def sent_percent(self) -> float:
-        """Of dense float32, mean of both directions and of the repeats."""
+        """Percentage of dense float32's bytes, mean of both directions and of the repeats."""
         ratios = [self.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
         return 50 * sum(ratio or 0.0 for ratio in ratios)
 
     def less(self, other: Line | None, measure: str, subject: str = TEST) -> Estimate | None:
-        """Of the test rows, the difference to a figure of another line, repeat by repeat."""
+        """Return the difference on test rows to a figure of another line, repeat by repeat."""
         ours, theirs = self.values(measure), {} if other is None else other.values(measure, subject)
         both = [ours[repeat] - theirs[repeat] for repeat in ours if repeat in theirs]
         return resampled(both, self.ratio)
 
     def difference(self, measure: str) -> Estimate | None:
-        """The difference to the reference; None for the reference itself."""
+        """Return the difference to the reference; None for the reference itself."""
         return self.less(self.reference, measure)
 
 
@@ -408,7 +408,7 @@ def _about_run(run: LoadedRun) -> dict[str, Any]:
 
 
 def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
-    """What a training's summary says, and what its codec makes of the cut of the test rows."""
+    """Yield records from a training's summary and from its codec on the cut of the test rows."""
     if not run.has_ended:
         return
     summary, codec = run.summary, run.codec
@@ -449,7 +449,7 @@ def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
 
 
 def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """What codecs of all parties add up to; sizes are shares of dense float32."""
+    """Return the sums over the codecs of all parties; sizes are shares of dense float32."""
     total = {
         name: sum(one[name] for one in parties) for name in (*_SUMS, "wire_bytes", "dense_bytes")
     }

@@ -96,8 +96,9 @@ TRAINING_TIME = Scenario(
 TRAINING_COLLUSION = Scenario(
     "training collusion", "feature party", _OF_LABELS, TRAINING | {Grant.PARTNERS}, "training"
 )
-#: A label party that recorded the last queries, or the training, and either after an attribute; one
-#: that learned sums, and all feature parties but the victim tell it their cuts.
+#: A label party that recorded the last queries, or the training; the same in search of an
+#: attribute; and a label party that learned sums, and receives the cuts of all other feature
+#: parties.
 RECORDED_QUERIES = Scenario(
     "recorded queries", "label party", ("inputs", "tokens"), RECEIVING, "queries", own_columns=True
 )
@@ -174,7 +175,7 @@ def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
 def trace_for(
     scenarios: Iterable[Scenario | None], besides: Sequence[Records] = ()
 ) -> TraceSettings:
-    """What a training records for these scenarios, and besides; nothing unless they need it."""
+    """Return the recordings that a training needs for these scenarios and further purposes."""
     wanted = {one.records for one in scenarios if one is not None} | set(besides)
     train = ("train",) if "training" in wanted else ()
     asked = ("validation", "test") if "queries" in wanted else ()
@@ -233,7 +234,7 @@ _MEMBERS = 1000
 
 
 def kind_of_cases(experiment: Experiment) -> type[Cases]:
-    """What says what attackers of an experiment's runs hold."""
+    """Return the class that prepares the attackers' knowledge for an experiment's runs."""
     path = cases().get(parse(experiment.secure)[0])
     return Cases if path is None else cast(type[Cases], named(path))
 
@@ -254,7 +255,7 @@ def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
 
 
 def setting_of(settings: GridSettings) -> Setting:
-    """Which rows play which part where a feature party attacks."""
+    """Return the roles of rows in an attack by a feature party."""
     return Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
 
 
@@ -293,11 +294,11 @@ class Cases:
 
     @classmethod
     def held(cls, scenario: Scenario, experiment: Experiment) -> frozenset[Grant]:
-        """What the attacker of a scenario holds where such a model was trained.
+        """Return the grants of a scenario's attacker on this kind of model.
 
         Args:
-            scenario: who attacks.
-            experiment: of the training.
+            scenario: the scenario.
+            experiment: experiment of the training.
         """
         own_columns = experiment.label.party in experiment.parties
         own = OWN_COLUMNS if own_columns and scenario.own_columns else frozenset()
@@ -315,7 +316,7 @@ class Cases:
         return "" if self.folder is None else str(self.folder.summary()["weights_sha256"])
 
     def cuts(self, rows: Tensor) -> Tensor:
-        """What the party sends for some aligned rows that are asked for, axes (rows, width)."""
+        """Return the cuts that the party sends for some aligned rows, axes (rows, width)."""
         return self.victim.cuts(rows)
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
@@ -364,7 +365,7 @@ class Cases:
         rows: Tensor,
         adversaries: Mapping[str, Adversary] | None = None,
     ) -> Tensor:
-        """What a finished network answers when it is asked about these rows of these data.
+        """Return the outputs of a finished network for these rows of these data.
 
         Args:
             data: every party's rows.
@@ -417,7 +418,7 @@ class Cases:
                              self._all_weights())  # fmt: skip
 
     def _leaks(self) -> int:
-        """How many of the validation rows a label party knows."""
+        """Return the number of validation rows that a label party knows."""
         rows = known_rows(self.data[self.party].split, "a label party")
         return min(self.settings.known_columns, rows)
 
@@ -444,14 +445,14 @@ class Cases:
 
 
 def known_rows(split: Split, who: str) -> int:
-    """How many rows an attacker may know that are neither attacked nor trained on.
+    """Return the number of rows outside training and targets that an attacker may know.
 
     Args:
-        split: of the rows.
+        split: split of the rows.
         who: the attacker, for the message.
 
     Raises:
-        TooFewRowsError: none.
+        TooFewRowsError: there are no such rows.
     """
     if not len(split.validation):
         raise TooFewRowsError(

@@ -56,11 +56,11 @@ _Kind = tuple[bool, frozenset[tuple[str, str]]]
 
 
 class RemainingTime:
-    """Seconds of cells by what they do: baselines take minutes where a victim takes seconds.
+    """Estimate of the remaining time by kind of cell; baselines can take much longer than victims.
 
     Args:
-        jobs: cells at a time.
-        begun: names of cells of an earlier call; what is left of them tells nothing of the others.
+        jobs: number of cells that run at a time.
+        begun: names of cells that an earlier call began; their times do not predict other cells.
 
     >>> remaining = RemainingTime(jobs=1)
     >>> remaining.left_s([])
@@ -256,7 +256,7 @@ class Worker(Protocol):
     """Runs cells, one after another."""
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; what went wrong is in its folder afterwards."""
+        """Run a cell; its folder holds any failure afterwards."""
 
     def stop(self) -> None:
         """Stop, whatever is being run."""
@@ -323,7 +323,7 @@ def run_cell(
 
 
 def _bug(bug: Exception) -> dict[str, Any]:
-    """Who is to look where: the last line of vfl's or a plug-in's that was being run."""
+    """Return whether vfl or a plug-in failed, and its last line that ran."""
 
     def is_ours(file: str) -> bool:
         return Path(file).is_relative_to(_PACKAGE)
@@ -356,7 +356,7 @@ class InProcessWorker:
         self._cache, self._recipe = DataCache(), recipe
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; what went wrong is in its folder afterwards."""
+        """Run a cell; its folder holds any failure afterwards."""
         run_cell(cell, self._folder, self._cache, self._device, self._outside, self._recipe)
         processes.return_memory()  # the C library keeps what a victim freed, some 40 MB each
 
@@ -381,11 +381,11 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Id of the process; None without a process."""
         return None if self._process is None else self._process.pid
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; what went wrong is in its folder afterwards."""
+        """Run a cell; its folder holds any failure afterwards."""
         if self._stopped.is_set():
             return
         if self._process is None:
@@ -395,7 +395,7 @@ class ProcessWorker:
         try:
             process.receive()
         except LostPeerError as lost:
-            if self._stopped.is_set():  # whoever stopped it knows that it ended
+            if self._stopped.is_set():  # a process that was stopped on purpose is no failure
                 return
             self._process = None
             process.stop()
@@ -438,7 +438,7 @@ def serve(folder: Path, device: str, outside: bool = False) -> None:
     def read() -> None:
         for line in sys.stdin:
             asked.put(line.strip())
-        os._exit(0)  # whoever asked is gone; a checkpoint is whole or not there
+        os._exit(0)  # the scheduler has ended; checkpoints are written whole or not at all
 
     threading.Thread(target=read, daemon=True).start()
     while name := asked.get():

@@ -1,4 +1,4 @@
-"""Which attack is run on a victim with which leak, and its scores, kept so that none runs twice."""
+"""Plan of attacks on a victim, and their scores; stored scores prevent repeated runs."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from vfl.core.storage import (
 
 #: The victim's own bottom, as opposed to a label-free one.
 TRAINED = "trained"
-#: The bottom that an attack from scratch meets: it looks at none.
+#: Bottom of attacks from scratch, which use no bottom.
 ANY = "raw"
-#: Baselines by the attack that they are; the others are bottoms.
+#: Baselines that are attacks, with their specs; other baselines are bottoms.
 SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
 
-#: The attack of feature parties that lay their rows side by side, and that on numbers.
+#: The attack of feature parties that join their columns, and the attack on numeric labels.
 _POOLED, _NUMBERS = "pooled", "regression"
 
-#: In the place of a bottom: no attack, but what an adversary itself reached.
+#: In the place of a bottom: the result of an adversary itself instead of an attack.
 OUTCOME = "outcome"
 
-#: What stands in the place of the defense in a cell of baselines.
+#: Replaces the defense's spec in a cell of baselines.
 BASELINES = "baselines"
 
 
 @dataclass(frozen=True, slots=True)
 class AttackJob:
-    """One attack, once.
+    """One run of an attack.
 
     Attributes:
         attack: its spec, or an adversary's.
-        k: leaked labels of each class, 0 where it uses none.
-        draw: which draw of them.
+        k: leaked labels of each class; 0 if it uses none.
+        draw: number of their draw.
         bottom: `TRAINED`, or a label-free one, see `vfl.attacks.baselines`; or `OUTCOME`.
     """
 
@@ -57,22 +57,22 @@ class AttackJob:
 
     @property
     def code_key(self) -> str:
-        """The same of jobs that stand on the same code."""
+        """Key that is equal for jobs with the same code."""
         return f"{self.bottom} {self.attack}"
 
 
 @dataclass(frozen=True, slots=True)
 class AttackPlan:
-    """Which attacks are run, and how often.
+    """Attacks to run, and the number of their runs.
 
     Attributes:
-        leaking: specs of those that use leaked labels.
-        once: specs of those that use none, so that running them once is enough.
-        leaks: leaked labels of each class.
-        draws: of leaked rows.
-        alone: specs of those that have no baseline, for they read what a training left.
-        adversaries: specs of those whose own success is measured.
-        unseen: specs that label-free bottoms do not meet; training from scratch stands beside them.
+        leaking: specs of attacks that use leaked labels.
+        once: specs of attacks that use no leaked labels, so that one run is enough.
+        leaks: numbers of leaked labels of each class.
+        draws: number of draws of leaked rows.
+        alone: specs of attacks without a baseline, because they read recordings of a training.
+        adversaries: specs of adversaries whose own success is measured.
+        unseen: specs without label-free baselines; training from scratch is their baseline.
     """
 
     leaking: Sequence[str]
@@ -84,12 +84,12 @@ class AttackPlan:
     unseen: frozenset[str] = frozenset()
 
     def on_victim(self) -> list[AttackJob]:
-        """Every attack on the victim itself, and what adversaries reached."""
+        """Return every attack on the victim itself, and the measurements of adversaries."""
         attacks = self._on((TRAINED,), self.once, self.leaking)
         return attacks + [AttackJob(spec, 0, 0, OUTCOME) for spec in self.adversaries]
 
     def baselines(self, names: Sequence[str]) -> list[AttackJob]:
-        """What the jobs on the victim are set against; see `GridSettings.baselines`."""
+        """Return the baselines of the jobs on the victim; see `GridSettings.baselines`."""
         leaking = [spec for spec in self.leaking if spec not in self.alone]
         once = [spec for spec in self.once if spec not in self.alone]
         scratch = dict.fromkeys(
@@ -120,7 +120,7 @@ class AttackPlan:
 
 
 def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
-    """The baselines of one job by name; those from scratch need leaked labels."""
+    """Return the baselines of one job by name; baselines from scratch need leaked labels."""
     found = {name: replace(job, bottom=name) for name in names if name not in SCRATCH}
     if job.k == 0:
         return {"scratch": replace(job, bottom=ANY)} | found
@@ -131,7 +131,7 @@ def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
 
 
 def scratch_of(spec: str, name: str) -> str:
-    """Training from scratch on what an attack's leaked rows are; of all who pool, if they do."""
+    """Return the spec of training from scratch on an attack's leaked rows, pooled if it pools."""
     attack = parse(spec)[0]
     if attack == _NUMBERS:
         return f"{_NUMBERS}:learner=scratch"
@@ -139,7 +139,7 @@ def scratch_of(spec: str, name: str) -> str:
 
 
 def setting_text(settings: GridSettings) -> str:
-    """Which rows play which part, to know scores of another setting."""
+    """Return the roles of rows as text, to distinguish scores of different settings."""
     parts = [settings.leaks_from, settings.unlabelled, settings.trained_by, settings.party]
     parts += [f"columns {settings.known_columns}"]
     if settings.attribute is not None:
@@ -147,22 +147,22 @@ def setting_text(settings: GridSettings) -> str:
     return ", ".join(map(str, parts))
 
 
-#: Of a run's folder.
+#: File in a run's folder.
 SCORES = "attacks.jsonl"
 #: The scores that the last call wanted, in its order, once it had them all: of `vfl attack`, and
 #: of the grid that the run is a cell of.
 OF_RUN, OF_CELL = "attacks.json", "trials.json"
 _KEY_DIGITS = 16
-#: What a threat model's sentence says of an attacker that recorded the training.
+#: Phrase in a threat model's sentence for an attacker that recorded the training.
 IN_TRAINING = "in the training phase"
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRecord:
-    """What one attack reached once.
+    """Result of one run of an attack.
 
     Attributes:
-        key: stands for all that the value depends on; see `key_of`.
+        key: digest of everything that the value depends on; see `key_of`.
         attack: its spec.
         bottom: "trained" is the victim's; "outcome" is what an adversary itself reached; others are
             label-free, see `vfl.attacks.baselines`.
@@ -192,7 +192,7 @@ class ScoreRecord:
 
     @property
     def job(self) -> AttackJob:
-        """What was run."""
+        """Job that was run."""
         return AttackJob(self.attack, self.k, self.draw, self.bottom)
 
     @property
@@ -230,12 +230,12 @@ class Attacker:
 
     @property
     def code_key(self) -> str:
-        """Under which the digest of its file stands beside those of its code; see `read_codes`."""
+        """Key of its file's digest among the digests of code; see `read_codes`."""
         return f"file {self.spec}"
 
 
 def read_attackers(path: Path) -> dict[str, Attacker]:
-    """Who attacked a grid from outside, by specs; no code of theirs is run.
+    """Return the attackers of a grid from outside, by specs; their code does not run.
 
     Raises:
         RunFolderError: the list is damaged.

@@ -1,8 +1,8 @@
-"""Which cells hold figures of rows or code that are no more: marked in tables, never thrown away.
+"""Stale cells, whose rows or code have changed: tables mark them, and vfl keeps their runs.
 
-What a cell was made of is written beside it: digests of its rows and of its plug-ins' code. Whoever
-trains has the rows, and puts what is stale aside. Whoever reads results compares code, and rows
-where another cell of the grid was trained on the same ones later.
+A file beside each cell holds digests of its rows and of its plug-ins' code. A training has the
+rows, and puts stale runs aside. A report compares the code. It compares rows only if another cell
+of the grid was trained on the same rows later.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def put_aside_if_stale(
 
 
 def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
-    """Whether a cell's run came from other rows or plug-ins than there are, or nobody knows."""
+    """Whether a cell's rows or plug-ins have changed since its run, or its record is missing."""
     return bool(_change(made_of(cell, folder), _made_of(cell, data_digest(data))))
 
 
 def stale_cells(folder: GridFolder) -> dict[str, str]:
-    """Why cells that hold something are not current, by name; no rows are read for it."""
+    """Return the reasons why finished or begun cells are stale, by name, without reading rows."""
     held = [cell for cell in folder.cells() if (folder.cells_path / cell.name).exists()]
     records = {cell.name: made_of(cell, folder) for cell in held}
     now, found = dict[str, dict[str, str]](), dict[str, str]()
@@ -86,7 +86,7 @@ def put_aside(folder: GridFolder) -> list[Path]:
 
 
 def _change(before: Mapping[str, Any], now: Mapping[str, str]) -> str:
-    """What is different, in words; empty where nothing is."""
+    """Return the difference in words; empty if there is none."""
     if not before:
         return UNKNOWN
     if before.get("code") != now["code"] or before.get("built") != now.get("built"):
@@ -120,7 +120,7 @@ def _code_of(cell: Cell) -> str:
 
 
 def _rows_of(cell: Cell) -> str:
-    """Which rows a cell is about: the same of all cells that are trained on the same ones."""
+    """Return a digest that is equal for cells that are trained on the same rows."""
     from vfl.experiments.training import about_rows  # it needs torch
 
     own = [cell.about.get(key, "") for key in ("what", "party")] if "what" in cell.about else []

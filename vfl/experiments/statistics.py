@@ -40,7 +40,7 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean; without bound for a single repeat."""
+        """Standard error of the mean; infinite for a single repeat."""
         if self.half_width is None:
             return math.inf
         return self.half_width / _quantile(self.count)
@@ -67,8 +67,8 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
     """The mean of repeats that draw training and test rows anew, with its 95 % interval.
 
-    mean +/- t(0.975, n - 1) s sqrt(1 / n + n_test / n_train): the training rows of the repeats
-    overlap, so that they are not independent, and Student's own interval is too short (Nadeau and
+    mean +/- t(0.975, n - 1) s sqrt(1 / n + n_test / n_train). The training rows of the repeats
+    overlap, so the repeats are not independent, and Student's interval is too short (Nadeau and
     Bengio 2003, "Inference for the Generalization Error", section 3.2).
 
     >>> found = resampled([0.70, 0.72, 0.74], test_to_train=0.25)
@@ -128,7 +128,7 @@ def over_victims(values: Values) -> Estimate | None:
 
 
 def advantage(attack: Values, baseline: Values) -> Estimate | None:
-    """How much an attack is above a baseline, victim by victim."""
+    """Return an attack's advantage over a baseline, paired by victim."""
     return paired_difference(by_victim(attack), by_victim(baseline))
 
 
@@ -214,7 +214,7 @@ def protected(advantages: Sequence[Estimate | None], rivals: int = 1, margin: fl
 
 
 def rivals_of(best: Values, among: Iterable[Values]) -> int:
-    """How many are not clearly below the one with the highest mean, itself too."""
+    """Return the number of attacks not clearly below the best by mean; the best counts too."""
     return sum(_may_be(best, one) for one in among)
 
 
@@ -258,18 +258,18 @@ _SPREAD = 3
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the model adds to an attacker who holds the inputs anyway.
+    """Verdict on the model's help to an attacker who holds the inputs anyway.
 
     Attributes:
         verdict: "no easier": the gain is below the margin; "easier": it is above 0. Each is wrong
-            in at most 5 % of runs of normal and of exponential victims, and of two-point victims
-            as far as `unseen` tells. Otherwise "undecided".
-        gain: of inputs and cut over inputs alone, mean over victims.
+            in at most 5 % of runs of normal and of exponential victims; for two-point victims see
+            `unseen`. Otherwise "undecided".
+        gain: gain of inputs and cut over inputs alone, mean over victims.
         low, high: ends of `steady_interval`.
-        margin: the gain that counts as none.
-        victims: how many were trained.
-        more: further victims that would decide, if they are as those seen; None if decided, or if
-            fewer than three say how much victims differ.
+        margin: largest gain that counts as none.
+        victims: number of trained victims.
+        more: number of further victims that would decide, if they resemble the present ones; None
+            if decided, or if fewer than three victims show how much they differ.
     """
 
     verdict: Judged
@@ -315,17 +315,18 @@ class Judgement:
 
 
 def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
-    """Test what the model adds to an attacker who holds the inputs, for non-inferiority.
+    """Test the model's help to an attacker who holds the inputs, for non-inferiority.
 
-    The upper end of `steady_interval` at the margin or less, of five victims or more: "no easier".
-    Its lower end above 0: "easier". Of fewer victims each gain has to be above
-    margin (0.05^(-1 / n) - 1) too: if the cut costs an attacker no more than the margin, a gain
-    with mean 0 is above that in all n with a chance of 5 % at most (Markov's inequality).
+    With at least five victims, the verdict is "no easier" if the upper end of `steady_interval` is
+    at most the margin; it is "easier" if the lower end is above 0. For fewer than five victims,
+    each gain must also be above margin (0.05^(-1 / n) - 1). Suppose that a cut costs an attacker no
+    more than the margin. Then by Markov's inequality a gain with mean 0 exceeds that bound in all n
+    victims with a probability of at most 5 %.
 
     Args:
-        found: of each victim, the same measure of the attacker with inputs and cut less that of
-            the same attacker with inputs alone (`gains`), as shares.
-        margin: the gain that counts as none.
+        found: gain of each victim (`gains`), as a share: the measure of the attacker with inputs
+            and cut, less that of the same attacker with inputs alone.
+        margin: largest gain that counts as none.
 
     Raises:
         ValueError: without a victim.
@@ -353,7 +354,7 @@ def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
 
 
 def gains(joined: Values, alone: Values) -> list[float]:
-    """Of each victim, what the attacker with inputs and cut is above the one with inputs alone."""
+    """Return, for each victim, the gain of an attacker with inputs and cut over inputs alone."""
     ours, reference = by_victim(joined), by_victim(alone)
     return [ours[one] - reference[one] for one in ours if one in reference]
 
@@ -361,13 +362,13 @@ def gains(joined: Values, alone: Values) -> list[float]:
 def steady_interval(values: Sequence[float], resolution: float = 0.0) -> tuple[float, float]:
     """A two-sided 95 % interval of the mean that holds for skewed victims too.
 
-    Student's covers 88 % of exponential victims, five of them, for their deviation is small
-    whenever their mean is. Here each end errs by 5 % at most for them, and for normal ones by
-    0.45 %; of two-point ones see `Judgement.unseen`.
+    Student's interval covers only 88 % for five exponential victims, because their deviation is
+    small whenever their mean is small. Here each end errs in at most 5 % of cases for exponential
+    victims and in 0.45 % for normal ones; for two-point victims see `Judgement.unseen`.
 
     Args:
-        values: of each victim.
-        resolution: the deviation is not taken for smaller; values that agree say little of it.
+        values: value of each victim.
+        resolution: smallest deviation to assume; equal values give little evidence of the spread.
 
     >>> low, high = steady_interval([0.70, 0.72, 0.74])
     >>> f"{low:.2f} to {high:.2f}"

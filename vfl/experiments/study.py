@@ -39,14 +39,14 @@ _TABLES: tuple[Kind, ...] = ("compare", "grid", "value")
 
 @dataclass(frozen=True)
 class Study:
-    """What is going to be trained.
+    """Plan of a study's trainings.
 
     Attributes:
-        kind: which table of the experiment is meant.
-        experiment: with that table alone.
-        cells: in the order in which they are trained.
-        notes: what was left out, and why.
-        lines: what `--dry-run` prints.
+        kind: table of the experiment that the study uses.
+        experiment: the experiment with that table alone.
+        cells: cells in the order of training.
+        notes: left-out trainings, with reasons.
+        lines: output of `--dry-run`.
     """
 
     kind: Kind
@@ -213,7 +213,7 @@ def add_attack(
 
     Raises:
         RunFolderError: there is no grid of attacks, or no victim is stored.
-        UserError: the file does not run, names nobody, or its attack does not fit.
+        UserError: the file does not run, lacks an author or date, or its attack does not fit.
         SpecError: an attack cannot be built.
     """
     folder = GridFolder(path)
@@ -249,12 +249,12 @@ def write_study(folder: GridFolder, failed: Sequence[FinishedCell] = ()) -> Resu
 
 
 class Results:
-    """What a study came to.
+    """Results of a study.
 
     Attributes:
         path: its folder, with `report.html`, `results.csv` and the run folder of each training.
         text: its tables in Markdown.
-        content: what `--json` prints.
+        content: output of `--json`.
         failed: cells that ended badly.
     """
 
@@ -287,7 +287,7 @@ class Results:
 
     @property
     def sentence(self) -> str:
-        """What it shows, in a sentence."""
+        """Main result, in one sentence."""
         return self.glance.sentence
 
     def to_latex(

@@ -1,7 +1,7 @@
-"""What a model of two classes is worth at a threshold, and whether its probabilities hold.
+"""Quality of a model of two classes at a threshold, and calibration of its probabilities.
 
-Everything is computed from `Scored`, whose values are probabilities here: whole rows up to a
-thousand, and groups of neighbouring probabilities beyond that.
+All functions take a `Scored` with probabilities as values: single rows for up to a thousand rows,
+and groups of neighbouring probabilities for more.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Confusion:
 
 
 def confusions(scored: Scored) -> list[Confusion]:
-    """The confusion at each threshold that tells rows apart, the highest threshold first."""
+    """Return the confusion at each threshold that separates rows, the highest threshold first."""
     totals = scored.counts.sum(axis=0)
     above = np.cumsum(scored.counts[::-1], axis=0)
     return [

@@ -152,7 +152,7 @@ def _measured(client: FeatureParty, rows: Tensor, batch_size: int, secret: Secre
 def codec_figures(
     codec: Codec, cut: Tensor, width: int, batch_size: int, secret: Secret
 ) -> dict[str, Any]:
-    """What a codec makes of a cut, for `codec.json`; see `measure_codec` and `unit_usage`."""
+    """Return a codec's measures on a cut, for `codec.json`; see `measure_codec`, `unit_usage`."""
     units = unit_usage(codec, cut)
     sizes = measure_codec(codec, cut, width=width, batch_size=batch_size, secret=secret)
     bound = sizes.entropy_bound_bytes
@@ -161,18 +161,19 @@ def codec_figures(
 
 
 def unit_usage(codec: Codec, cut: Tensor) -> dict[str, Any]:
-    """Which units of a cut arrive at the other end when nothing is random.
+    """Count the units of a cut that a codec transmits when it draws no random numbers.
 
-    For a codec that keeps k values of a row, `usage` is C_i of thesis equation (3-21), the rows
-    whose top k contain unit i; a unit that is zero does not count, though it may fill up the k.
+    For a codec that keeps k values of a row, `usage` is C_i of thesis equation (3-21), the number
+    of rows whose top k contain unit i. A zero unit does not count, even if the codec sends it to
+    complete the k values.
 
     Args:
-        codec: as it was trained.
-        cut: what it encodes, axes (rows, width).
+        codec: the codec in its state after training.
+        cut: its input, axes (rows, width).
 
     Returns:
-        `usage`, rows in which each unit arrives; `dead_units`, those that are zero in every row;
-        `nonzeros`, units a row that arrive, on average.
+        `usage`, number of rows in which each unit arrives; `dead_units`, number of units that are
+        zero in every row; `nonzeros`, mean number of units that arrive in a row.
     """
     arrived = torch.cat([_arrived(codec, part) for part in torch.split(cut, QUERY_ROWS)])
     return {

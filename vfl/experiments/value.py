@@ -1,7 +1,7 @@
-"""What joining buys: how good each party is alone, all together, and what protection costs.
+"""Value of joining: quality of each party alone and of all together, and the cost of protection.
 
-Every cell is trained and tested on the rows that all parties share, so nothing but the columns, the
-place of the training, or its protection differs.
+Every cell is trained and tested on the rows that all parties share, so only the columns, the place
+of the training, or its protection differ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALONE = "alone"
 
 
 def value_settings_of(experiment: Experiment) -> ValueSettings:
-    """What is asked for, or what is measured unless anything is."""
+    """Return the experiment's [value] table, or the default settings."""
     return experiment.value or ValueSettings()
 
 
@@ -96,7 +96,7 @@ def _one_place(plain: Experiment, parties: Mapping[str, PartySettings]) -> Exper
 
 
 def alone_folder(path: Path) -> GridFolder:
-    """Where the parties of a run or a study lie, each trained alone."""
+    """Return the folder of a run's or a study's parties, each trained alone."""
     return GridFolder(path / _ALONE)
 
 
@@ -165,12 +165,12 @@ def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> str:
-    """What a training gains over each party alone, in words; empty where that is not known.
+    """Return a training's gain over each party alone, in words; empty if it is not known.
 
     Args:
-        path: of a run or a study.
-        measure: what is compared.
-        reached: by the training, by repeat.
+        path: folder of a run or a study.
+        measure: measure to compare.
+        reached: the training's score, by repeat.
     """
     words = []
     for party, own in alone_scores(path).items():
@@ -370,7 +370,7 @@ def label_alone(run: RunFolder, label: PartyData) -> bool:
 
 
 def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
-    """What a run gains over its label party alone, in words; empty where that is not known."""
+    """Return a run's gain over its label party alone, in words; empty if it is not known."""
     score = run.label_alone().get(f"test_{measure}")
     if score is None or reached is None:
         return ""

@@ -226,10 +226,10 @@ def strips(grid: LoadedGrid, cells: Collection[str]) -> Iterator[Strip]:
 
 
 def attack_page(grid: LoadedGrid) -> Content:
-    """What the page of a grid of attacks says, from what its cells hold.
+    """Return the page of a grid of attacks, from its cells.
 
     Raises:
-        RunFolderError: a file of it is damaged.
+        RunFolderError: a file of the grid is damaged.
     """
     experiment, records = grid.experiment, grid.current
     settings = grid_settings_of(experiment)
@@ -388,7 +388,7 @@ def drawings_of_cuts(grid: LoadedGrid, cells: Collection[str]) -> list[Drawing]:
 
 
 def _victim(cell: Cell) -> str:
-    """What a cell's victim is called among the others of its seed."""
+    """Return the name of a cell's victim among the victims of its seed."""
     against = "" if cell.adversary == HONEST else f" against {cell.adversary}"
     return f"{cell.victim}{against}"
 
@@ -396,7 +396,7 @@ def _victim(cell: Cell) -> str:
 def _victims(
     grid: LoadedGrid, records: Sequence[Record], labels: Iterable[Record], judge: Utility
 ) -> Table:
-    """One line a victim: what it cost and what was got out of it; labels are attacks on those."""
+    """Return one line for each victim: its cost and its leakage; `labels` are attacks on labels."""
     head = [
         "defense",
         "seed",

@@ -120,7 +120,7 @@ def build_index(folder: Path) -> tuple[list[Listed], Path]:
 
 
 def glance(run_folder: Path) -> Glance:
-    """What the page of a run folder says first.
+    """Return the glance at the top of a run folder's page.
 
     Raises:
         RunFolderError: as `build_report`.
@@ -129,7 +129,7 @@ def glance(run_folder: Path) -> Glance:
     return found
 
 
-#: What a study of each kind is called, and what its page says.
+#: Name of each kind of study, and the function that makes its page.
 _STUDIES = {
     "attacks": ("grid", attack_page),
     "codecs": ("comparison", comparison_page),
@@ -138,12 +138,12 @@ _STUDIES = {
 
 
 def _study_page(grid: LoadedGrid) -> Content:
-    """What the page of a study says."""
+    """Return the page of a study."""
     return beside_stale(_STUDIES[grid.folder.kind][1](grid), grid)
 
 
 def _content(run_folder: Path, missed_cost: float | None = None) -> dict[str, Any]:
-    """What a page prints."""
+    """Return the values for a page's template."""
     if missed_cost is not None and is_grid(run_folder):
         raise ConfigError("a cost chooses the threshold of one run", where="--cost")
     if is_grid(run_folder):

@@ -210,12 +210,12 @@ def swatch(style: int) -> Markup:
 
 
 def ends_of(lines: Sequence[Series], digits: str = ".4g") -> str:
-    """Where lines end, for readers who do not see them."""
+    """Return the last value of each line, for readers who cannot see the chart."""
     return "; ".join(f"{line.name} ends at {line.points[-1][1]:{digits}}" for line in lines)
 
 
 def svg(title: str, description: str, parts: Sequence[Markup], height: int = HEIGHT) -> Markup:
-    """An <svg> element with its title and description; it takes the width of its place."""
+    """Return an <svg> element with title and description; it fills the width of its container."""
     head = Markup('<svg role="img" viewBox="0 0 {} {}"><title>{}</title><desc>{}</desc>')
     return (
         head.format(WIDTH, height, title, description) + Markup("").join(parts) + Markup("</svg>")

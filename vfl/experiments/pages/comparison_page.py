@@ -64,12 +64,12 @@ class Panel:
     lines: Sequence[tuple[Line, int]]
 
     def title(self, words: str) -> str:
-        """Of a chart of these codecs."""
+        """Return the title of a chart of these codecs."""
         return f"{words}, {self.words}" if self.words else words
 
 
 def panels(lines: Sequence[Line]) -> list[Panel]:
-    """What belongs into one chart each, in the order of the table."""
+    """Return the groups of lines that share a chart, in the order of the table."""
     methods = list(dict.fromkeys(line.about["method"] for line in lines))
     style = {method: 1 + (place + 1) % STYLES for place, method in enumerate(methods)}
     found = []
@@ -113,17 +113,17 @@ def _leaves_out(line: Line) -> bool:
 
 
 def score_word(measure: str) -> str:
-    """A measure as it stands in a title."""
+    """Return a measure's name for a title."""
     return measure.replace("_", " ").capitalize()
 
 
 def percent(measure: str) -> float:
-    """What a score is multiplied by to be drawn."""
+    """Return the factor that scales a score for charts."""
     return 100.0 if measure in SHARES else 1.0
 
 
 def caption(measure: str, rows: str) -> str:
-    """Unit and rows of a score."""
+    """Return unit and rows of a score."""
     return f"{'percent, ' if measure in SHARES else ''}{rows}, mean over repeats"
 
 
@@ -214,7 +214,7 @@ def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def frontier(placed: Sequence[CodecPoint]) -> list[CodecPoint]:
-    """Those with a higher score than all that send as much or less, by bytes."""
+    """Return points with a higher score than all points of at most their bytes, by bytes."""
     best: list[CodecPoint] = []
     for one in sorted(placed, key=lambda one: (one.share, -one.score)):
         if not best or one.score > best[-1].score:
@@ -376,7 +376,7 @@ Columns = dict[str, list[str]]
 def codec_tables(
     settings: CompareSettings, lines: Sequence[Line], measure: str
 ) -> tuple[Table, Table]:
-    """What these lines need: how good at how many bytes, and what it takes to send."""
+    """Return two tables of these lines: quality at their bytes, and the work of sending."""
     about: Columns = {"codec": [line.about["codec"] for line in lines]}
     if any(line.about["variant"] for line in lines):
         about = {"variant": [line.about["variant"] for line in lines], **about}
@@ -477,7 +477,7 @@ def _codec_record(line: Line, settings: CompareSettings, measure: str) -> dict[s
 
 
 def comparison_page(grid: LoadedGrid) -> Content:
-    """What the page of a comparison says, from what its cells hold."""
+    """Return the page of a comparison, from its cells."""
     settings, measure = settings_of(grid.experiment), grid.compared
     lines = beside_method(grid.lines(grid.current), settings.reference)
     quality, work = codec_tables(settings, lines, measure)

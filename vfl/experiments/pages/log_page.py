@@ -20,15 +20,15 @@ from vfl.session.store.party_folder import part_of
 from vfl.session.store.session_log import Line, Verified
 
 Pairs = Mapping[str, str]
-#: What a sheet must say and no program knows.
+#: Entry of a sheet that only the controller can state.
 _TO_STATE = "for the controller to state"
 
 
 def sentences(found: Verified) -> list[str]:
-    """What a log is worth, in words.
+    """Return sentences about a log's integrity.
 
     Args:
-        found: the log, checked.
+        found: the checked log.
     """
     if not found.head.number:
         return ["no session yet"]
@@ -50,11 +50,11 @@ def sentences(found: Verified) -> list[str]:
 
 
 def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
-    """What a record of processing says of a party's sessions (GDPR, article 30), as its log has it.
+    """Return a record of processing of a party's sessions (GDPR, article 30), from its log.
 
     Args:
         party: its own file.
-        lines: of its log.
+        lines: lines of its log.
     """
     begun = [line for line in lines if line.event == "begun"]
     ended = [line for line in lines if line.event == "ended"]
@@ -86,11 +86,11 @@ def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
 
 
 def model_cards(party: PartyFile, lines: Sequence[Line]) -> dict[str, dict[str, str]]:
-    """What the party's part of each run is, from its own card, by name of the run.
+    """Return the party's own card of each run, by name of the run.
 
     Args:
         party: its own file.
-        lines: of its log.
+        lines: lines of its log.
     """
     found = {}
     for run in dict.fromkeys(line.run for line in lines if line.mode == "train"):
@@ -182,7 +182,7 @@ def write_log_page(target: Path, party: PartyFile | None, found: Verified) -> No
 
 
 def happened(line: Line) -> str:
-    """What a line says, in words."""
+    """Return a line's event in words."""
     if line.event == "consent":
         changed = ", ".join(sorted(line.settings)) or "nothing"
         return f"the party's own file changes {changed} of [consent]"

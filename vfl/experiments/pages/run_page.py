@@ -74,14 +74,14 @@ _BARS = 5
 
 
 def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
-    """What the page of a run says, from what its folder holds.
+    """Return the page of a run, from its folder.
 
     Args:
         run: the run.
-        missed_cost: of one missed positive, in false alarms; a threshold is chosen by it.
+        missed_cost: cost of one missed positive, in false alarms, for the choice of a threshold.
 
     Raises:
-        RunFolderError: it is of another format, or a file of it is damaged.
+        RunFolderError: the run has another format, or one of its files is damaged.
     """
     everything = attacks_on_run(run)
     attacked = [one for one in everything if not one.stale]
@@ -113,7 +113,7 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
 
 
 def gain_of(run: LoadedRun) -> str:
-    """What a run gains over its label party alone, in words; empty where that is not known."""
+    """Return a run's gain over its label party alone, in words; empty if it is not known."""
     measure = _SHOWN[_utility(run).title]
     return gain_over_label(run.folder, measure, run.figure(f"test_{measure}"))
 
@@ -214,7 +214,7 @@ _PARTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def _revealed(found: Any) -> Table | None:
-    """Who learned what, line by line, as far as a summary says it."""
+    """Return a table of the disclosures that a summary lists: observer, value, source."""
     names = ("observer", "what", "of", "phase", "times", "values")
     listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     cells = [[one.get(name, "") for name in names] for one in listed]
@@ -337,12 +337,12 @@ def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
     return [bar_drawing("Bytes by party", caption, bars)]
 
 
-#: What the card of a run's quality is called, and the figure it shows.
+#: Title of the card of a run's quality, and the figure it shows.
 _SHOWN = {"Test RMSE": "rmse", "Test AUC": "auc", "Test accuracy": "accuracy"}
 
 
 def _utility(run: LoadedRun) -> Card:
-    """How good the model is beside the guess, in a measure that fits its labels."""
+    """Return the card of the model's quality beside the guess, in a measure for its labels."""
     guess = finite(run.summary.get("guess"))
     accuracy, rmse = (
         run.last(name) if run.figure(name) is None else run.figure(name)
@@ -365,7 +365,7 @@ def _utility(run: LoadedRun) -> Card:
 
 
 def _sent(run: LoadedRun) -> Card:
-    """Of the summary, else of the ledger, else of the last epoch."""
+    """Return the card of bytes sent, from the summary, else the ledger, else the last epoch."""
     total = run.sent
     if total is None:
         sent = [row.wire_bytes for row in run.traffic]
@@ -378,7 +378,7 @@ def _sent(run: LoadedRun) -> Card:
 
 
 def _size_note(wire_ratio: float | None) -> str:
-    """How the bytes compare with dense float32; frame headers may make them more."""
+    """Return the size relative to dense float32; frame headers may make it larger than that."""
     if wire_ratio is None or wire_ratio <= 0:
         return f"against dense float32: {NOT_MEASURED}"
     if wire_ratio < 0.95:
@@ -431,7 +431,7 @@ def _methods(run: LoadedRun, attacked: Sequence[Record]) -> list[tuple[str, str]
 
 
 def _sources(run: LoadedRun) -> str:
-    """The tables that were read; a federation's parties name theirs to nobody."""
+    """Return the names of the tables; in a federation, parties do not disclose them."""
     if run.head["mode"] in ("federated", "simulation"):
         return "a table of each party's own, which stays with it"
     found = run.summary.get("sources")
@@ -440,7 +440,7 @@ def _sources(run: LoadedRun) -> str:
 
 
 def _secure(run: LoadedRun) -> str:
-    """The mode and whom it trusts with what; one machine protects nobody from its owner."""
+    """Return the secure mode and its trust assumptions; one machine gives no protection."""
     secure = run.word("secure")
     words = ": ".join(filter(None, (secure, run.word("trust")))) or NOT_RECORDED
     if secure in ("", "none") or run.head["mode"] == "federated":

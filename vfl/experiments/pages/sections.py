@@ -1,4 +1,4 @@
-"""What a page is made of: sections one after another, each with a title and what it shows."""
+"""Content of a page: a sequence of sections, each with a title, charts, tables and text."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ _FEW_POSITIVES = 20
 
 
 def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tuple[str, str]]:
-    """What a screen shows of a run of classes: a name and a sentence each."""
+    """Return lines about a run of classes for the terminal: a name and a sentence each."""
     if (guessed := run.guessed.get("test")) is not None:
         return list(_class_lines(run, guessed))
     tested = run.scored.get("test")
@@ -126,7 +126,7 @@ def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iter
 
 
 def _class_lines(run: LoadedRun, tested: Guessed) -> Iterator[tuple[str, str]]:
-    """What a screen shows of a run of more than two classes."""
+    """Yield lines about a run of more than two classes for the terminal."""
     recall = tested.recall()
     worst = int(np.nanargmin(recall))
     rows = int(tested.counts[worst].sum())
@@ -235,7 +235,7 @@ def _is_weighted(run: LoadedRun) -> bool:
 
 
 def _chosen(run: LoadedRun, missed_cost: float | None) -> list[tuple[str, Confusion]]:
-    """Thresholds that somebody would take, and how they were chosen."""
+    """Return results at common thresholds, and the rule that chose each."""
     tested, validation = run.scored["test"], run.scored.get("validation")
     found = [("the likelier class", confusion_at(tested, 0.5))]
     if validation is not None:
@@ -297,7 +297,7 @@ def _bands_table(tested: Scored, positives: str = "Positives") -> Table:
 
 
 def _calibration(run: LoadedRun, tested: Scored) -> Iterator[tuple[str, str]]:
-    """How far probabilities are off: before and after a calibration, or as one would mend them."""
+    """Yield errors of probabilities: before and after calibration, or after possible ones."""
     if (before := run.scored.get("uncalibrated")) is not None:
         how = run.config["label"]["calibration"]
         yield "Before calibration", _reliability_text(before)

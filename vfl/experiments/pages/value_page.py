@@ -27,7 +27,7 @@ _ENOUGH_SEEDS = 5
 
 
 def value_page(grid: LoadedGrid) -> Content:
-    """What the page of a value says, from what the cells hold."""
+    """Return the page of a value study, from its cells."""
     experiment = grid.experiment
     measure = measure_of(experiment)
     lines = value_lines(grid)
@@ -86,17 +86,17 @@ def _is_alone(line: Line) -> bool:
 
 
 def sent_by(line: Line) -> float:
-    """Bytes of a whole training, mean over the seeds; 0 where nothing is sent."""
+    """Return the bytes of a whole training, mean over the seeds; 0 for a party alone."""
     return 0.0 if _is_alone(line) else line.mean("bytes", TRAINING) or 0.0
 
 
 def share_of(line: Line) -> float | None:
-    """Of dense float32, mean; None where nothing is sent."""
+    """Return the mean share of dense float32's bytes; None for a party alone."""
     return None if _is_alone(line) else line.mean("wire_ratio", TRAINING)
 
 
 def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
-    """What a reader wants to know first; only what the intervals say."""
+    """Return the main findings; each follows from the intervals."""
     named = {line.about["what"]: line for line in lines if line.values(measure)}
     split = named.pop(SPLIT, None)
     if split is None:
@@ -122,13 +122,13 @@ def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
 
 
 def _few(seeds: int) -> str:
-    """What so few seeds cannot say; an interval over two has one degree of freedom."""
+    """Return a caution about few seeds; an interval over two has one degree of freedom."""
     count = {1: "one seed says", 2: "two seeds say"}.get(seeds, f"{seeds} seeds say")
     return f"{count} little: intervals are wide or missing, take at least {_ENOUGH_SEEDS}"
 
 
 def value_table(lines: Sequence[Line], measure: str) -> Table:
-    """A line each: how good, how far from split, and what is sent."""
+    """Return one row for each training: quality, difference to split, and bytes."""
     less = "less split" + (", points" if measure in SHARES else "")
     head = ["training", measure.replace("_", " "), less, "bytes", "of dense", "seeds"]
     rows = [
@@ -146,7 +146,7 @@ def value_table(lines: Sequence[Line], measure: str) -> Table:
 
 
 def _glance(lines: Sequence[Line], measure: str) -> Glance:
-    """What joining buys beside the label party alone, what it costs beside one place, and bytes."""
+    """Return the glance: gain over the label party alone, loss against one place, and bytes."""
     named = {line.about["what"]: line for line in lines if line.values(measure)}
     split = named.get(SPLIT)
     word = MEASURES.get(measure, measure.replace("_", " "))
