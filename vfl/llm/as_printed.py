@@ -1,36 +1,37 @@
-"""What the source prints and `vfl llm` never does: float sharing, and a query by BFV.
+"""Two printed methods that `vfl llm` does not use: float sharing, and a query by BFV.
 
-Both are here to be measured beside the usual form: `python -m benchmarks.decoder`.
+They serve measurements beside the usual form: `python -m benchmarks.decoder`.
 
 # Float sharing
 
-**Insecure**: shares of floats, as the thesis computes (6.3.5.2), to be measured and broken.
+**Insecure**: shares of floats, as in the thesis (6.3.5.2), for measurements and attacks.
 
 x = D + (x - D) with a normal D of E D^2 = L^2 E x^2 (equations 6-11 and 6-12; L is `SCALE`). Such a
-share is not uniform: whoever is sent x - D n times of one x averages, and is left with an error of
-L / sqrt(n) times the root mean square of x (equation 6-13, with the factor E x^2 that it leaves
-out). Of a product both parties open x - U with U of both, so sqrt(2) as much.
+share is not uniform. A party that receives x - D n times for one x can average. The error is then
+L / sqrt(n) times the root mean square of x (equation 6-13, with the factor E x^2 that it omits).
+For a product both parties open x - U with a U of both, so the error is sqrt(2) times as large.
 
-Nobody who deals knows the size of a value: activations are taken to have mean square 1, and weights
-one by the number of their inputs. A float travels as 4 bytes, as in Tables 6.1 and 6.2.
+A dealer does not know the size of values. It assumes that activations have mean square 1, and
+weights a mean square of 1 / (number of inputs). A float travels as 4 bytes, as in Tables 6.1 and
+6.2.
 
 # An index, privately retrieved by homomorphic encryption: algorithm 6.5's query (thesis, 2025)
 
-**It does not hide the order from the asker.** An answer is a sum of what was asked times the order,
-and the asker knows what it asked: of up to 1,024 scores it reads the whole order by one division,
-of more it gets 1,024 equations a digit, and as many from the noise. SEAL has nothing that floods
-noise, and the printed protocol names nothing. `Form.retrieval` is "sets" for that reason, and for
-its size; this form is there to be measured beside it.
+**It does not hide the order from the asker.** An answer is the sum of the query times the order,
+and the asker knows its query. For up to 1,024 scores it computes the whole order by one division;
+for more it gets 1,024 equations a digit, and as many from the noise. SEAL has no noise flooding,
+and the printed protocol does not mention it. `Form.retrieval` is "sets" for that reason, and for
+its size; this form serves measurements beside it.
 
-The asker encrypts X^place with BFV (Fan and Vercauteren 2012) in parts of 1,024 coefficients, zero
-in all parts but one; the owner multiplies each with the entries of its part at X^-i and adds up, so
-that the entry is the constant coefficient. To all other coefficients it adds uniform numbers, for
-they would be other entries. The owner learns nothing.
+The asker encrypts X^place with BFV (Fan and Vercauteren 2012) in parts of 1,024 coefficients; only
+one part is not zero. The owner multiplies each part with its entries at X^-i and sums the products,
+so that the constant coefficient is the entry. The other coefficients would be other entries, so the
+owner adds uniform numbers to them. The owner learns nothing.
 
-Small messages: a ciphertext of the asker's is one polynomial and the seed of the other (symmetric
-encryption), and entries are asked in digits of 5 bits, whose products make so little noise that 24
-bits of modulus carry a sum of a million. At degree 1024 up to 27 bits have 128 bits of security
-(homomorphicencryption.org, 2018).
+Messages are small: a ciphertext of the asker is one polynomial and the seed of the other (symmetric
+encryption). Entries are retrieved in digits of 5 bits. Their products have so little noise that a
+modulus of 24 bits is enough for a sum of a million products. At degree 1024 up to 27 bits have 128
+bits of security (homomorphicencryption.org, 2018).
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class Keys:
         self._key = seal.KeyGenerator(context).secret_key()
 
     def query(self, places: Sequence[int], count: int) -> bytes:
-        """Of each place the one entry to ask for, of so many, encrypted."""
+        """Encrypt one index for each place, among `count` entries."""
         seal = package()
         encryptor, found = seal.Encryptor(_context(), self._key), []
         with _scratch() as file:
@@ -272,7 +273,7 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
 
 
 def _products(asked: Sequence[Any], factors: np.ndarray) -> list[Any]:
-    """Of each digit the sum of all parts' products; factors of axes (parts, digits, degree)."""
+    """Return each digit's sum of products over parts; factors: axes (parts, digits, degree)."""
     seal, context = package(), _context()
     evaluator = seal.Evaluator(context)
     products: list[list[Any]] = [[] for _ in factors[0]]

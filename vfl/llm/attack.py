@@ -1,11 +1,11 @@
-"""What a private decoder gives away: texts to who knows its weights, weights to who asks often.
+"""Leakage of a private decoder: texts to parties that know its weights, weights to frequent askers.
 
 >>> found = layer_from_questions(torch.eye(2), torch.tensor([[1.0, 5.0], [2.0, 6.0]]), torch.eye(2))
 >>> found.tolist()  # each question's outputs in an order of their own
 [[5.0, 1.0], [2.0, 6.0]]
 
-Pure functions of what P1 of `vfl.llm.two_party` sees and of what is granted; `Asker` asks for real
-and keeps it.
+Pure functions of the view of P1 of `vfl.llm.two_party` and of granted knowledge. `Asker` sends real
+questions and stores that view.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Asker:
         self._hidden.parties.parties[watcher].watch = self._seen.__setitem__
 
     def ask(self, prompt: Sequence[int]) -> Seen:
-        """What it sees of a next token, by layer; axes (tokens, width) before a norm, else one."""
+        """Return views of a next token by layer: axes (tokens, width) before a norm, else one."""
         self._seen.clear()
         self._hidden.generate(prompt, 1)
         axes = {True: (-1, self._width), False: (-1,)}
@@ -118,20 +118,20 @@ def layer_from_questions(
 
 
 def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[Tensor]:
-    """The mean of all that is opened to a party under masks while one question is asked again.
+    """Return the mean of all masked values that a party opens while one question is repeated.
 
-    Of float sharing (`vfl.llm.as_printed`) it tends to the values themselves, each in its own
-    place, whatever was permuted elsewhere: the error is L / sqrt(times) times their root mean
-    square, sqrt(2) as much where both parties' masks lie over one (thesis 6.4.2, eq 6-13 with the
-    factor E x^2 that it leaves out). Of ring sharing it tends to nothing.
+    With float sharing (`vfl.llm.as_printed`) it tends to the values themselves, each at its own
+    position, even if other steps permute them. The error is L / sqrt(times) times their root mean
+    square (thesis 6.4.2, eq 6-13 with the factor E x^2 that it omits). For a value under both
+    parties' masks it is sqrt(2) times as large. With ring sharing it does not tend to the values.
 
     Args:
-        asker: P1, or P0 with what the user asks, in thesis mode.
+        asker: P1, or P0 with the user's question, in thesis mode.
         prompt: token ids.
-        times: how often it is asked.
+        times: number of repetitions.
 
     Returns:
-        In the order in which they are opened, one axis each.
+        Means in the order of opening, one axis each.
     """
     total: list[Tensor] = []
     for _ in range(times):

@@ -360,11 +360,11 @@ def _user(held: ExitStack, file: LlmFile) -> User:
 
 
 def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pick:
-    """How the user chooses a token.
+    """Return the user's rule to choose a token.
 
     Raises:
-        ConfigError: options of drawing where the best token is taken.
-        BadOptionError: a number that is out of range.
+        ConfigError: sampling options together with greedy choice.
+        BadOptionError: a number is out of range.
     """
     from vfl.llm.private_decoder import Sampling, greedy
 
@@ -381,15 +381,15 @@ def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pic
 
 @dataclass
 class _Answer:
-    """What came of one question.
+    """Result of one question.
 
     Attributes:
         question: its text.
         text: the answer, or the name of the likeliest class.
-        tokens: of the answer.
-        logits: of a classifier, by class.
+        tokens: tokens of the answer.
+        logits: logits of a classifier, by class.
         labels: names of the classes.
-        reply: of all questions that were asked side by side.
+        reply: reply to all questions of the same batch.
     """
 
     question: str
@@ -469,21 +469,21 @@ class _Shown:
         return ended
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """End the output."""
         progress_line.end()
         if self._text:
             print(self._streams[0].finish(), flush=True)
 
 
 def _progress(done: int, total: int, began: float) -> str:
-    """How far an answer is."""
+    """Return the progress of an answer."""
     a_second = done / max(time.monotonic() - began, 1e-9)
     left = duration((total - done) / a_second)
     return f"token {done} of {total} at most, {a_second:.1f} tokens/s, about {left} left"
 
 
 def _show(asked: list[_Answer], several: bool = False) -> None:
-    """Answers that are not printed yet; then what crossed the wire, phase by phase."""
+    """Print the remaining answers, then the traffic of each phase."""
     import torch
 
     for each in asked:

@@ -40,14 +40,14 @@ _ADDRESSES: dict[LlmParty, tuple[str, ...]] = {
 
 
 class LlmLimits(Settings):
-    """What the model owner consents to; more is refused.
+    """Limits of the model owner's consent; it refuses more.
 
     Attributes:
-        max_questions: that are answered with one set of weights, ever: an asker may solve a layer
-            by asking often.
-        questions_per_hour: answered within any hour.
-        max_tokens: of a question and its answer together; of all that are asked side by side.
-        max_dealt: questions whose material waits on the disks.
+        max_questions: most questions answered with one set of weights, ever: with many questions an
+            asker may solve for a layer.
+        questions_per_hour: most questions answered within any hour.
+        max_tokens: most tokens of a question and its answer together, summed over a batch.
+        max_dealt: most questions whose material waits on the disks.
     """
 
     max_questions: _Count = 1000
@@ -84,7 +84,7 @@ def of_terms(terms: LlmTerms) -> Iterator[str]:
 
 
 def of_llm_file(file: LlmFile) -> Iterator[str]:
-    """Who reaches whom."""
+    """Yield the addresses that a party's file lacks."""
     for name in _ADDRESSES[file.party]:
         if getattr(file, name) is None:
             yield f"the file of the {file.party} has no '{name}'"
@@ -131,19 +131,19 @@ def _not_computed(got: str, want: str) -> SpecError:
 
 
 class LlmTerms(Settings):
-    """What all three parties have alike.
+    """Terms that all three parties share.
 
     Attributes:
-        project: drawn when the project was written.
+        project: random name, drawn when the project was written.
         shape: the architecture; see `vfl.models.decoder.DecoderShape`, and `EncoderShape` of a
             classifier.
         labels: names of a classifier's classes.
-        end_tokens: that end an answer.
+        end_tokens: tokens that end an answer.
         mode, shown_bytes, first_bytes, integer_bits, inner_bits: see `vfl.llm.two_party.Form`.
         dealer_counts: whether the dealer takes part in the beginning of every question and counts
-            its material as used, so that not even owner and user together use it twice after both
-            were put back from a copy. `vfl llm init` writes true.
-        limits: what the model owner consents to.
+            its material as used. Then owner and user cannot use it twice, even if both were
+            restored from a copy. `vfl llm init` writes true.
+        limits: limits of the model owner's consent.
     """
 
     held_to: ClassVar = (of_terms,)
@@ -172,12 +172,12 @@ class LlmTerms(Settings):
 
     @property
     def form(self) -> Form:
-        """How the protocols compute."""
+        """Form of the computation in the protocols."""
         sizes = self.shown_bytes, self.first_bytes, self.integer_bits, self.inner_bits
         return Form(self.mode, *sizes)
 
     def digest(self) -> str:
-        """SHA-256 of all of it."""
+        """Return the SHA-256 of all terms."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What a model owner has answered with its weights: the questions that the limits bound."""
+"""Ledger of the questions that a model owner has answered with its weights; limits bound them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class QuestionLedger(Spending[Questions]):
             self._write(entry.model_copy(update={"texts": _ALL}))
 
     def _asked(self, weights: str) -> Questions:
-        """What is on the disk, of the last hour."""
+        """Return the questions on the disk, with those of the last hour."""
         known, hour = self._read(weights), time.time() - _HOUR_S
         if known is None:
             path = self._store / _FORMER

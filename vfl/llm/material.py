@@ -1,7 +1,7 @@
-"""What a dealer left for questions, on disk: each is taken once, also after a restart.
+"""A dealer's material for questions, on disk: each file is used once, also after a restart.
 
-A mask that is used for two questions gives away their difference. So a file is marked as used, on
-the disk, before its content is given to anybody, and its content is removed.
+A mask that is used for two questions discloses their difference. So a file is marked as used, on
+the disk, before any code gets its content, and its content is removed.
 """
 
 from __future__ import annotations

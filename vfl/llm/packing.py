@@ -17,7 +17,7 @@ _GROUP = 8
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Of so many elements.
+    """Return the number of bytes of `count` packed elements.
 
     >>> packed_bytes(3, 34)
     13
@@ -85,7 +85,7 @@ def _unpacked(packed: np.ndarray, count: int, bits: int, low: int) -> np.ndarray
 def _words(
     packed: np.ndarray, groups: int, each: int, bits: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Of one element of each group the word it begins in, the byte behind that, and the shift."""
+    """Return one element's first words, the bytes after them, and the shift, group by group."""
     first, shift = divmod(each * bits, 8)
     words = np.ndarray((groups,), "<u8", packed.data, first, (bits,))
     behind = min(first + 8, len(packed) - 1)

@@ -1,12 +1,13 @@
-"""A transformer asked over a network: its owner, a user and a dealer as processes of their own.
+"""Private transformer inference over a network: owner, user and dealer are separate processes.
 
-The protocols are those of `vfl.llm.two_party`. The owner (P0) and the dealer (P2) stand and listen,
-the user (P1) calls; in the offline phase each pair has a stream, in the online phase the owner and
-the user alone, once a dealer that counts has marked the question's material as used. Every stream
-is TLS 1.3 with a token of its pair; before anything is shared, all have signed fresh keys of this
-session with the identity keys they pinned of each other.
+The protocols are in `vfl.llm.two_party`. The owner (P0) and the dealer (P2) listen; the user (P1)
+connects. In the offline phase each pair has a stream. In the online phase only the owner and the
+user have one; a dealer that counts has marked the question's material as used before. Every stream
+uses TLS 1.3 with a token of its pair. Before anything is shared, each party signs fresh keys of the
+session with its identity key, and the others check them by the identity keys they pinned.
 
-Whoever takes material marks it as used, on its disk, before it says a word that depends on it.
+A party that takes material marks it as used, on its disk, before it sends a message that depends on
+it.
 """
 
 from __future__ import annotations
@@ -100,21 +101,21 @@ Say = Callable[[str], None]
 
 
 class Talk(Settings):
-    """What parties say before they compute; sizes and names alone.
+    """Handshake message of parties before they compute; it has only sizes and names.
 
     Attributes:
-        version, terms: of vfl, and the digest of what was agreed.
-        task: what the user wants.
-        prompt_tokens, count: of a question and its answer; a classifier's count is 1.
-        texts: questions of that length that are asked side by side.
-        questions: how many times that is dealt for.
+        version, terms: version of vfl, and digest of the agreed terms.
+        task: the user's request.
+        prompt_tokens, count: tokens of a question and its answer; a classifier's count is 1.
+        texts: number of questions of that length in a batch.
+        questions: number of such batches to deal for.
         session: this session's name, in halves of both ends.
-        setup: which sharing of the weights the sender has; "" for none.
+        setup: name of the sender's sharing of the weights; "" for none.
         fresh: whether the weights are shared anew.
-        names: of material.
-        spent: bytes and messages between others, by phase.
-        known: the largest count of the receiver's store that the sender has met. A store that went
-            back would reach it by announcing often enough; so its own party refuses.
+        names: names of material.
+        spent: bytes and messages between other parties, by phase.
+        known: the largest count of the receiver's store that the sender has met. A restored store
+            would reach it by announcing often enough; so its own party refuses.
     """
 
     version: str = Field(default=VERSION, max_length=32)
@@ -133,7 +134,7 @@ class Talk(Settings):
 
     @property
     def kind(self) -> str:
-        """What material for it is called."""
+        """Name of the kind of material for it."""
         return _kind(self.prompt_tokens, self.count, self.texts)
 
 
@@ -155,7 +156,7 @@ class Account:
         self.spent[phase][pair] = (before[0] + size, before[1] + messages)
 
     def add_all(self, pair: str, spent: Mapping[str, tuple[int, int]]) -> None:
-        """What `of` gave at another party."""
+        """Add amounts that `of` returned at another party."""
         for phase, (size, messages) in spent.items():
             self.add(phase, pair, size, messages)
 
@@ -244,7 +245,7 @@ class Wire:
         return talk
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other end what went wrong here, then close; of a bug no more than its type."""
+        """Send the other end the error, then close; for a bug, it sends only the type."""
         if not isinstance(error, VFLError):
             error = ProtocolError("a party broke off", got=type(error).__name__)
         self._link.fail(error)
@@ -269,14 +270,14 @@ def most_bytes(shape: DecoderShape, tokens: int) -> int:
 
 
 class Party:
-    """What the three have in common: keys, files, and how a session begins.
+    """Common part of the three parties: keys, files, and the beginning of a session.
 
     Args:
-        file: the party's own.
-        say: told in one line what happens.
+        file: the party's own file.
+        say: called with one line of text for each event.
 
     Attributes:
-        digest: SHA-256 of the weights, at the model owner alone.
+        digest: SHA-256 of the weights; only the model owner has it.
     """
 
     def __init__(self, file: LlmFile, say: Say) -> None:
@@ -332,7 +333,7 @@ class Party:
         """Listen, and play every session that begins, until interrupted.
 
         Args:
-            poll: called every 0.05 s while nobody is here; what it raises ends this.
+            poll: called every 0.05 s while no party is connected; its exceptions end this call.
         """
         with self.ledger.alone():
             hub, credentials = self.listen()
@@ -349,8 +350,8 @@ class Party:
         """One session, from its first word; at a party that listens.
 
         Args:
-            hub: where the first of the callers has attached.
-            wires: to put the streams into, by the caller's name; what goes wrong is told to them.
+            hub: hub at which the first of the callers has attached.
+            wires: receives the streams, by the caller's name; errors are sent to them.
         """
         raise NotImplementedError
 
@@ -373,7 +374,7 @@ class Party:
 
         Raises:
             AuthenticationError: wrong token or certificate.
-            LostPeerError: nobody answers there.
+            LostPeerError: no process answers there.
         """
         host, port = self.file.address(peer)
         hello = Hello(self.terms.project, self.name, self._token(peer))
@@ -521,7 +522,7 @@ class Party:
     # Files.
 
     def setup(self) -> dict[str, Any]:
-        """What is known of the sharing of the weights on this disk; empty without one."""
+        """Return facts about the sharing of the weights on this disk; empty without a sharing."""
         path = self.folder / "setup.json"
         if not path.exists():
             return {}
@@ -529,14 +530,14 @@ class Party:
         return found if found.get("stored") == _STORED else {}
 
     def store(self, setup: str) -> MaterialStore:
-        """The material of a sharing."""
+        """Return the store of a sharing's material."""
         return MaterialStore(self.folder / f"material-{setup}", self.name, setup)
 
     def layers(self, setup: str) -> PrivateLayers:
-        """What was shared once per weights; read from the disk once, and mapped from there.
+        """Return this party's shares of the weights; they are read once and mapped from the disk.
 
         Raises:
-            RunFolderError: it is missing or damaged.
+            RunFolderError: a file is missing or damaged.
         """
         if self._layers is None or self._layers[0] != setup:
             weights, shapes = self._weights(setup), layer_shapes(self.shape, self.terms.form)
@@ -770,14 +771,14 @@ class Dealer(Party):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a user has of questions that were asked side by side.
+    """A user's result for a batch of questions.
 
     Attributes:
-        answers: tokens of each; of a classifier none.
-        logits: of a classifier, a number a class.
-        phases: bytes, messages and seconds of each phase, of all parties together; and the bytes
-            between each two. "setup" is once for the weights, "offline" was before the questions,
-            "control" are the words around them; its seconds are those of all of it.
+        answers: tokens of each answer; none for a classifier.
+        logits: logits of a classifier, a number a class.
+        phases: bytes, messages and seconds of each phase, summed over all parties; and the bytes
+            between each two. "setup" happens once for the weights, "offline" before the questions.
+            "control" counts other messages; its seconds are those of the whole call.
     """
 
     answers: list[list[int]]
@@ -786,13 +787,13 @@ class Reply:
 
     @property
     def tokens(self) -> list[int]:
-        """Of the answer, where one question was asked."""
+        """Tokens of the answer to a single question."""
         (tokens,) = self.answers
         return tokens
 
 
 class User(Party):
-    """Who asks: has the text, and learns the answer."""
+    """The user: it has the text and learns the answer."""
 
     @property
     def classifies(self) -> bool:
@@ -896,13 +897,13 @@ class User(Party):
         if reply is None:
             raise ReusedPadError(
                 "the model owner has no material for this question",
-                want="material that both have and nobody used",
+                want="unused material that both parties have",
                 fix="deal again: vfl llm deal with the user's folder",
             )
         return reply
 
     def require_askable(self, length: int, count: int, texts: int = 1) -> None:
-        """So many questions of a length fit the terms and the model.
+        """Require that questions of a length fit the terms and the model.
 
         Raises:
             DataError: no token, or more than the model's context.
@@ -913,7 +914,7 @@ class User(Party):
         self.require_within(self.talk("ask", length, count, texts=texts))
 
     def left(self) -> dict[str, int]:
-        """How many questions of each kind can be asked without dealing."""
+        """Return the number of questions of each kind that need no further dealing."""
         known = str(self.setup().get("setup", ""))
         found: dict[str, int] = {}
         for name in self.store(known).names() if known else ():
@@ -939,7 +940,7 @@ class User(Party):
             if not plan.names:
                 return None
             if plan.names[0] not in own or plan.setup != setup:
-                raise ProtocolError("the model owner names material that nobody has")
+                raise ProtocolError("the model owner names material that does not exist")
             with ExitStack() as counting:
                 wires = self.called_to_count(counting, {"owner": owner}, plan, account)
                 role, material = self.take(wires, plan)
@@ -1006,7 +1007,7 @@ def _program(
 
 
 def _kind(prompt_tokens: int, count: int, texts: int) -> str:
-    """What material is called.
+    """Return the name of a kind of material.
 
     >>> _kind(8, 24, 1), _kind(8, 24, 3)
     ('8-24', '8-24x3')

@@ -48,13 +48,13 @@ from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
 _Model = TypeVar("_Model", Decoder, Encoder)
 _Result = TypeVar("_Result")
 
-#: Bits of a ring beyond a value's own: its sign, and one that tells it from a value that wrapped.
+#: Bits of a ring beyond a value's own: its sign, and one that marks a value that wrapped.
 _GUARD = 2
 #: Fraction bits of a sum between layers: those of an activation and of a weight (`_normed_bits`).
 _SUM = 24
-#: Attention: of what its linear layer gives, these are kept of queries, keys and values; then a
-#: probability's and, of the mixture, what is kept before the weight behind it. A score has those of
-#: a query and a key. All that is dropped until it is a sum must be there behind the norm.
+#: Fraction bits in attention: of its linear layer's outputs, kept for queries, keys and values;
+#: then of a probability; then of the mixture before the next weight. A score has the bits of a
+#: query plus those of a key. The norm must output all bits that are dropped before the next sum.
 _ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 10, 12
 _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
@@ -126,13 +126,13 @@ def mixture(values: Tensor, shares: Tensor) -> Tensor:
 
 
 def _for_each(groups: Tensor, heads: Tensor) -> Tensor:
-    """Of each head its group."""
+    """Return the group of each head."""
     each = len(heads) // len(groups)
     return groups if each == 1 else groups.repeat_interleave(each, 0)
 
 
 def gated_silu(pairs: Tensor) -> Tensor:
-    """Axes (2, elements), gates first."""
+    """Return gated SiLU of axes (2, elements), gates first."""
     return F.silu(pairs[0]) * pairs[1]
 
 
@@ -226,7 +226,7 @@ class PrivateLayers:
         caches: Sequence[tuple[Growing, Growing]],
         pick: Pick | None,
     ) -> list[int]:
-        """What follows each of some texts of one length, at P1; elsewhere their number counts."""
+        """Return the next token of each text, at P1; other parties use only the texts' number."""
         count, steps = len(texts), len(texts[0])
         tokens = torch.tensor([token for text in texts for token in text])
         x = self._embedded(party, F.one_hot(tokens, self.shape.vocabulary), start, count)
@@ -244,7 +244,7 @@ class PrivateLayers:
         return chosen
 
     def _scores(self, party: Role, x: Shared) -> Shared:
-        """Of each text its vector's, axes (texts, vocabulary)."""
+        """Return scores from each text's vector, axes (texts, vocabulary)."""
         ring = _head_ring(party.form)
         if not is_tied(self.shape):
             last = self._normed(party, x, "norm", ring, _LAST)
@@ -531,7 +531,7 @@ def _layer_of(model: Decoder | Encoder, index: int) -> DecoderLayer:
 
 
 def _norm_weights(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Of each column the factor, axes (1, columns), and what is added."""
+    """Return each column's factor, axes (1, columns), and offset."""
     assert isinstance(norm.weight, Tensor), "norms of these models have weights"
     shift = getattr(norm, "bias", None)
     return norm.weight.detach().double()[None], None if shift is None else shift.detach().double()
@@ -602,7 +602,7 @@ class PrivateTransformer(Generic[_Model]):
         self.parties.run(prepare)
 
     def _online(self, name: str, program: Callable[[PrivateLayers, Role], _Result]) -> _Result:
-        """What P1 has at the end."""
+        """Return P1's result."""
         taken = [store.take(name) for store in self._stores]
 
         def answer(party: Role) -> object:
@@ -632,7 +632,7 @@ class PrivateTransformer(Generic[_Model]):
         return self.parties.traffic()
 
     def leaks(self) -> list[Leak]:
-        """What each party has seen since the beginning."""
+        """Return the leakage to each party since the beginning."""
         return self.parties.leaks()
 
     def close(self) -> None:

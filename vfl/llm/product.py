@@ -1,4 +1,4 @@
-"""What `vfl.llm` adds to the kernel."""
+"""Registration of `vfl.llm` with the kernel."""
 
 from __future__ import annotations
 

@@ -122,13 +122,13 @@ def _head(name: str) -> str:
 
 
 def demo_folder() -> Path:
-    """Where the demo's model is kept: in the user's cache."""
+    """Return the folder of the demo's model, in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "vfl" / "decoder-demo"
 
 
 def demo_model(given: Path | None) -> Path:
-    """The folder of the model: the one that was given, a pretrained one, or the demo's own.
+    """Return the folder of the model: the given one, a pretrained one, or the demo's own.
 
     Raises:
         MissingDataError: no language model is on this machine.
@@ -203,14 +203,14 @@ def private_model(folder: Path) -> Decoder | Encoder:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses of this machine at which nobody listens just now."""
+    """Return addresses of this machine at which no process listens now."""
     with ExitStack() as held:
         sockets = [held.enter_context(listen("127.0.0.1", 0)) for _ in range(count)]
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def plain_answer(model: Decoder | Encoder, prompt: list[int], count: int) -> list[Any]:
-    """What plain torch answers: tokens, or a classifier's logits."""
+    """Return the answer of plain torch: tokens, or a classifier's logits."""
     if isinstance(model, Decoder):
         return model.generate(prompt, count)
     with torch.no_grad():

@@ -142,7 +142,7 @@ class Streamed:
         self.text = ""
 
     def add(self, token: int) -> tuple[str, bool]:
-        """What one more token adds for the reader, and whether the answer ends here."""
+        """Return the text that a token adds, and whether the answer ends here."""
         self.count += 1
         if token in self._ends:
             return self.finish(), True
@@ -155,11 +155,11 @@ class Streamed:
         return self._until(len(self.text) - self._open()), False
 
     def finish(self) -> str:
-        """What is left for the reader of an answer that ends here."""
+        """Return the remaining text of an answer that ends here."""
         return self._until(len(self.text))
 
     def _open(self) -> int:
-        """Characters at the end that the next token may make another character or a stop word."""
+        """Count characters at the end that the next token may change or complete to a stop word."""
         broken = len(self.text) - len(self.text.rstrip("\ufffd"))
         begun = [
             size

@@ -1,24 +1,24 @@
-"""Two parties online, a dealer ahead; what P1 sees is hidden by an order, not by cryptography.
+"""Two-party inference with an offline dealer; an order, not cryptography, hides values from P1.
 
 The protocols of chapter 6 (thesis of split learning, 2025). P1 sees the multiset of the values
 before every function, and which two make a pair. All three follow the protocol and no two collude;
 P2 with either of the others learns everything.
 
 P0 owns the weights, P1 the text. P2 deals in two phases and sees nothing of a question:
-initialisation, once per weights, and offline, once per question. Online are P0 and P1 alone, with
-what the offline phase left each of them: its material, a list of tensors that is read once.
+initialisation, once per weights, and offline, once per question. Only P0 and P1 are online. They
+use the result of the offline phase: their material, a list of tensors that is read once.
 
-A program is a function of a `Role`. All three call it with the same shapes; offline nobody has a
-value of P0's, and what P1 holds is often known already: behind a constant product or a function its
-share is a number that was dealt. In mode "fast" P1 says whatever depends on nothing else ahead of
-time, so that a function takes one round trip and a linear layer none; in mode "thesis" everything
-is said as printed, with the printed errors mended.
+A program is a function of a `Role`. All three call it with the same shapes. Offline, no party has a
+value of P0, but P1's share is often known already: after a constant product or a function it is a
+dealt number. In mode "fast" P1 sends messages ahead of time if they depend on nothing else. Then a
+function takes one round trip and a linear layer none. Mode "thesis" sends all messages as printed,
+with the printed errors corrected.
 
-Numbers: fixed point in the ring 2^ring, ring at most 64, and a message carries that many bits of an
-element, one behind the other. No product is truncated. A scale shrinks when both holders drop low
-bits of their shares: what is left is a sharing in a ring as much smaller, exact to one unit, and no
-wrap can become a huge error. Of values that are only looked at, P1 is sent the upper bits alone, as
-many as an operation asks for.
+Numbers are fixed point in the ring 2^ring, ring at most 64. A message carries that many bits per
+element, packed. No product is truncated. A scale shrinks when both holders drop low bits of their
+shares. The result is a sharing in a ring smaller by these bits, exact to one unit, and no wrap can
+become a huge error. For values that P1 only looks at, it receives only the upper bits, as many as
+the operation needs.
 
 Bits below are payloads, online; n elements, a ring of s bits.
 """
@@ -91,25 +91,25 @@ Wanted = tuple[Sequence[int], int] | tuple[Sequence[int], int, int]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the parties agree on.
+    """Parameters of the protocols that the parties agree on.
 
     Attributes:
         mode: "fast", or "thesis" for chapter 6 as printed.
-        shown_bytes: of an element that P1 looks at, where an operation does not say what it needs;
-            the error is one unit of what is sent.
-        first_bytes: of P1's share of it in thesis mode, and where the share was not known ahead;
-            likewise.
-        integer_bits: bits before the point that values between layers may have. One costs a
-            transformer's layer a bit of most elements of most messages.
-        inner_bits: the same of values inside a layer and of tokens' scores, which stay small where
-            values between layers grow; never more than `integer_bits`.
-        fused_tokens: tokens that are looked at, up to which a next token's softmax is fused with
-            its product in fast mode, two messages less; the dealer then sends them once more,
-            permuted. 0 never does.
-        retrieval: how P1 learns the index of the score it picked: "sets", see `Role.choose`, or
-            "bfv", which hides less: see `vfl.llm.as_printed`.
-        sharing: "ring", or "insecure_float" of thesis mode, which hides values of who asks again
-            no longer; for measurements, with a warning: see `vfl.llm.as_printed`.
+        shown_bytes: bytes of an element that P1 looks at, if an operation does not set them;
+            the error is one unit of the sent value.
+        first_bytes: bytes of P1's share of it in thesis mode, and if the share was not known ahead;
+            the error is the same.
+        integer_bits: most bits before the point of values between layers. One more bit adds a bit
+            to most elements of most messages of a transformer's layer.
+        inner_bits: the same for values inside a layer and for tokens' scores, which stay small
+            where values between layers grow; at most `integer_bits`.
+        fused_tokens: most attended tokens for which a next token's softmax is fused with its
+            product in fast mode. This saves two messages; the dealer then sends the tokens once
+            more, permuted. 0 turns it off.
+        retrieval: method by which P1 learns the index of its chosen score: "sets", see
+            `Role.choose`, or "bfv", which hides less: see `vfl.llm.as_printed`.
+        sharing: "ring", or "insecure_float" of thesis mode, which does not hide values if a
+            question is repeated; for measurements, with a warning: see `vfl.llm.as_printed`.
     """
 
     mode: Mode = "fast"
@@ -205,13 +205,13 @@ class Shared:
 
 @dataclass(slots=True)
 class Growing:
-    """What a cache has gathered of a factor that grows by rows (axis 1), by name of the part."""
+    """Cached parts of a factor that grows by rows (axis 1), by name of the part."""
 
     parts: dict[str, Tensor] = field(default_factory=dict)
     _room: dict[str, Tensor] = field(default_factory=dict)
 
     def grow(self, **new: Tensor) -> list[Tensor]:
-        """Append to each part; the whole parts in that order."""
+        """Append to each part, and return the whole parts in that order."""
         for name, more in new.items():
             before = self.parts.get(name, more[:, :0])
             start, end = before.shape[1], before.shape[1] + more.shape[1]
@@ -250,7 +250,7 @@ class Role(Engine):
         self._asked = 0
 
     def next_number(self) -> int:
-        """Online P2 does not count, and nobody draws a pad: operations there have own numbers."""
+        """Return the next number; online operations draw no pads and have their own numbers."""
         if self._phase != "online":
             return super().next_number()
         self._asked += 1
@@ -258,7 +258,7 @@ class Role(Engine):
 
     @property
     def offline(self) -> bool:
-        """Whether material is gathered."""
+        """Whether this is the offline phase, which stores material."""
         return self._phase == "offline"
 
     def prepare(
@@ -854,7 +854,7 @@ class Role(Engine):
     def _seen(
         self, elements: Tensor, shared: Shared, where: str, what: str = "permuted values"
     ) -> Tensor:
-        """What P1 sees, as reals."""
+        """Return the values that P1 sees, as reals."""
         self.leakage.count(what, where, elements.numel(), elements.numel())
         values = self.decode(elements, shared)
         require_integer_bits(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
@@ -888,18 +888,18 @@ class Role(Engine):
         return found
 
     def _kept(self, draw: Callable[[], Tensor]) -> Tensor:
-        """What is drawn offline and read online."""
+        """Return a tensor that is drawn offline and read online."""
         if self.offline:
             self._keep(drawn := draw())
             return drawn
         return self._take()
 
     def _as_sent(self, elements: Tensor) -> Tensor:
-        """What the other party will have of them; both go on with the same."""
+        """Return elements as the other party receives them, so that both continue with the same."""
         return elements
 
     def _send(self, peer: int, number: int, *parts: Sent) -> None:
-        """One message of several tensors, each with so many bits of an element."""
+        """Send several tensors in one message, each with its own number of bits per element."""
         payloads = [pack_elements(*part) for part in parts]
         whole = payloads[0] if len(payloads) == 1 else memoryview(b"".join(payloads))
         self.channels[peer].send_bytes(whole, number, self._phase)
@@ -966,7 +966,7 @@ def _back(order: Tensor, results: int) -> Tensor:
 
 
 def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tensor:
-    """Of each vector one; as `permutation` with sort keys of 40 bits, for up to 2^24 elements."""
+    """Return a permutation per vector, by sort keys of 40 bits, for up to 2^24 elements."""
     keys = pads.elements64(rows * width, "inside", number).reshape(rows, width)
     low = np.uint64((1 << 24) - 1)
     keys = keys & ~low | np.arange(width, dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""What a sharing of the weights leaves each party, in blocks of rows: no party holds a copy whole.
+"""Each party's part of a sharing of the weights, in blocks of rows, never whole in memory.
 
-The model owner (P0) keeps its weights as whole numbers, mapped from a file. P1 keeps them under
-masks, packed, and reads a block at a time. P2 keeps a seed a matrix and draws the mask from it
+The model owner (P0) keeps its weights as integers, mapped from a file. P1 keeps them under masks,
+packed, and reads one block at a time. P2 keeps one seed per matrix and draws the mask from it
 whenever it deals.
 """
 
@@ -163,7 +163,7 @@ class Constant:
         return (outputs, inputs) if self.turned else (inputs, outputs)
 
     def of(self, role: int) -> Matrix | Tensor:
-        """What a role multiplies with."""
+        """Return a role's factor in multiplications."""
         found = {P0: self.weight, P1: self.masked, P2: self.mask}[role]
         assert found is not None, "each role has its own"
         return found
@@ -246,10 +246,10 @@ class WeightStore:
         return self.get(constant.layer)
 
     def get(self, layer: LayerShape) -> Constant:
-        """What was kept of a layer.
+        """Read the stored part of a layer.
 
         Raises:
-            RunFolderError: a file is missing, damaged, or another's.
+            RunFolderError: a file is missing, damaged, or of another party or sharing.
         """
         weight: Tensor | None = None
         bias: Tensor | None = None
