@@ -149,7 +149,7 @@ def test_a_threat_that_contradicts_itself_is_refused():
     for grant in IN_TRAINING:
         with pytest.raises(UserError, match=f"{grant}: in the training phase only"):
             ThreatModel("feature party", "inference", frozenset({grant}))
-    with pytest.raises(UserError, match="nobody saw a training phase"):
+    with pytest.raises(UserError, match="no training phase to record"):
         ThreatModel("feature party", "training", frozenset(), trained_by="owner")
     with pytest.raises(UserError, match="no such who"):
         ThreatModel("bank", "training", frozenset())

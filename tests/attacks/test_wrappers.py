@@ -221,5 +221,5 @@ def test_where_every_cut_is_seen_there_is_nothing_to_subtract(summed):
 
 @pytest.mark.parametrize("spec", ["averaging:of=principal", "pooled:of=principal"])
 def test_what_the_attack_inside_refuses_is_refused(spec):
-    with pytest.raises(UserError, match="two classes apart"):
+    with pytest.raises(UserError, match="two classes only"):
         make(spec).check(10, 8)

@@ -47,9 +47,9 @@ def told(rows, **changes):
     [
         ("defenses", "marvell", "marvell: 'marvell' hides which of two classes a row has"),
         ("defenses", "label_dp:epsilon=1,prior=0.5-0.5", "another number of classes"),
-        ("attacks", "gradient_norm", "gradient_norm: this attack tells two classes apart"),
-        ("attacks", "gradient_direction", "two classes apart"),
-        ("attacks", "principal", "two classes apart"),
+        ("attacks", "gradient_norm", "gradient_norm: this attack distinguishes two classes only"),
+        ("attacks", "gradient_direction", "two classes only"),
+        ("attacks", "principal", "two classes only"),
         ("attacks", "direct_label", "a cut of width 8 and 10 classes"),
         ("adversaries", "replacement:target=11", "at least one of class 11"),
         ("leaks", 40, "40 labels of each class are to leak, and a class has fewer rows"),
@@ -125,14 +125,14 @@ def test_a_cell_trains_nothing_that_its_attacks_could_not_meet(tmp_path, monkeyp
     failed = run_cells(folder, folder.cells())
     assert len(failed) == 2  # the baselines and the victim
     for ended in failed:
-        assert ended.failure["what"] == "gradient_norm: this attack tells two classes apart"
+        assert ended.failure["what"] == "gradient_norm: this attack distinguishes two classes only"
         assert (ended.failure["where"], ended.failure["exit"]) == ("grid.attacks", 2)
 
 
 def test_a_run_is_not_attacked_by_half(tmp_path):
     train_once(experiment().model_copy(update={"grid": None}), tmp_path, "run")
     settings = GridSettings.model_validate(GRID | {"attacks": ["kmeans", "principal"]})
-    with pytest.raises(UserError, match="principal: this attack tells two classes apart"):
+    with pytest.raises(UserError, match="principal: this attack distinguishes two classes only"):
         attack_finished_run(RunFolder.open(tmp_path / "run"), settings)
     assert not (tmp_path / "run" / "attacks.jsonl").exists()
     wrong = settings.model_copy(update={"attacks": ("logistic",), "leaks": (50,)})

@@ -64,19 +64,19 @@ class Attack(ABC):
             draw: everything random comes from here.
 
         Raises:
-            NotGrantedError: it reached for what it does not name in `needs`.
+            NotGrantedError: the attack read a grant that `needs` does not name.
         """
 
     def last_report(self) -> dict[str, Any] | None:
-        """How the last run came to its guess, which is stored with its score.
+        """Return a report about the last run's method; it is stored with the score.
 
-        JSON without a cell value, a row id or a label; None of an attack that has none.
+        The report is JSON without cell values, row ids or labels; None if an attack has no report.
         """
         return None
 
 
 def rarest(prior: Tensor) -> int:
-    """The class that attacks on labels with scores look for; of equally rare ones the last.
+    """Return the rarest class, which attacks with scores look for; the last of equally rare ones.
 
     Args:
         prior: share of each class among the training rows, axes (classes,).
@@ -99,7 +99,7 @@ def require_two_classes(classes: int, instead: str) -> None:
     """
     if classes != 2:
         raise UserError(
-            "this attack tells two classes apart",
+            "this attack distinguishes two classes only",
             got=f"{classes} classes",
             want="2 classes",
             fix=instead,
@@ -110,7 +110,7 @@ def require_at_least(least: float, **options: float) -> None:
     """Refuse options below a bound, by their names; NaN and infinity too.
 
     Raises:
-        BadOptionError: with the bound, of the first one that is.
+        BadOptionError: an option is below the bound; the error names the first one.
     """
     for option, given in options.items():
         require_range(option, given, least)
@@ -291,7 +291,7 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
 
 
 def _gradients(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
-    """What came down for each row, in every epoch or in all; 0 where it had none."""
+    """Return each row's gradients, by epoch or accumulated; 0 for a row without a gradient."""
     first = view.targets.rows if seen.leaked else 0
     if layer == "accumulated":
         means = view.transcript.mean(at_scale)
@@ -301,7 +301,7 @@ def _gradients(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
 
 
 def learned_part(bottom: nn.Module) -> nn.Module:
-    """The trained part of an `anchored` bottom; any other bottom whole."""
+    """Return the trained part of an `anchored` bottom; any other bottom whole."""
     if isinstance(bottom, JointBottom):
         return bottom.each(learned_part)
     anchored = (part for part in bottom.modules() if isinstance(part, AnchoredBottom))

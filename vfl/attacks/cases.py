@@ -51,20 +51,20 @@ from vfl.transport.link import local_pair
 
 
 def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None = None) -> Tensor:
-    """Positions of k rows of each class, ascending by class; int64, axes (classes * k,).
+    """Return positions of k rows of each class, ascending by class; int64, axes (classes * k,).
 
-    The first k of a larger draw with the same generator state are the same rows, so that a curve
-    over k is about more leaks and not about other leaks.
+    A larger draw from the same generator state begins with the same k rows. A curve over k
+    therefore adds leaks and does not replace them.
 
     Args:
         labels: int64 codes 0..C-1 of the rows that may leak, axes (rows,).
-        k: rows of each class.
-        draw: where the choice comes from.
-        classes: how many there are; None takes those up to the highest code of these rows, which
-            does not see that a higher one has no row among them.
+        k: number of rows of each class.
+        draw: generator of the choice.
+        classes: number of classes; None counts classes up to the highest code of these rows, and
+            misses higher classes without a row.
 
     Raises:
-        TooFewRowsError: a class has fewer rows, or none.
+        TooFewRowsError: a class has fewer than k rows.
 
     >>> labels = torch.tensor([0, 1, 0, 1, 0])
     >>> draw_leak(labels, 2, torch.Generator().manual_seed(0)).shape
@@ -691,24 +691,24 @@ def received_case(
     weights: Weights,
     again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
 ) -> Case:
-    """The test rows of a feature party against what the label party was sent of them.
+    """Return a case of a label party that reconstructs a feature party's test rows from messages.
 
-    Leaked rows are validation rows, whose cuts of the last epoch come from the weights that made
-    the test rows' cuts too (unless the training kept weights of an earlier epoch).
+    Leaked rows are validation rows. Their cuts of the last epoch and the test rows' cuts come from
+    the same weights, unless the training kept the weights of an earlier epoch.
 
     Args:
-        experiment: what was trained.
+        experiment: experiment of the training.
         data: every party's aligned rows.
-        frames: of the training's validation and test; see `decoded`.
-        party: the feature party that is attacked.
-        leaks: rows whose columns leaked, of the validation rows.
-        draw: which rows leak.
-        weights: everybody's trained weights, as `LocalSession.weights` gives them.
-        again: gives what is sent when some of the aligned rows are asked for time and again, as
-            `Victim.asked_again` does; None where no query is repeated.
+        frames: frames of the training's validation and test; see `decoded`.
+        party: the attacked feature party.
+        leaks: number of validation rows whose columns leaked.
+        draw: generator that draws the leaked rows.
+        weights: all parties' trained weights, as `LocalSession.weights` returns them.
+        again: function that returns the messages for repeated queries of some aligned rows, like
+            `Victim.asked_again`; None if queries are not repeated.
 
     Raises:
-        TooFewRowsError: fewer validation rows than leaks.
+        TooFewRowsError: there are fewer validation rows than leaks.
         DataError: some rows' cuts were not recorded.
     """
     split = data[experiment.label.party].split
@@ -842,13 +842,13 @@ class Queried:
 def queried_case(
     experiment: Experiment, data: Mapping[str, PartyData], rows: Queried, outputs: Tensor
 ) -> Case:
-    """Which of these rows the network was trained on, for an outsider that holds them whole.
+    """Return a membership case for an outsider that holds complete rows: which were trained on?
 
     Args:
-        experiment: what was trained.
+        experiment: experiment of the training.
         data: every party's aligned rows.
-        rows: who is asked about.
-        outputs: what the network answered for `rows.targets`, axes (targets, classes).
+        rows: rows of the queries.
+        outputs: the network's outputs for `rows.targets`, axes (targets, classes).
     """
     label = data[experiment.label.party]
     labels, classes = classes_of(label)
@@ -957,7 +957,7 @@ def begin(
     known: int,
     draw: torch.Generator,
 ) -> None:
-    """Tell an adversary what it holds before the first step; see `held`.
+    """Give an adversary its knowledge before the first step; see `held`.
 
     Raises:
         NotGrantedError: no party of its kind holds what it needs.

@@ -299,7 +299,7 @@ class Victim:
     def train_step(
         self, inputs: Tensor, targets: Tensor, loss: Loss, learning_rate: float
     ) -> list[Tensor]:
-        """What P2 saw of one step: values layer after layer, then those asked for slopes."""
+        """Return P2's observations of one step: values by layer, then requests for slopes."""
 
         def program(party: Party) -> None:
             role = party.role

@@ -143,11 +143,11 @@ def peak_ratio(guess: Tensor, pictures: Tensor) -> float:
 
 
 def structural_similarity(guess: Tensor, pictures: Tensor) -> float:
-    """Mean SSIM over pictures and channels, 1 for equal ones.
+    """Return the mean SSIM over pictures and channels; it is 1 for equal pictures.
 
-    Wang et al. 2004, with their Gaussian window of 11 pixels and deviation 1.5 (smaller for
-    smaller pictures) wherever it fits whole, K1 = 0.01, K2 = 0.03, and the range of all true
-    pixels.
+    Wang et al. 2004, with their Gaussian window of 11 pixels and deviation 1.5. Smaller pictures
+    have a smaller window. The mean is over all positions of the whole window. K1 = 0.01,
+    K2 = 0.03, and the range is that of all true pixels.
 
     Args:
         guess: axes (rows, channels, height, width).

@@ -82,23 +82,23 @@ class Transcript(Generic[Message]):
 
     @cached_property
     def epochs(self) -> list[int]:
-        """The epochs or queries that it covers, ascending."""
+        """Epochs or queries that it covers, ascending."""
         return sorted({one.epoch for one in self.messages})
 
     @cached_property
     def times(self) -> Tensor:
-        """How many messages name each row, int64, axes (rows,)."""
+        """Number of messages that contain each row, int64, axes (rows,)."""
         count = torch.zeros(self.rows, dtype=torch.int64)
         for one in self.messages:
             count += one.rows[one.rows < self.rows].bincount(minlength=self.rows)
         return count
 
     def first(self, count: int) -> Transcript[Message]:
-        """The first so many epochs of it; all for 0."""
+        """Return its first `count` epochs; all for 0."""
         return self.of_epochs(self.epochs[:count] if count else self.epochs)
 
     def last(self, count: int) -> Transcript[Message]:
-        """The last so many epochs of it, by number; all for 0."""
+        """Return its last `count` epochs, by number; all for 0."""
         newest = max(self.epochs, default=0)
         return self.of_epochs([one for one in self.epochs if not count or one > newest - count])
 

@@ -1,9 +1,9 @@
 """The adversary's knowledge: threat models and their grants, evidence, and the view of it.
 
-A `ThreatModel` names who attacks, when, and exactly what it is granted; `Holdings` is everything
-there is to grant; a `View` hands out what is granted and raises for the rest. Models come as
-makers, so that an attack may change its copy. Truth about the target rows is never here: it stays
-with whoever scores (`vfl.attacks.scoring`).
+A `ThreatModel` names the attacker, the phase of the attack, and its exact grants; `Holdings`
+contains everything that can be granted; a `View` gives access to the grants and raises for the
+rest. Functions make copies of models, so that an attack may change its copy. The truth about the
+target rows is never here: only scoring has it (`vfl.attacks.scoring`).
 
 A grant that no party of that kind has in a real deployment makes the threat model counterfactual;
 results under it bound what could happen, and reports say so beside every figure.
@@ -74,7 +74,7 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
         {Grant.LABELS, Grant.TOP, Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED_INPUTS}
         | {Grant.LEAKED_ATTRIBUTES, *_BOTH, *_PUBLIC}
     ),
-    # Whoever asks for predictions holds the rows it asks about, and others of their kind.
+    # An outsider holds the rows of its queries, and other rows of the same kind.
     "outsider": frozenset(
         {Grant.INPUTS, Grant.OUTPUTS, Grant.LABELS, Grant.LEAKED_INPUTS, *_PUBLIC}
     ),
@@ -83,15 +83,15 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
 
 @dataclass(frozen=True, slots=True)
 class ThreatModel:
-    """Who attacks and what it is granted; nothing that is not listed can be reached.
+    """Attacker and its grants; an attack can read granted values only.
 
     Attributes:
-        who: the attacking party's kind.
-        phase: when it listens; in the inference phase nothing of the training was recorded.
-        grants: what it holds.
-        behaviour: "malicious" tampers on its own side while the victim trains.
-        colluding: names of parties whose holdings it has too; empty when alone.
-        trained_by: "owner": one owner trained both halves and handed the bottom out (thesis 4.1);
+        who: kind of the attacking party.
+        phase: phase of its recordings; in the inference phase it recorded no training.
+        grants: values that it holds.
+        behaviour: "malicious": it tampers with its own part while the victim trains.
+        colluding: names of parties that share their holdings with it; empty if it is alone.
+        trained_by: "owner": one owner trained both halves and gave the bottom away (thesis 4.1);
             "split": the feature party trained its own bottom.
 
     Raises:
@@ -114,16 +114,16 @@ class ThreatModel:
         if self.colluding and Grant.PARTNERS not in self.grants:
             raise UserError("whose partners give it nothing does not collude", where="colluding")
         if self.trained_by == "owner" and self.phase == "training":
-            raise UserError("where the owner trained alone, nobody saw a training phase")
+            raise UserError("an owner that trains alone has no training phase to record")
 
     @property
     def counterfactual(self) -> frozenset[Grant]:
-        """The grants that no party of this kind would have."""
+        """Grants that no real party of this kind would have."""
         return self.grants - OBTAINABLE[self.who]
 
     @property
     def access(self) -> Access:
-        """How near to the model it stands, from the cuts alone to tampering with the training."""
+        """Level of its access to the model, from cuts only to tampering with the training."""
         if self.behaviour == "malicious":
             return "active"
         if self.grants & IN_TRAINING:
@@ -131,7 +131,7 @@ class ThreatModel:
         return "bottom" if self.grants & _AT_THE_BOTTOM else "cut"
 
     def sentence(self) -> str:
-        """Who the attacker was and what it held, in one sentence."""
+        """Return the attacker and its knowledge in one sentence."""
         alone = f"together with {' and '.join(self.colluding)}" if self.colluding else "alone"
         held = [str(grant) for grant in Grant if grant in self.grants - self.counterfactual]
         beyond = [str(grant) for grant in Grant if grant in self.counterfactual]
@@ -181,15 +181,15 @@ class Evidence:
 
     @property
     def rows(self) -> int:
-        """How many rows the group has."""
+        """Number of rows of the group."""
         known = (self.inputs, self.cuts, self.labels, self.outputs)
         return next((len(values) for values in known if values is not None), 0)
 
     def of(self, chosen: Tensor) -> Evidence:
-        """The evidence of some rows.
+        """Return the evidence of some rows.
 
         Args:
-            chosen: which, bool, axes (rows,).
+            chosen: mask of these rows, bool, axes (rows,).
         """
         before, sent, place = self.before, self.sent, chosen.cumsum(0) - 1
 
@@ -259,13 +259,13 @@ class Holdings:
         new_bottom: makes an untrained bottom of the architecture in use.
         new_top: makes an untrained top of the architecture in use, for cuts of a given width.
         top: makes a copy of the attacker's trained top (label party).
-        merge: how the victim's cuts and the attacker's own meet before `top`; None where it has no
-            columns of its own.
+        merge: merges the victim's cuts with the attacker's own before `top`; None if the attacker
+            has no columns of its own.
         others_bottom: makes a copy of the victim's trained bottom.
-        snapshots: each makes a copy of the attacker's bottom as it was after an epoch, in order.
-        partners: what those who collude with the attacker hold of the same groups of rows.
+        snapshots: functions that copy the attacker's bottom after each epoch, in order.
+        partners: holdings of colluding parties for the same groups of rows.
         shape: axes of one of the victim's rows, without the rows axis.
-        told: what a model of a product told the attacker besides, in a type of that product.
+        told: further messages that a product's model sent to the attacker, in the product's type.
     """
 
     targets: Evidence = field(default_factory=Evidence)
@@ -322,18 +322,18 @@ class GrantedRows:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self._evidence.rows
 
     @property
     def inputs(self) -> Tensor:
-        """The columns, float32, axes (rows, ...)."""
+        """Columns, float32, axes (rows, ...)."""
         leaked = (Grant.LEAKED_INPUTS,) if self.leaked else ()
         return self._view.opened(self._evidence.inputs, *leaked, Grant.INPUTS)
 
     @property
     def cuts(self) -> Tensor:
-        """The cuts that travelled, float32, axes (rows, width)."""
+        """Cuts as received, float32, axes (rows, width)."""
         return self._view.opened(self._evidence.cuts, Grant.CUTS)
 
     @property

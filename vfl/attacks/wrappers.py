@@ -61,23 +61,24 @@ _NEEDS = {
 
 
 class Averaging(Wrapper):
-    """Hands the mean of each row's cuts to another attack that reads the cut.
+    """Averages the cuts of each row, and passes the means to another attack that reads the cut.
 
-    Independent noise on n cuts of a row is left with 1/sqrt(n) of its deviation. Whoever receives
-    cuts gains by it: a label party that looks for a feature party's columns. The feature party that
-    added the noise itself averages what its bottoms of several epochs make of a row, so that what
-    one of them learned by heart late is weighed down by the others.
+    The mean of n cuts has 1/sqrt(n) of the deviation of independent noise. A receiver of cuts gains
+    from this: a label party that reconstructs a feature party's columns. A feature party that added
+    the noise itself averages the outputs of its bottoms of several epochs. The mean reduces what
+    only one of them memorised late.
 
     Args:
         of: the other attack, by name or as a spec of one option, such as `inversion:steps=200`.
-        over: "epochs" of the training; "queries" that are repeated in other company, for the same
-            rows asked in the same step have the same noise; "snapshots" of one's own bottom.
-        last: the means of so many last ones, in which a bottom hardly moves any more; 0 takes all
-            of them.
+        over: "epochs" of the training; "queries", repeated with different other rows, because the
+            same batch in the same step has the same noise; "snapshots" of the attacker's own
+            bottom.
+        last: number of last epochs, queries or snapshots, in which a bottom hardly changes; 0 takes
+            all of them.
 
     Raises:
-        SpecError: no such attack.
-        BadOptionError: an option out of range, or an attack that reads no cut.
+        SpecError: there is no such attack.
+        BadOptionError: an option is out of range, or the attack reads no cut.
     """
 
     def __init__(self, of: str = "kmeans", over: Over = "epochs", last: int = 0) -> None:

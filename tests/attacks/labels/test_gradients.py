@@ -166,7 +166,7 @@ def test_what_an_attack_cannot_serve_is_refused():
     with pytest.raises(UserError, match="as wide as there are classes"):
         make("direct_label").run(view(heard, classes=3), generator(0))
     for spec in ("gradient_norm", "gradient_direction"):
-        with pytest.raises(UserError, match="two classes apart"):
+        with pytest.raises(UserError, match="two classes only"):
             make(spec).run(view(heard, classes=3), generator(0))
     with pytest.raises(DataError, match="no leaked row is positive"):
         make("gradient_direction").run(view(heard, leaked=(0, 0)), generator(0))

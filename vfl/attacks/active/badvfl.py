@@ -23,28 +23,29 @@ _HEAD_STEPS, _NETWORK_STEPS, _RATE = 300, 300, 0.01
 
 
 class InferredReplacement(Backdoor):
-    """Infers the labels of its rows, then feeds triggered rows in the place of those of one class.
+    """Infers the labels of its rows, then replaces rows of one class by triggered rows.
 
-    After `warmup` epochs a linear head, trained on the cuts of its few known rows, gives each row a
-    label. A network of its own, of the bottom's architecture, learns these labels from inputs; the
-    trigger goes where the gradients of that network's loss with respect to inputs are largest on
-    average. From then on a `share` of the rows of the wanted class is fed as rows of other classes
-    with the trigger on them, whose gradients the label party computes for the wanted class.
+    After `warmup` epochs, a linear head assigns a label to each row; it is trained on the cuts of
+    the few known rows. A second network with the bottom's architecture learns these labels from
+    inputs. The trigger covers the inputs for which this network's loss has the largest gradients on
+    average. From then on, the adversary replaces a `share` of the rows of the wanted class by rows
+    of other classes with the trigger. The label party computes their gradients for the wanted
+    class.
 
     Source: Naseri, Han, De Cristofaro 2024, "BadVFL: backdoor attacks in vertical federated
     learning" (IEEE S&P), sections on label inference and on the saliency map. Its loss that draws
-    triggered rows' embeddings to the wanted class is left out: the label party's own gradient does
-    that. One trigger serves all other classes, not one class alone.
+    triggered rows' embeddings to the wanted class is left out, because the label party's own
+    gradient does that. One trigger serves all other classes.
 
     Args:
-        target: the class it wants.
-        share: of the rows of the wanted class in a batch that are replaced.
-        warmup: epochs it only watches.
-        columns: how many adjacent columns (the side of a square, of pictures) the trigger fills.
-        value: what they are filled with, in the units of the bottom's inputs.
+        target: the wanted class.
+        share: share of the wanted class's rows in a batch to replace.
+        warmup: number of epochs without tampering.
+        columns: number of adjacent columns of the trigger; for pictures, side of a square.
+        value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     holds = frozenset({Grant.LEAKED, Grant.INPUTS, Grant.BOTTOM_RECIPE})
@@ -123,7 +124,7 @@ class InferredReplacement(Backdoor):
         self._inputs.clear()
 
     def _salient(self, draw: torch.Generator) -> tuple[int, ...]:
-        """Where the window begins in which inputs move the loss most, averaged over rows."""
+        """Return the start of the window whose inputs have the largest mean effect on the loss."""
         rows = [row for row in self._labels if row in self._inputs]
         inputs = torch.stack([self._inputs[row] for row in rows])
         labels = torch.tensor([self._labels[row] for row in rows])

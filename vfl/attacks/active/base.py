@@ -30,14 +30,14 @@ class ActiveAdversary(Adversary):
     spoils: ClassVar[bool] = False
 
     def begin(self, view: View, draw: torch.Generator) -> None:
-        """Told what it holds, before the first step.
+        """Receive the adversary's knowledge before the first step.
 
         Args:
-            view: of the party that plays it.
-            draw: everything random comes from here, during the training too.
+            view: view of the party that plays the adversary.
+            draw: source of all randomness, during the training too.
 
         Raises:
-            NotGrantedError: it reached for what it does not name in `holds`.
+            NotGrantedError: the adversary read a grant that `holds` does not name.
         """
 
 

@@ -21,18 +21,18 @@ _HIDDEN = 128
 
 
 class Hijacking(ActiveAdversary, Attack):
-    """FSHA: instead of the task's gradient it sends that of a critic of its own.
+    """FSHA: sends the gradient of its own critic instead of the task's gradient.
 
-    It trains an autoencoder on rows of its own, with an encoder of the victim's architecture, and
-    a critic that tells its codes from the victim's cuts. The gradient it sends moves the victim's
-    cuts to where its codes are, and then its decoder reads them. As an `Attack`, after the victim's
-    training, it decodes the targets' cuts.
+    It trains an autoencoder on its own rows, with an encoder of the victim's architecture, and a
+    critic that distinguishes its codes from the victim's cuts. Its gradient moves the victim's cuts
+    towards the distribution of its codes, so that its decoder can read them. After the victim's
+    training, as an `Attack`, it decodes the targets' cuts.
 
-    The critic only sees that cuts are spread like codes; that each means what its code means
-    follows from the shared architecture. A bottom of convolutions is read almost exactly. One with
-    a dense layer is bent and still not understood: rotated inputs would give the same cuts (Semenov
-    et al. 2024, "Just a simple transformation is enough for data protection in vertical federated
-    learning").
+    The critic only matches the distribution of cuts to that of codes. A cut has the meaning of its
+    code because of the shared architecture. For a bottom of convolutions, the decoder is almost
+    exact. For a bottom with a dense layer, it fails: rotated inputs would give the same cuts
+    (Semenov et al. 2024, "Just a simple transformation is enough for data protection in vertical
+    federated learning").
 
     Source: Pasquini et al. 2021, "Unleashing the tiger: inference attacks on split learning",
     with the Wasserstein critic of their program (Gulrajani et al. 2017).

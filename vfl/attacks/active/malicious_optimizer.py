@@ -16,9 +16,9 @@ _LAST = "last_gradient"
 class MaliciousOptimizer(ActiveAdversary):
     """Takes longer steps wherever the gradient of a weight keeps its direction.
 
-    The step of each weight is multiplied by 1 + gain * g_t / g_(t-1), held between 1 and `most`, on
-    top of whatever optimiser was agreed. The joint network then leans on this party's bottom, whose
-    cuts tell more of the labels; completing a model on them is the second half of the attack.
+    The step of each weight is multiplied by 1 + gain * g_t / g_(t-1), clipped between 1 and `most`,
+    after the agreed optimiser. The joint network then depends more on this party's bottom, and its
+    cuts reveal more of the labels. The second half of the attack is model completion on these cuts.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning"
     (active model completion), where the gradients of a stochastic gradient descent are scaled;

@@ -22,35 +22,37 @@ _MOST = 1e6
 
 
 class Villain(Backdoor):
-    """Swaps cuts to learn which rows are of one class, then adds a trigger to the cuts of those.
+    """Swaps cuts to find the rows of one class, then adds a trigger to the cuts of these rows.
 
-    After `warmup` epochs, the cuts of `swaps` rows of a batch, those most like the known rows' mean
-    cut, are sent as that mean. If the gradient that comes back is at most `ratio` times as long as
-    the row's gradient before or as the batch's other gradients, by their median, the row has the
-    known rows' class. After `inferring` epochs of that the party adds the trigger to the cuts of
-    these rows: `share` of the units, those that vary most over them, in a pattern of two units up
-    and two down, `strength` times their mean deviation high. Each time, units of it are left out at
-    random and the rest is scaled, so that parts of the trigger work too.
+    After `warmup` epochs, the party replaces `swaps` cuts of a batch by the known rows' mean cut;
+    it chooses the cuts most similar to that mean. The party compares the length of the returned
+    gradient with the row's earlier gradient and with the median of the batch's other gradients. If
+    it is at most `ratio` times as long as one of these, the row has the known rows' class. After
+    `inferring` such epochs, the party adds the trigger to the cuts of these rows. The trigger
+    changes a `share` of the units, the units that vary most over these rows. Its pattern is two
+    units up and two down, with a height of `strength` times their mean deviation. Each time, random
+    units of the trigger are left out and the others are scaled, so that parts of the trigger work
+    too.
 
     Source: Bai et al. 2023, "VILLAIN: backdoor attacks against vertical
     split learning" (USENIX Security), sections on label inference by embedding swapping, trigger
-    fabrication and backdoor augmentation. Candidates are the rows whose cuts are most like the
-    known one's, where the paper trains a classifier; its raised learning rate is left out
-    (`malicious_optimizer` has that).
+    fabrication and backdoor augmentation. Candidates are the rows whose cuts are most similar to
+    the known rows' cut; the paper trains a classifier instead. Its raised learning rate is left out
+    (see `malicious_optimizer`).
 
     Args:
-        target: the class it wants, of which a row or a few are known.
-        share: of the cut's units that the trigger moves.
+        target: the wanted class, with one known row or a few.
+        share: share of the cut's units that the trigger changes.
         strength: height of the trigger, in deviations (the paper's beta).
-        warmup: epochs it only watches.
-        inferring: epochs that infer labels.
-        swaps: rows of a batch that are swapped.
-        ratio: largest length of a swapped row's gradient, in lengths of those it is compared with.
-        dropout: of the trigger's units, when it is put on a training row.
-        jitter: the trigger of a training row is scaled by a factor of 1 - jitter to 1 + jitter.
+        warmup: number of epochs without tampering.
+        inferring: number of epochs that infer labels.
+        swaps: number of rows to swap in a batch.
+        ratio: largest length of a swapped row's gradient, relative to the compared gradients.
+        dropout: share of the trigger's units to leave out on a training row.
+        jitter: on a training row, a factor of 1 - jitter to 1 + jitter scales the trigger.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     holds = frozenset({Grant.LEAKED, Grant.INPUTS})
@@ -147,7 +149,7 @@ class Villain(Backdoor):
         return sent
 
     def _candidates(self, cut: Tensor, rows: list[int], anchor: Tensor) -> list[int]:
-        """Where rows stand in a batch that are not judged yet and are most like the anchor."""
+        """Return the batch positions of undecided rows that are most similar to the anchor."""
         known = self._known.labels
         open_ = [
             at

@@ -1,1 +1,1 @@
-"""Attacks on a feature party's columns, by whoever was sent its cuts or the predictions."""
+"""Attacks on a feature party's columns, by receivers of its cuts or of predictions."""

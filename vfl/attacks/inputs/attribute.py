@@ -12,18 +12,18 @@ from vfl.attacks.base import Attack
 from vfl.attacks.view import Evidence, Grant, GrantedRows, Holdings, View
 from vfl.core.errors import BadOptionError
 
-#: Holdings of this attack that the attack on labels is given.
+#: Holdings that this attack passes to the attack on labels.
 _INSTEAD = frozenset({Grant.LEAKED, Grant.UNLABELLED})
 _READS = frozenset({Grant.CUTS, Grant.INPUTS})
 
 
 class Attribute(Attack):
-    """Learns an attribute the task never asked for, from the cuts of a few rows that leaked it.
+    """Infers an attribute that is not the task's label, from the cuts of a few rows that leaked it.
 
-    The classes of its case are the attribute's values, and whatever attack infers labels of those
-    few rows infers them: `attribute:of=adaptive:at=cut/candidates=20` searches compositions. The
-    rows it asks about are its unlabelled ones. Rows of one value are no business of the task's, yet
-    cuts tell of them. With ``of=logistic:at=inputs`` it guesses from the label party's own columns.
+    The classes of its case are the attribute's values. Any attack on labels can infer them from the
+    leaked rows: `attribute:of=adaptive:at=cut/candidates=20` searches compositions. Its target rows
+    are the unlabelled rows. The task does not need the attribute, but cuts reveal it. With
+    ``of=logistic:at=inputs`` the attack guesses from the label party's own columns.
 
     Source: Song and Shmatikov 2020, "Overlearning reveals sensitive attributes".
 
@@ -31,8 +31,8 @@ class Attribute(Attack):
         of: the attack on labels, a spec with / for the commas.
 
     Raises:
-        SpecError: no such attack.
-        BadOptionError: it asks for more than cuts, columns and leaked rows.
+        SpecError: there is no such attack.
+        BadOptionError: that attack needs more than cuts, columns and leaked rows.
     """
 
     def __init__(self, of: str = "mlp:steps=200/learning_rate=0.01/batch=0") -> None:
@@ -41,7 +41,7 @@ class Attribute(Attack):
         self.inner = make(of.replace("/", ","))
         if self.inner.goal != "labels" or not self.inner.needs <= _READS | _INSTEAD:
             raise BadOptionError(
-                "whoever looks for an attribute holds cuts, own columns and a few leaked rows",
+                "an attacker of an attribute holds cuts, own columns and a few leaked rows only",
                 where="option 'of'",
                 got=of,
                 want="an attack on labels that reads cut or inputs, such as logistic",

@@ -1,8 +1,8 @@
-"""An attacker that tries attacks on labels it holds back from itself, and votes with the best.
+"""An attacker that tries attacks on held-out leaked labels, and combines the best by a vote.
 
-Successive halving (Jamieson and Talwalkar 2016): every candidate is tried on one fold of the leaked
-rows and a sample of the unlabelled ones, the better third on the next fold, and so on, until nine
-are left.
+It uses successive halving (Jamieson and Talwalkar 2016). It tries every candidate on one fold of
+the leaked rows and a sample of the unlabelled rows. The better third goes on to the next fold, and
+so on, until nine candidates are left.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vfl.attacks.view import Grant, View
 from vfl.core.registry import require, require_range
 
 _FOLDS = 3
-_SAMPLE = 1500  # unlabelled rows of a trial
+_SAMPLE = 1500  # unlabelled rows of a trial.
 _VOTES = 9
-_TRUST = 8  # power of the share it got right that a vote counts by
-_UNKNOWN = 0.8  # how sure a vote is taken for, where nothing could be held back
-_SEARCH = 0.6  # share of the budget that the first rung may take
-_KEPT = 3  # one candidate in so many goes on
+_TRUST = 8  # a vote's weight is this power of its share of right guesses.
+_UNKNOWN = 0.8  # assumed share of right guesses without held-out rows.
+_SEARCH = 0.6  # share of the budget for the first rung.
+_KEPT = 3  # one candidate in so many goes on.
 _MARGIN = 1.3  # of an expected cost
 _NEW = 4  # how much more a learner may take that was not tried yet
 _SPENT = 0.85  # of the budget; costs are only expected
@@ -308,7 +308,7 @@ def accumulating(layers: Sequence[str]) -> list[str]:
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:
-    """What won most often on victims of digits that no figure of ours is about, the cheap first."""
+    """Yield frequent winners on victims of digits outside our reported figures, cheapest first."""
     models, whole = [one for one in layers if one != "inputs"], "+".join(layers)
     if "inputs" in layers:
         yield "label_propagation:at=inputs,neighbours=5"
@@ -362,9 +362,9 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
 
 
 def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
-    """Which leaked rows are held back, a part of every class a time; none if a class has but one.
+    """Return masks of leaked rows to hold out, stratified by class; empty if a class has one row.
 
-    A class without a leaked row has none to hold back.
+    A class without leaked rows does not count.
     """
     counts = labels.bincount(minlength=classes)
     number = min(_FOLDS, int(counts[counts > 0].min()))
@@ -378,7 +378,7 @@ def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
 
 
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """By what they got right, then by how many guesses they share with others."""
+    """Return trials sorted by right guesses, then by agreement with other trials."""
     guesses = [one.guesses for one in trials if one.guesses is not None]
     for one in trials:
         assert one.guesses is not None
@@ -388,14 +388,14 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def calibrated(scores: Tensor, share: float) -> Tensor:
-    """Shares of the classes that are as sure, on average, as guesses were right.
+    """Return class probabilities whose mean confidence equals the share of right guesses.
 
-    softmax(s z), z the scores less their mean over their deviation, with s by bisection so that the
-    mean of the largest share is `share` (Guo et al. 2017, temperature scaling).
+    softmax(s z), where z is the standardised scores; bisection finds the s for which the mean of
+    the largest probability is `share` (Guo et al. 2017, temperature scaling).
 
     Args:
         scores: axes (rows, classes).
-        share: of guesses that were right.
+        share: share of right guesses.
 
     >>> round(float(calibrated(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 0.9).max()), 2)
     0.9

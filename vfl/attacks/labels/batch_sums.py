@@ -23,24 +23,24 @@ _PENALTIES = tuple(10.0 ** (power / 2) for power in range(-2, 13))
 
 
 class BatchSums(GradientAttack):
-    """Takes gradients for means over rows, and solves the equations of all epochs.
+    """Treats gradients as means over rows, and solves the equations of all epochs.
 
-    A defense may send the mean gradient of a group of rows, or of a whole batch, to each of them.
-    Rows that share a gradient are in one group; in the next epoch their company is another. Each
-    group is an equation: the mean of what its rows would have been sent. A row's unknown is a
-    linear function of its columns plus a number of its own. The function is a ridge regression of
-    groups on the means of their columns, its penalty chosen by generalised cross-validation (Golub,
-    Heath and Wahba 1979), as in learning from label proportions (Quadrianto et al. 2009); the
-    numbers follow by least squares with a penalty. Gradients are first divided by the root mean
-    square of their batch, centred in each epoch and projected on their principal directions, one
-    fewer than classes. Leaked rows say which end is which class.
+    A defense may send the mean gradient of a group of rows, or of a whole batch, to each row. Rows
+    that share a gradient form a group; the groups change in each epoch. Each group gives an
+    equation: the mean of its rows' true gradients. A row's unknown is a linear function of its
+    columns plus a residual of its own. The function is a ridge regression of groups on the means of
+    their columns, as in learning from label proportions (Quadrianto et al. 2009). Generalised
+    cross-validation chooses its penalty (Golub, Heath and Wahba 1979). Penalised least squares
+    gives the residuals. Before that, gradients are divided by the root mean square of their batch,
+    centred in each epoch and projected on their principal directions, one fewer than classes.
+    Leaked rows identify the classes.
 
     Args:
-        epochs: how many epochs it reads; 0 reads all.
-        penalty: of the squares of rows' own numbers, beside one equation of one row.
+        epochs: number of epochs to read; 0 reads all.
+        penalty: penalty on squared residuals, relative to an equation of one row.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     uses = frozenset({Grant.LEAKED, Grant.INPUTS})
@@ -146,11 +146,11 @@ class Equations:
         return found
 
     def own(self, explained: Tensor, penalty: float) -> Tensor:
-        """What rows are besides what their columns explain, by least squares with a penalty.
+        """Return the rows' residuals beside the explained part, by penalised least squares.
 
         Args:
             explained: axes (rows, dimensions).
-            penalty: of their squares.
+            penalty: penalty on squared residuals.
         """
         sizes, rows = self.sizes.numpy()[:, None], self.groups.shape[1]
         left = sizes * (self.values.numpy() - self.groups @ explained.numpy())

@@ -448,10 +448,10 @@ Student = Literal["linear", "top"]
 
 
 class TeacherStudent(Logistic):
-    """Teaches a student on the bottom's features what a teacher guesses from the inputs alone.
+    """Trains a student on the bottom's features, with a teacher's guesses from inputs as labels.
 
-    The teacher errs, but not in the way the bottom arranges its rows: where the victim's own top
-    can tell classes apart, the student learns the classes and not the errors.
+    The teacher's errors do not follow the bottom's features: if the victim's own top can
+    distinguish the classes, the student learns the classes and not the errors.
 
     Args:
         student: "linear": a logistic regression, held back at first and then self-trained; "top":

@@ -4,11 +4,11 @@ A member of this family is a learner with defaults of its own; every other part 
 of them, so that `label_propagation:at=cut+inputs,scaler=whiten` needs no class of its own.
 
     layers      at, or of      cut, bottom, learned, before, inputs, outputs, gradients,
-                               accumulated; joined by +
-    scaling     scaler         none, standard, whiten, shrink, zca, cosine, batch, rank
+                               accumulated; joined by +;
+    scaling     scaler         none, standard, whiten, shrink, zca, cosine, batch, rank;
     learner     the name       logistic, nearest_mean, knn, label_propagation, svm, ridge,
-                               discriminant, mlp, trees, fine_tuning
-    unlabelled  unlabelled     none, self_training, co_training; mixmatch of mlp
+                               discriminant, mlp, trees, fine_tuning;
+    unlabelled  unlabelled     none, self_training, co_training; mixmatch of mlp;
     teacher     teacher        propagation, scratch, or any attack on labels, with / for its commas
 """
 
@@ -202,14 +202,14 @@ class Composed(Attack):
         Args:
             rows: axes (rows, features), scaled.
             labels: int64, axes (rows,).
-            classes: how many there are.
-            weights: how much each row counts, 1 or 2; None counts all alike.
-            task: what else there is; None in tests.
+            classes: number of classes.
+            weights: weight of each row, 1 or 2; None weights all rows equally.
+            task: further data of the task; None in tests.
         """
 
     @property
     def all_layers(self) -> list[Layer]:
-        """Those that it reads, its teacher's too."""
+        """Layers that it reads, and layers of its teacher."""
         taught = self.teacher.all_layers if isinstance(self.teacher, Composed) else []
         return list(dict.fromkeys([*self.layers, *taught]))
 

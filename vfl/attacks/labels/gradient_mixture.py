@@ -128,7 +128,7 @@ def _first_guess(points: Tensor, seen: Tensor, known: Tensor, prior: Tensor) -> 
 
 
 def nearness(points: Tensor, known: Tensor, rounds: int) -> Tensor:
-    """How near each row is to each class's mean, axes (rows, classes): x m - m m / 2.
+    """Return each row's nearness to each class's mean, axes (rows, classes): x m - m m / 2.
 
     >>> points = torch.tensor([[1.0], [-3.0], [2.0], [-2.0]])
     >>> nearness(points, torch.eye(2), rounds=0).argmax(1).tolist()
@@ -137,7 +137,7 @@ def nearness(points: Tensor, known: Tensor, rounds: int) -> Tensor:
     Args:
         points: axes (rows, dimensions).
         known: codes of the last rows, one-hot, axes (leaked, classes).
-        rounds: how often the means move to the rows that are nearest, as in k-means.
+        rounds: number of k-means steps, which move the means to their nearest rows.
     """
     classes, leaked = known.shape[1], points[-len(known) :]
     sums, counts = known.T @ leaked, known.sum(0)[:, None]

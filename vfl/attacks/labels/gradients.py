@@ -18,26 +18,26 @@ from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 
 _HIDDEN, _BATCH = 128, 256
-#: Below this share of belief its logarithm goes on as a line: a correction may take more away than
-#: there is, and which row it takes more from still tells.
+#: Below this probability a line continues the logarithm. A correction may make it negative, and the
+#: order of such rows is still informative.
 _SMALL = 0.05
 
 
 class GradientAttack(Attack):
-    """An attack that reads what came down in the first epochs of a training, or in all.
+    """An attack that reads the gradients of the first epochs of a training, or of all epochs.
 
-    Early gradients without noise reveal most: once a row is fitted, its gradient is small and about
-    other things. Behind noise every epoch adds.
+    Without noise, early gradients reveal most: the gradient of a fitted row is small and depends
+    little on its label. With noise, every epoch adds information.
 
     Attributes:
         uses: grants it needs besides the gradients.
-        fewest: epochs that it has to read; 0 stands for all of them.
+        fewest: fewest epochs that it must read; 0 means all epochs.
 
     Args:
-        epochs: how many epochs it reads.
+        epochs: number of epochs to read.
 
     Raises:
-        BadOptionError: not a single epoch.
+        BadOptionError: the number of epochs is too small.
     """
 
     uses: ClassVar[frozenset[Grant]] = frozenset()

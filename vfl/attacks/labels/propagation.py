@@ -25,15 +25,17 @@ _LEAST = 1e-12  # of a score, before its logarithm
 
 
 def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr_array:
-    """D^-1/2 W D^-1/2 of the symmetric nearest-neighbour graph; float64, axes (rows, rows).
+    """Return D^-1/2 W D^-1/2 of the nearest-neighbour graph; float64, axes (rows, rows).
 
-    Two rows are joined if one is among the nearest of the other, by exp(-|x - x'|^2 / (s s')),
-    where s is a row's distance to the last of its own nearest (Zelnik-Manor and Perona 2004).
+    Two rows have an edge if one is among the nearest neighbours of the other. The edge's weight is
+    exp(-|x - x'|^2 / (s s')), where s is a row's distance to its furthest neighbour (Zelnik-Manor
+    and Perona 2004).
 
     Args:
         rows: axes (rows, features).
-        neighbours: of each row, at most all others.
-        known: so many first rows are a leak. What is found of the others is kept for the next one.
+        neighbours: number of neighbours of each row, at most all other rows.
+        known: number of leaked rows, which come first. Neighbours of the others are cached for the
+            next leak.
     """
     count = min(neighbours, len(rows) - 1)
     distance, near = _nearest(np.ascontiguousarray(rows.numpy()), count, known)
@@ -44,7 +46,7 @@ def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr
         (weights.ravel().astype(np.float64), near.ravel(), starts), shape=(len(rows), len(rows))
     )
     graph = graph.maximum(graph.T)
-    # A row beside twins of each other has no edge that is not 0, and stays alone.
+    # A row whose neighbours are copies of each other has only zero edges, and stays alone.
     root = sparse.diags_array(1 / np.sqrt(np.maximum(graph.sum(axis=1), np.finfo(float).tiny)))
     return sparse.csr_array(root @ graph @ root)
 

@@ -25,14 +25,14 @@ def most_confident(scores: Tensor, share: float, least: int, every: int = 1) -> 
 
 
 def leaked_of_each(labels: Tensor, classes: int) -> int:
-    """How many labels of each class leaked, on average; at least one."""
+    """Return the mean number of leaked labels of a class; at least one."""
     return max(1, len(labels) // classes)
 
 
 def taught_rows(
     known: Tensor, labels: Tensor, further: Tensor, scores: Tensor, share: float, every: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Leaked rows, counted twice, and the surest guesses about further ones.
+    """Return the leaked rows, with weight 2, and further rows with their surest guesses.
 
     Source: Scudder 1965; Lee 2013 (pseudo-labels), the better half of each class at a time.
 
@@ -41,11 +41,11 @@ def taught_rows(
         labels: their classes.
         further: rows without labels, axes (rows, features).
         scores: guesses about them, axes (rows, classes).
-        share: of the guesses about each class, the surest; see `most_confident`.
-        every: of which each such one.
+        share: share of the surest guesses about each class; see `most_confident`.
+        every: step through these guesses; 1 takes each.
 
     Returns:
-        Rows, their classes, and how much each counts.
+        Rows, their classes and their weights.
     """
     sure = most_confident(scores, share, leaked_of_each(labels, scores.shape[1]), every)
     weights = torch.cat([torch.full((len(known),), 2.0), torch.ones(len(sure))])

@@ -16,23 +16,23 @@ _LEAST = 4
 
 
 class LikelihoodRatio(Attack):
-    """LiRA offline and light: shadow networks say how a row looks to those it was no member of.
+    """LiRA offline and light: compares the victim with shadow networks not trained on a row.
 
-    Each shadow is trained on a random half of the attacker's own labelled rows. A row scores how
-    far the victim's scaled confidence in its label lies above the shadows', in units of their
-    spread, which is one for all rows where shadows are few.
+    Each shadow is trained on a random half of the attacker's own labelled rows. A row's score is
+    the victim's scaled confidence in its label minus the shadows' mean, in units of the shadows'
+    spread. With few shadows, all rows share one spread.
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles" (LiRA
     offline, with a global variance, on scaled confidences).
 
     Args:
-        shadows: how many shadow networks.
+        shadows: number of shadow networks.
         steps: full-batch Adam steps of each.
         learning_rate: their learning rate.
 
     Raises:
-        BadOptionError: an option out of range; fewer than two shadows have no spread.
-        TooFewRowsError: no labelled rows to train a shadow on.
+        BadOptionError: an option is out of range; fewer than two shadows have no spread.
+        TooFewRowsError: there are too few labelled rows to train a shadow.
     """
 
     goal = "scores"
