@@ -207,7 +207,7 @@ def test_company_that_changes_nothing(strangers, spec):
 
 @pytest.mark.parametrize("name", ["clipped_noise", "gradient_noise", "tpsl", "max_norm", "mixup"])
 def test_the_same_draws_are_not_made_twice(name):
-    with pytest.raises(SpecError, match="stands twice in a chain"):
+    with pytest.raises(SpecError, match="occurs twice in a chain"):
         make(f"{name}+layer_norm+{name}")
 
 

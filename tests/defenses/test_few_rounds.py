@@ -106,7 +106,7 @@ def test_it_states_what_it_promises():
 
 @pytest.mark.parametrize("other", ["label_free", "anchored", "pretrained"])
 def test_a_bottom_is_made_in_one_way(other):
-    with pytest.raises(SpecError, match="makes the whole bottom"):
+    with pytest.raises(SpecError, match="builds the whole bottom"):
         make(f"few_rounds+{other}")
 
 

@@ -113,7 +113,7 @@ def test_a_prior_that_is_even_changes_nothing_but_the_draws():
 def test_labels_it_does_not_fit():
     with pytest.raises(SpecError, match="the labels of a regression are numbers"):
         make("label_dp:epsilon=1").prepare(LabelKind(None))
-    with pytest.raises(SpecError, match="flips more often than pure chance") as caught:
+    with pytest.raises(SpecError, match="flips labels more often than a random guess") as caught:
         make("label_dp:flip=0.6").prepare(LabelKind(2))
     assert caught.value.want == "at most 0.5"
     with pytest.raises(SpecError, match="another number of classes") as caught:

@@ -103,7 +103,7 @@ def test_networks_of_a_defense_do_not_teach_the_bottoms():
 
 
 def test_a_merged_cut_that_is_not_of_equal_cuts_is_refused():
-    with pytest.raises(SpecError, match="as many equal cuts"):
+    with pytest.raises(SpecError, match="does not consist of 'parties' equal cuts"):
         make("copur:parties=3").wrap_top(nn.Identity(), 8)
 
 

@@ -46,7 +46,7 @@ def test_init_writes_a_folder_a_party_for_its_owner_alone(vfl, model, tmp_path):
     ]  # fmt: skip
     assert vfl("llm", "init", "project", "--model", model).code == 2  # it is not empty
     before = (tmp_path / "project" / "owner" / "certificates" / "server.pem").read_bytes()
-    assert "good for" in vfl("renew", "project/owner").err
+    assert "valid for" in vfl("renew", "project/owner").err
     assert (tmp_path / "project" / "owner" / "certificates" / "server.pem").read_bytes() != before
 
 
@@ -73,8 +73,8 @@ def test_a_mistake_is_told(vfl, model, monkeypatch, tmp_path, words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--top-k", "3"), "--top-k would change nothing"),
-        (("--top-p", "0.5", "--seed", "1"), "--top-p, --seed would change nothing"),
+        (("--top-k", "3"), "--top-k has no effect"),
+        (("--top-p", "0.5", "--seed", "1"), "--top-p, --seed has no effect"),
         (("--temperature", "-1"), "temperature"),
         (("--temperature", "1", "--top-p", "2"), "top_p"),
     ],
@@ -171,7 +171,7 @@ def test_a_classifier_in_the_hugging_face_layout_names_the_class(vfl, tmp_path):
     assert found["text"] == max(zip(found["plain_logits"], found["labels"], strict=True))[1]
     assert sorted(found["labels"]) == ["maybe", "no", "yes"]
     said = vfl("llm", "ask", "project/user", "the film", "--temperature", "1").err
-    assert "--temperature would change nothing" in said
+    assert "--temperature has no effect" in said
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused(whole):
         front.build((5,), 39)
     with pytest.raises(WidthError, match="width 40 or less"):
         front.build((5,), 48)
-    with pytest.raises(WidthError, match="one vector a text"):
+    with pytest.raises(WidthError, match="one vector per text"):
         make_bottom(f"decoder_middle:{SIZES}").build((40,), 16)
     with pytest.raises(SpecError, match="another architecture"):
         make_bottom("decoder_front:words=31,tokens=8,pretrained=small").build((5,), 40)
@@ -111,7 +111,7 @@ def test_weights_that_are_not_there_or_damaged_are_told(whole, tmp_path):
         make_bottom(f"decoder_front:{SIZES},pretrained=large").build((5,), 40)
     kept = tmp_path / "small" / "model.safetensors"
     kept.write_bytes(kept.read_bytes()[:-1])
-    with pytest.raises(DataError, match="is not one that is read"):
+    with pytest.raises(DataError, match="this model is not supported"):
         make_bottom(f"decoder_front:{SIZES},pretrained=small").build((5,), 40)
 
 

@@ -229,7 +229,7 @@ def test_a_user_that_names_other_material_to_the_dealer_has_no_answer(dealt, mon
         return called(self, streams, wires, plan.model_copy(update={"names": (other,)}), account)
 
     monkeypatch.setattr(llm.User, "called_to_count", lying)
-    with refused("the dealer counted other material than was used", "want different things"):
+    with refused("the dealer counted other material than was used", "make different requests"):
         parties.user().ask([7, 3, 9, 41], 1)
     assert not list((parties.folder / "owner" / "store").glob("material-*/*.used"))
 

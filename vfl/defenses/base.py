@@ -230,7 +230,7 @@ class Chain(Defense):
         for at, member in enumerate(self.members):
             if member.once and any(type(other) is type(member) for other in self.members[:at]):
                 raise SpecError(
-                    f"{type(member).__name__} stands twice in a chain, and would draw the same",
+                    f"{type(member).__name__} occurs twice in a chain, with the same random draws",
                     fix="name it once, with stronger options",
                 )
             member.beside(self.members[:at], self.members[at + 1 :])
@@ -357,9 +357,9 @@ def require_classes(defense: str, kind: LabelKind) -> int:
     """
     if kind.classes is None:
         raise SpecError(
-            f"'{defense}' is about classes, and the labels of a regression are numbers",
+            f"'{defense}' needs classes, and the labels of a regression are numbers",
             want="label.task = 'classification'",
-            fix="another defense; of labels that are numbers none of vfl's hides anything exactly",
+            fix="another defense; no defense of vfl hides exact labels that are numbers",
         )
     return kind.classes
 
@@ -402,9 +402,9 @@ def require_uncalibrated(defense: str, kind: LabelKind) -> None:
     """
     if kind.calibrated:
         raise SpecError(
-            f"'{defense}' promises for labels against everybody, and calibrated answers show some",
+            f"'{defense}' protects labels from all parties, and calibrated answers disclose some",
             where="label.calibration",
-            got="curves that are fitted to the exact labels of validation rows",
+            got="curves fitted to the exact labels of validation rows",
             want="label.calibration = 'none'",
         )
 

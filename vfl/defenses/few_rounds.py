@@ -131,8 +131,8 @@ class FewRounds(Defense):
         others = (*before, *after)
         if any(isinstance(member, LabelFree | Anchored | Pretrained) for member in others):
             raise SpecError(
-                "'few_rounds' makes the whole bottom, which the other member makes otherwise",
-                fix="one of the two; few_rounds:steps=0 stays as it was pretrained",
+                "'few_rounds' builds the whole bottom, and so does the other member",
+                fix="use one of the two; few_rounds:steps=0 keeps the pretrained bottom frozen",
             )
         if self.epsilon is not None:
             what = "the epsilon of 'few_rounds' does not hold"

@@ -91,7 +91,7 @@ class LabelDP(Defense):
             )
         if self.flip is not None and self.flip > 1 - 1 / classes:
             raise SpecError(
-                f"'label_dp' flips more often than pure chance does among {classes} classes",
+                f"'label_dp' flips labels more often than a random guess among {classes} classes",
                 got=f"flip={self.flip:g}",
                 want=f"at most {1 - 1 / classes:.4g}",
             )
@@ -301,9 +301,9 @@ class TwoStageLabelDP(Defense):
         answers = state["told"]
         if self._exact is not None and len(answers) != len(self._exact):
             raise SpecError(
-                "'label_dp_two_stage' goes on with the labels it was given first",
+                "'label_dp_two_stage' needs the same labels as in the first stage",
                 got=f"{len(self._exact)} training rows",
-                want=f"the same {len(answers)} as before",
+                want=f"{len(answers)}, as in the first stage",
             )
         self._answers, self._outputs = answers.clone(), state["seen"].clone()
 

@@ -186,8 +186,8 @@ class Pretrained(Defense):
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if any(isinstance(member, LabelFree | Anchored) for member in (*before, *after)):
             raise SpecError(
-                "'pretrained' trains the whole bottom, which the other member makes otherwise",
-                fix="one of the two; label_free:kind=scarf stays as it was pretrained",
+                "'pretrained' trains the whole bottom, and the other member builds another one",
+                fix="use one of the two; label_free:kind=scarf keeps the pretrained bottom frozen",
             )
 
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
@@ -248,8 +248,8 @@ class Anchored(Defense):
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if any(isinstance(member, LabelFree) for member in (*before, *after)):
             raise SpecError(
-                "'anchored' adds a learned part to a label-free bottom, which LabelFree takes away",
-                fix="one of the two; anchored:rate=0 is label_free:kind=pca,features=0",
+                "'anchored' adds a learned part to a label-free bottom, and LabelFree removes it",
+                fix="use one of the two; anchored:rate=0 is label_free:kind=pca,features=0",
             )
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:

@@ -118,7 +118,7 @@ class Potential(Defense):
                 where="option 'layers'",
                 got=layers,
                 want="cut",
-                fix="who owns both halves adds vfl.defenses.potential.potential_energy of an "
+                fix="a user who owns both parts adds vfl.defenses.potential.potential_energy of an "
                 "inner layer to the loss of a SplitModule (examples/inner_layers.py)",
             )
         self.alpha = alpha

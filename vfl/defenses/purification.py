@@ -108,10 +108,10 @@ class Purification(Defense):
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         if width % self.parties:
             raise SpecError(
-                "the merged cut is not of as many equal cuts as 'parties' says",
+                "the merged cut does not consist of 'parties' equal cuts",
                 where="option 'parties'",
                 got=f"a merged width of {width} and parties={self.parties}",
-                want="merge = 'concat', cuts of one width, and as many parties as send or have one",
+                want="merge = 'concat', cuts of one width, and 'parties' as the number of cuts",
             )
         self._top = self.build(top, width)
         return self._top

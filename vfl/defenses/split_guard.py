@@ -141,14 +141,14 @@ class SplitGuard(Defense):
         found = score(means[_FAKE], means[_REGULAR], means[_OTHER])
         self._scores = torch.cat([self._scores, torch.tensor([found]).double()])[-self.checks :]
         mean = float(self._scores.mean())
-        # The newest rests on the most batches; the first ones rest on two or three, mostly noise.
+        # The newest score uses the most batches; the first scores use two or three, mostly noise.
         if len(self._scores) == self.checks and max(mean, found) < self.threshold:
             raise HijackError(
-                "the gradients that come back do not depend on whose rows were sent",
+                "the received gradients do not depend on the order of the sent rows",
                 where=f"step {context.step}",
                 got=f"a mean score of {mean:.2f} over {self.checks} batches of exchanged rows",
                 want=f"at least {self.threshold:g}",
-                fix="ask the label party what it trains, and whether its defense hides labels",
+                fix="ask the label party about its objective, and whether its defense hides labels",
             )
 
 

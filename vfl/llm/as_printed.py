@@ -380,7 +380,7 @@ def _loaded(part: bytes, file: str) -> Any:
 
 def _no_ciphertexts() -> ProtocolError:
     return ProtocolError(
-        "a message of ciphertexts is none", want="BFV ciphertexts of two polynomials each"
+        "a message contains no valid ciphertexts", want="BFV ciphertexts of two polynomials each"
     )
 
 
@@ -406,7 +406,7 @@ def package() -> Any:
         from tenseal import sealapi
     except ImportError:
         raise MissingPackageError(
-            "an index is retrieved with a package that is not installed",
+            "private retrieval of an index needs a package that is not installed",
             want="tenseal",
             fix="pip install 'vfl[he]', or Form(retrieval=\"sets\")",
         ) from None

@@ -195,7 +195,7 @@ def ask(
     with ExitStack() as held:
         user = _user(held, _file(folder, "user"))
         if temperature and user.classifies:
-            raise ConfigError("--temperature would change nothing: a classifier has no tokens")
+            raise ConfigError("--temperature has no effect: a classifier has no tokens")
         asked = _asked(user, texts, max_tokens, stop or [], pick, quiet=json)
     if not json:
         _show(asked)
@@ -373,7 +373,7 @@ def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pic
     given = {"--top-k": top_k != 0, "--top-p": top_p != 1.0, "--seed": seed is not None}
     if lost := [name for name, is_there in given.items() if is_there]:
         raise ConfigError(
-            f"{', '.join(lost)} would change nothing: the best token is taken",
+            f"{', '.join(lost)} has no effect: the model's best token is taken",
             want="--temperature above 0, such as --temperature 0.8",
         )
     return greedy

@@ -133,11 +133,11 @@ class MaterialStore(Spending[Used]):
 
     def _gone(self, name: str, got: str) -> ReusedPadError:
         return ReusedPadError(
-            "a question needs material of its own",
+            "this material cannot be used for the question",
             where=name,
             got=got,
-            want="material that was dealt and not used",
-            fix="deal again; masks that two questions share give away their difference",
+            want="unused material from the dealer",
+            fix="deal again; masks that two questions share disclose their difference",
         )
 
 

@@ -423,7 +423,7 @@ class Party:
         return streams.enter_context(self._failing(self.call(peer, account)))
 
     def check(self, said: Talk) -> None:
-        """Both ends are about to do the same.
+        """Check that both ends have the same version and terms.
 
         Raises:
             DisagreementError: another version, or other terms.
@@ -444,7 +444,7 @@ class Party:
     def talk(
         self, task: Literal["deal", "ask"], prompt_tokens: int, count: int, **more: Any
     ) -> Talk:
-        """Words of this party."""
+        """Return this party's handshake message."""
         return Talk(
             terms=self.terms.digest(), task=task, prompt_tokens=prompt_tokens, count=count, **more
         )
@@ -641,7 +641,7 @@ class Owner(Party):
             raise ConfigError(
                 "the model's weights have changed since this command began",
                 where=self.file.model,
-                fix="end vfl llm serve, and start it anew",
+                fix="stop vfl llm serve, and start it again",
             )
         return model
 
@@ -738,7 +738,7 @@ class Dealer(Party):
         self.check(theirs)
         same = ("task", "session", "setup", "fresh", "names", "prompt_tokens", "count", "texts")
         if any(getattr(theirs, name) != getattr(plan, name) for name in same):
-            raise DisagreementError("the model owner and the user want different things")
+            raise DisagreementError("the model owner and the user make different requests")
         self.require_within(plan)
         self.terms.limits.require(max_dealt=len(plan.names) * plan.texts)
         role = self.meet(wires, plan.session)

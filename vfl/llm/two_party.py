@@ -173,7 +173,9 @@ class Shared:
             ValueError: the two have different fractions.
         """
         if self.bits != other.bits:
-            raise ValueError(f"shares of {self.bits} and {other.bits} fraction bits do not join")
+            raise ValueError(
+                f"shares of {self.bits} and {other.bits} fraction bits cannot be added"
+            )
         ring, known = min(self.ring, other.ring), self.known and other.known
         return Shared(self.share + other.share, self.bits, ring, known)
 
@@ -564,7 +566,7 @@ class Role(Engine):
         results = width if kind == "pairs" else count
         if kind != "vectors" and results < LEAST_PERMUTED:
             raise WidthError(
-                "too few values to hide among one another",
+                "too few values for a permutation to hide them",
                 where=where,
                 got=f"{results}",
                 want=f"at least {LEAST_PERMUTED}",
@@ -992,7 +994,7 @@ def _given(tensor: Tensor | None) -> Tensor:
 
 def _other_material() -> ReusedPadError:
     return ReusedPadError(
-        "what was dealt was dealt for another program",
+        "the dealt material is for another program",
         want=f"the program that {NAMES[P0]} and {NAMES[P1]} prepared, with the same axes",
-        fix="deal for this question; what is left of the other is not used again",
+        fix="deal for this question; the rest of the other material is not used again",
     )

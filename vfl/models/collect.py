@@ -86,7 +86,9 @@ def _collect(source: str, folder: Path) -> None:
     else:
         raise DataError("this file is no model", where=str(path), want=_WANTED)
     if not (folder / CONFIG).is_file():
-        raise DataError("no model is in there", where=str(path), want=f"{CONFIG} and {WEIGHTS}")
+        raise DataError(
+            "this source contains no model", where=str(path), want=f"{CONFIG} and {WEIGHTS}"
+        )
 
 
 _WANTED = "a folder, a .gguf, .zip, .txt, .vec or .npy file, package:NAME or hub:ORG/NAME"
@@ -134,7 +136,7 @@ def _of_hub(name: str, folder: Path) -> None:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise MissingPackageError(
-            "the hub is read by a package that is not installed",
+            "the hub needs a package that is not installed",
             want="huggingface_hub",
             fix="pip install huggingface_hub, or download the folder by other means",
         ) from None
@@ -143,7 +145,7 @@ def _of_hub(name: str, folder: Path) -> None:
         snapshot_download(name, local_dir=folder, allow_patterns=patterns)
     except Exception as problem:  # the package has no tree of its own
         raise MissingDataError(
-            "the hub did not give this model", where=name, got=type(problem).__name__
+            "the hub did not return this model", where=name, got=type(problem).__name__
         ) from None
     shutil.rmtree(folder / ".cache", ignore_errors=True)
 
@@ -166,9 +168,9 @@ def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
                 vector = np.empty(0, np.float32)
             if not len(vector) or (rows and len(vector) != len(rows[0])):
                 raise DataError(
-                    "this line is no word and its vector",
+                    "this line is not a word with its vector",
                     where=f"{path}, line {number}",
-                    want="a word and as many numbers as in the first line, spaces between",
+                    want="a word and as many numbers as in the first line, separated by spaces",
                 )
             words.append(word)
             rows.append(vector)
@@ -184,7 +186,7 @@ def _read_arrays(path: Path) -> tuple[list[str], np.ndarray]:
     words = pq.read_table(beside[0]).column(0).to_pylist() if len(beside) == 1 else []
     if vectors.ndim != 2 or len(words) != len(vectors):
         raise DataError(
-            "words and vectors do not go together",
+            "words and vectors do not match",
             where=str(path),
             got=f"{len(words)} words, vectors of axes {vectors.shape}",
             want="one Parquet file beside the array, with a word a row in its first column",
@@ -258,7 +260,7 @@ def _of_gguf(path: Path, folder: Path) -> None:
         import gguf
     except ImportError:
         raise MissingPackageError(
-            "GGUF files are read by a package that is not installed",
+            "GGUF files need a package that is not installed",
             want="gguf",
             fix="pip install 'vfl[llm]'",
         ) from None
@@ -280,7 +282,7 @@ def _of_gguf(path: Path, folder: Path) -> None:
         tokenizer = _gguf_tokenizer(settings)
     except KeyError as missing:
         raise DataError(
-            "this GGUF file is not one that is read",
+            "this GGUF file is not supported",
             where=str(path),
             got=str(missing.args[0]),
             want=f"a decoder of {', '.join(_GGUF_FAMILIES)}",
@@ -313,7 +315,7 @@ def _gguf_config(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name.startswith(f"{family}.")
     }
     if own.get("rope.scaling.type", "none") != "none":
-        raise KeyError("rotary positions that are stretched")
+        raise KeyError("scaled rotary positions")
     width, heads = int(own["embedding_length"]), int(own["attention.head_count"])
     return {
         "model_type": family,

@@ -244,8 +244,8 @@ class PretrainedBottom(Bottom):
             ids = tokens(f" {word.strip()}")
             if len(ids) != 1:
                 raise BadOptionError(
-                    "an answer is one token", where="option 'words'", got=word,
-                    want="words that the tokenizer has whole",
+                    "an answer must be one token", where="option 'words'", got=word,
+                    want="words that are one token of the tokenizer",
                 )  # fmt: skip
             answers += ids
         prompt = tokens(f"\n\n{self.prompt.strip()}") if self.prompt else []

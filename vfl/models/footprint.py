@@ -125,7 +125,7 @@ def footprint(
         raise
     except Exception as error:
         raise SpecError(
-            "what this bottom takes cannot be counted before it is built",
+            "the memory of this bottom cannot be computed before it is built",
             got=type(error).__name__,
             want="a bottom that torch's meta device can build and run",
             fix="name the bottom in the party's own file, which may be of any size",

@@ -214,7 +214,7 @@ class DecoderMiddle(_Parts, Bottom):
         self.steps(sequence_steps(shape, "decoder_middle"), "decoder_middle")
         if width != self.shape.width:
             raise WidthError(
-                "'decoder_middle' gives one vector a text",
+                "'decoder_middle' returns one vector per text",
                 got=f"width {width}",
                 want=f"width {self.shape.width}",
             )

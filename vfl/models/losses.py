@@ -182,5 +182,5 @@ def make_loss(spec: str, task: str) -> Loss:
     loss = LOSSES.make(spec)
     if loss.task != task:
         fitting = [name for name in LOSSES.names() if LOSSES.member(name).task == task]
-        raise SpecError(f"this loss is of a {loss.task}", got=spec, want=", ".join(fitting))
+        raise SpecError(f"this loss is for a {loss.task}", got=spec, want=", ".join(fitting))
     return loss

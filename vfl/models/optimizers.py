@@ -77,7 +77,7 @@ class TorchRegistry(Registry[Member]):
         """
         if why := self._refused.get(name):
             raise SpecError(
-                f"the {self.kind} '{name}' does not go with a split training: {why}",
+                f"the {self.kind} '{name}' does not work in a split training: {why}",
                 want=", ".join(self.names()),
             )
         return super().member(name)
@@ -356,7 +356,7 @@ class Optimization:
             now = {key: group[key] for key in _CHANGED if key in group}
             fits = 0 <= now["lr"] <= MOST and 0 <= now.get("momentum", 0) < 1
             if not (fits and all(0 <= beta < 1 for beta in now.get("betas", ()))):
-                raise ValueError(f"in epoch {len(self._made) + 1} it asks for {now}")
+                raise ValueError(f"in epoch {len(self._made) + 1} it sets {now}")
             self._made.append(now)
 
 

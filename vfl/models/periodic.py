@@ -103,7 +103,7 @@ class PeriodicBottom(Layers, Bottom):
     def build(self, shape: Shape, width: int) -> nn.Module:
         if len(shape) != 1 or self.first > shape[0]:
             raise SpecError(
-                "bottom 'periodic' takes rows of columns, and embeds no more than there are",
+                "bottom 'periodic' takes rows of columns, and embeds at most all of them",
                 got=f"rows of shape {shape}, first={self.first}",
                 want="(columns,), and first at most that",
                 fix="use mlp or cnn for pictures, or give 'first' as many as there are numbers",

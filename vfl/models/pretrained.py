@@ -264,7 +264,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         from tokenizers import Tokenizer
     except ImportError:
         raise MissingPackageError(
-            "a model's tokenizer is read by a package that is not installed",
+            "a model's tokenizer needs a package that is not installed",
             want="tokenizers",
             fix="pip install 'vfl[llm]'",
         ) from None
@@ -453,4 +453,4 @@ def _missing(path: Path) -> MissingDataError:
 
 
 def _refused(where: Path, got: str, want: str) -> DataError:
-    return DataError("this model is not one that is read", where=str(where), got=got, want=want)
+    return DataError("this model is not supported", where=str(where), got=got, want=want)

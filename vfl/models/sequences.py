@@ -116,7 +116,7 @@ class TextCNNBottom(Bottom):
         filters, rest = divmod(width, len(_WORDS_AT_ONCE))
         if rest:
             raise WidthError(
-                "bottom 'textcnn' has as many filters of each of its three kinds",
+                "bottom 'textcnn' needs an equal number of filters of each of its three kinds",
                 got=f"width {width}",
                 want="a multiple of 3",
                 fix=f"set width to {width - rest or width + 3 - rest}",
