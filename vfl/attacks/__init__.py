@@ -91,7 +91,7 @@ ATTACKS: Registry[Attack] = Registry(
 
 
 def make(spec: str) -> Attack:
-    """The attack a spec names, such as ``fine_tuning:steps=200,at=before``.
+    """Return the attack a spec names, such as ``fine_tuning:steps=200,at=before``.
 
     Raises:
         SpecError: an unknown name or option, with the nearest known one.

@@ -57,7 +57,7 @@ class Attack(ABC):
 
     @abstractmethod
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        """The guess about `view.targets`, as `goal` says.
+        """Return the guess about `view.targets`, in the form of `goal`.
 
         Args:
             view: what the attacker holds.
@@ -117,7 +117,7 @@ def require_at_least(least: float, **options: float) -> None:
 
 
 def key_of(draw: torch.Generator) -> int:
-    """A number for `seeds.scoped`, from the attack's own generator."""
+    """Return a number for `seeds.scoped`, from the attack's own generator."""
     return int(torch.randint(2**62, (), generator=draw))
 
 
@@ -132,7 +132,7 @@ def fit(
     batch: int = 0,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> nn.Module:
-    """The module after so many Adam steps on the cross-entropy (Kingma and Ba 2015).
+    """Train a module by Adam on the cross-entropy, and return it (Kingma and Ba 2015).
 
     Args:
         module: gives logits, axes (rows, classes).
@@ -190,7 +190,7 @@ class OwnBottom(nn.Module):
 
 
 def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
-    """The layer with weights that a bottom itself ends with; None of a bottom without any.
+    """Return the last layer with weights of a bottom itself; None if it has no such layer.
 
     Args:
         bottom: what is around an `OwnBottom`, such as a passport or an adapter, does not count.
@@ -256,12 +256,12 @@ class EmbeddingAttack(Attack):
         self.needs = LAYER_NEEDS[at] | self.uses
 
     def rows(self, view: View, seen: GrantedRows) -> Tensor:
-        """The features of one group of rows, axes (rows, features)."""
+        """Return the features of one group of rows, axes (rows, features)."""
         return features(view, seen, self.at)
 
 
 def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
-    """One group of rows as flat float32 features, axes (rows, features).
+    """Return one group of rows as flat float32 features, axes (rows, features).
 
     Args:
         view: where the bottom comes from.
@@ -309,7 +309,7 @@ def learned_part(bottom: nn.Module) -> nn.Module:
 
 
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
-    """The inputs of a bottom's last layer with weights, axes (rows, features).
+    """Return the inputs of a bottom's last layer with weights, axes (rows, features).
 
     Layers that a defense or a codec put around it do not count; see `last_layer`. A bottom without
     weights is given the inputs.
@@ -329,14 +329,14 @@ def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def through(module: nn.Module, inputs: Tensor) -> Tensor:
-    """A module's outputs for many rows, in evaluation mode and without a graph."""
+    """Return a module's outputs for many rows, in evaluation mode and without a graph."""
     module.eval()
     with torch.no_grad():
         return torch.cat([module(part) for part in torch.split(inputs, _ROWS)])
 
 
 def untrained(view: View, draw: torch.Generator) -> nn.Module:
-    """An untrained network of the architecture in use, for the attacker's inputs alone."""
+    """Return an untrained network of the architecture in use, for the attacker's inputs alone."""
     with scoped(key_of(draw)):
         bottom = view.new_bottom()
         width = through(bottom, view.leaked.inputs[:1]).shape[1]
@@ -350,7 +350,7 @@ _FEWEST = 32  # rows whose own mean and deviation mean anything
 
 
 def scale_by(kind: Scaler, reference: Tensor) -> Scale:
-    """A scaling fitted on rows of axes (rows, features).
+    """Return a scaling fitted on rows of axes (rows, features).
 
     Args:
         kind: "standard": mean 0 and variance 1 of each feature; "whiten": of each principal

@@ -27,7 +27,7 @@ _HIDDEN = 1024  # random features
 
 
 def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Case:
-    """The same rows, leaks and targets behind a bottom that never saw a label.
+    """Return a case with the same rows, leaks and targets, but with a label-free bottom.
 
     Args:
         case: grants inputs and unlabelled rows; for "autoencoder" the bottom's architecture too.
@@ -49,7 +49,7 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
 
 
 def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> View:
-    """The attacker's holdings if this were its bottom, after every epoch as well.
+    """Return the attacker's holdings with this bottom instead of its own, for every epoch too.
 
     Args:
         view: grants inputs.
@@ -78,7 +78,7 @@ def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None 
 
 
 def label_free_bottom(kind: Kind, view: View, width: int, draw: torch.Generator) -> nn.Module:
-    """A bottom fitted on unlabelled rows; see `label_free`."""
+    """Return a bottom fitted on unlabelled rows; see `label_free`."""
     require_choice("kind", kind, get_args(Kind))
     inputs = view.unlabelled.inputs
     if kind == "autoencoder":
@@ -94,7 +94,7 @@ def label_free_bottom(kind: Kind, view: View, width: int, draw: torch.Generator)
 
 
 def _components(rows: Tensor, width: int) -> nn.Linear:
-    """A layer that gives the first principal components of rows, of variance 1 on average."""
+    """Return a layer that computes the first principal components, of mean variance 1."""
     _, variance, directions = principal(rows)
     kept = min(width, len(variance))
     weight = directions[:, :kept].T / variance[:kept].mean().sqrt()

@@ -104,7 +104,7 @@ Frames = Iterable[tuple[Replayed, Tensor]]
 def decoded(
     trace: Iterable[Recorded], terms: Terms, split: Split
 ) -> Iterator[tuple[Replayed, Tensor]]:
-    """Each frame of a whole trace in memory with its rows, and what its receiver made of it.
+    """Return each frame of a trace in memory with its rows and the values its receiver decoded.
 
     Args:
         trace: every cut, gradient and query of a session, in the order in which they crossed.
@@ -128,7 +128,7 @@ def decoded(
 
 
 def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[RecordedExchange]:
-    """The training exchanges of one feature party's link, in their order.
+    """Return the training exchanges of one feature party's link, in their order.
 
     Args:
         frames: of a training; others are passed over.
@@ -147,7 +147,7 @@ def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[Recorde
 
 
 def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
-    """The last cut that a feature party sent of each row, axes (rows, width).
+    """Return the last cut that a feature party sent of each row, axes (rows, width).
 
     Args:
         frames: of whatever phases should count.
@@ -169,7 +169,7 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
 
 
 def _messages(frames: Frames, party: str, rows: Tensor) -> Iterator[tuple[Replayed, SentCuts]]:
-    """The frames of one party's link, with what each holds of the rows of interest."""
+    """Return the frames of one party's link, each with its values of the rows of interest."""
     index = torch.full((int(rows.max()) + 1,), -1)
     index[rows] = torch.arange(len(rows))
     for frame, values in frames:
@@ -183,7 +183,7 @@ def _messages(frames: Frames, party: str, rows: Tensor) -> Iterator[tuple[Replay
 
 
 def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
-    """The last cut of each row, axes (rows, width), and which rows have none, axes (rows,)."""
+    """Return each row's last cut, axes (rows, width), and a mask of rows without, axes (rows,)."""
     found, missing = torch.empty(0), torch.ones(rows, dtype=torch.bool)
     for one in messages:
         if not len(found):
@@ -194,7 +194,7 @@ def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
-    """All that was sent of the first rows, and of those that follow, and what was sent last.
+    """Return all messages about the first rows and about the other rows, and the last cuts.
 
     The schedule leaves a single row out that would be a batch of its own; then no cuts are given.
     """
@@ -239,18 +239,18 @@ class Setting:
 
 
 def labels_of(label: PartyData) -> tuple[Tensor, int]:
-    """The labels of all rows, axes (rows,), and how many classes there are; 1 of numbers."""
+    """Return the labels of all rows, axes (rows,), and the number of classes; 1 for numbers."""
     assert label.labels is not None, "a label party has some"
     return label.labels, 1 if label.classes is None else len(label.classes)
 
 
 def codes_of(labels: Tensor, classes: int) -> Tensor:
-    """The codes that leaks are drawn by: classes; numbers count as one class."""
+    """Return the codes for the draw of leaks: classes; numbers count as one class."""
     return labels if classes > 1 else torch.zeros(len(labels), dtype=torch.int64)
 
 
 def classes_of(label: PartyData) -> tuple[Tensor, int]:
-    """The labels of all rows, int64, axes (rows,), and how many classes there are.
+    """Return the labels of all rows, int64, axes (rows,), and the number of classes.
 
     Raises:
         UserError: labels are numbers.
@@ -323,7 +323,7 @@ class Victim:
 
     @classmethod
     def of_run(cls, folder: RunFolder, data: Mapping[str, PartyData], party: str) -> Victim:
-        """The party as `vfl train` left it in a run folder.
+        """Return the party with its trained state from a run folder.
 
         Args:
             folder: the run.
@@ -345,7 +345,7 @@ class Victim:
         snapshots: Sequence[Mapping[str, Tensor]] = (),
         partners: Sequence[Victim] = (),
     ) -> Case:
-        """The case of k leaked labels of each class.
+        """Return the case of k leaked labels of each class.
 
         Args:
             k: 0 leaks nothing, and the view grants no leaked labels then.
@@ -383,7 +383,7 @@ class Victim:
         return Case(View(threat, self.classes, holdings), self.labels[targets])
 
     def cuts(self, rows: Tensor) -> Tensor:
-        """The cuts that the label party receives for these rows, axes (rows, width)."""
+        """Return the cuts that the label party receives for these rows, axes (rows, width)."""
         codec = compression.make(self._terms.codec)
         codec.load_state_dict(self._half.codec.state_dict())
         found = []
@@ -395,7 +395,7 @@ class Victim:
         return torch.cat(found)
 
     def asked_again(self, rows: Tensor, times: int, draw: torch.Generator) -> list[SentCuts]:
-        """The cuts that the label party receives when it repeats a query, in a new order each time.
+        """Return the cuts that the label party receives for repeated queries, each in a new order.
 
         Args:
             rows: positions among the aligned rows, int64; `SentCuts.rows` counts in their order.
@@ -423,7 +423,7 @@ class Victim:
         return Evidence(self._inputs[leaked], self.cuts(leaked), self.labels[leaked])
 
     def _part(self, part: Part) -> Evidence:
-        """A part of the split without labels; the network runs once for all cases."""
+        """Return evidence of a part of the split, without labels; the network runs only once."""
         if part not in self._evidence:
             rows = self._rows(part)
             inputs = self._inputs[rows]
@@ -444,7 +444,7 @@ class Victim:
         return half, OwnBottom(half.model.values(), core), here
 
     def _own_bottom(self, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """A copy of the bottom with what defense and codec put around it, or of an earlier one."""
+        """Return a copy of the bottom or of an earlier one, with layers of defense and codec."""
         return copy.deepcopy(self._own) if weights is None else self._trained(weights)[1]
 
     def _rows(self, part: Part) -> Tensor:
@@ -470,7 +470,7 @@ class TrainedParts:
         self._terms = Terms.of(experiment, "predict", experiment.name)
 
     def bottom(self, party: str) -> nn.Module:
-        """A party's bottom, with what defense and codec put around it, unless it has the labels."""
+        """Return a party's bottom; a feature party's has the layers of defense and codec."""
         asked, codec = self._terms.parties[party], compression.make(self._terms.codec)
         shape = tuple(_inputs_of(self.data[party]).shape[1:])
         with scoped(0):  # whatever is drawn is overwritten
@@ -484,7 +484,7 @@ class TrainedParts:
         return nn.Sequential(*made.values()).eval()
 
     def top(self) -> nn.Module:
-        """The label party's top."""
+        """Return the label party's top."""
         _, classes = labels_of(self.data[self._terms.label_party])
         width = self._terms.merged_width
         with scoped(0):
@@ -494,20 +494,20 @@ class TrainedParts:
         return made["top"].eval()
 
     def merger(self) -> nn.Module:
-        """The trained merger; it takes the cuts of all parties in merge order."""
+        """Return the trained merger; it takes the cuts of all parties in merge order."""
         made = nn.ModuleDict({"merger": _merger(self._terms)})
         self._load(made, self._terms.label_party)
         return made["merger"].eval()
 
     def merged_with(self, party: str) -> Callable[[Tensor, Tensor], Tensor]:
-        """A function that merges a party's cuts with those of a label party with columns."""
+        """Return a function that merges a party's cuts with those of a label party with columns."""
         order, merger = list(self._terms.parties), self.merger()
         if order.index(party) < order.index(self._terms.label_party):
             return merger
         return lambda victims, own: merger(own, victims)
 
     def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
-        """The network's outputs for rows whose cuts were recorded, axes (rows, classes).
+        """Return the network's outputs for rows whose cuts were recorded, axes (rows, classes).
 
         Args:
             queries: recorded frames of every feature party; gone through once a party.
@@ -522,7 +522,7 @@ class TrainedParts:
         return self._defense().logits(through(self.top(), merged), StepContext())
 
     def _cuts(self, party: str, queries: Frames, rows: Tensor) -> Tensor:
-        """The top's inputs from one party."""
+        """Return the top's inputs from one party."""
         if party == self._terms.label_party:
             return through(self.bottom(party), _inputs_of(self.data[party])[rows])
         cuts, width = last_cuts(queries, party, rows), self._terms.parties[party].width
@@ -558,7 +558,7 @@ def columns_case(
     leaked: tuple[Tensor, Evidence],
     threat: ThreatModel,
 ) -> Case:
-    """The columns of some rows against what a label party holds.
+    """Return a case of a label party that reconstructs the columns of some rows.
 
     Args:
         parts: of the trained network.
@@ -588,13 +588,13 @@ def columns_case(
 
 
 def _merger(terms: Terms) -> nn.Module:
-    """The merger of a network, with weights of no meaning if it has any."""
+    """Return the merger of a network; its weights, if any, are untrained."""
     with scoped(0):
         return models.make_merger(terms.merge).build(terms.widths)
 
 
 def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> Tensor:
-    """The rows in another order, those that leak first.
+    """Return the rows in random order; leaked rows come first.
 
     Args:
         rows: positions among the aligned rows, int64.
@@ -635,7 +635,7 @@ def training_case(
     new_top: TopMaker | None = None,
     partners: Sequence[str] = (),
 ) -> Case:
-    """The labels of the training rows against what a feature party was sent; see `seeking` too.
+    """Return a case of a feature party that infers training labels; see `seeking`.
 
     Args:
         experiment: what was trained.
@@ -738,7 +738,7 @@ def recalled_case(
     draw: torch.Generator,
     weights: Weights,
 ) -> Case:
-    """The training rows of a feature party against all that the label party was sent of them.
+    """Return a case of a label party that reconstructs training rows from all messages about them.
 
     The arguments are those of `received_case`; frames are those of the training, and the rows that
     leak are training rows.
@@ -887,7 +887,7 @@ def summed_case(
     draw: torch.Generator,
     weights: Weights,
 ) -> Case:
-    """The test rows of a feature party against the sums of the cuts, and partners' own ones.
+    """Return a case of a label party that reconstructs test rows from sums and partners' cuts.
 
     Args:
         experiment: what was trained, with ``secure = "sum"``.
@@ -916,7 +916,7 @@ def summed_case(
     everybody = experiment.feature_parties
 
     def encoded(name: str, rows: Tensor) -> bytes:
-        """A party's cuts as it puts them into the sum, before the masks that cancel out."""
+        """Return a party's encoded cuts for the sum, without the masks, which cancel out."""
         victim = Victim(experiment, data, name, weights[name])
         return ring.encode(victim.cuts(rows), name, 0).tobytes()
 
@@ -924,7 +924,7 @@ def summed_case(
     width = experiment.parties[party].width
 
     def summed(group: int, *names: str) -> Evidence:
-        """The decoded sum of these parties' cuts of a group."""
+        """Return the decoded sum of these parties' cuts of a group."""
         masked = [terms[name][group] for name in names]
         return Evidence(cuts=ring.decode(masked, len(groups[group]), width))
 
@@ -974,7 +974,7 @@ def held(
     known: int,
     draw: torch.Generator,
 ) -> View:
-    """All that a party of an adversary's kind holds before the first step.
+    """Return the holdings of a party of an adversary's kind before the first step.
 
     A feature party knows the labels of some training rows; a label party knows the victim's columns
     of the validation rows, as if they were public rows of the same kind.

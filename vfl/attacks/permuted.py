@@ -31,7 +31,7 @@ from vfl.mpc.three_party.network import Loss
 
 
 def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
-    """For each value seen before, the place of the same row among those seen after.
+    """Return, for each earlier value, the position of the same row among the later values.
 
     Args:
         before: axes (values,).
@@ -49,7 +49,7 @@ def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
 
 
 def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool = True) -> Tensor:
-    """For each batch seen before, which of those seen after has the same rows.
+    """Return, for each earlier batch, the later batch with the same rows.
 
     The assignment of least total distance between sorted values (Kuhn 1955).
 
@@ -69,7 +69,7 @@ def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool =
 
 
 def labels_by_place(logits: Tensor) -> Tensor:
-    """The class of the row at each place, as if nothing had been permuted; bool, axes (rows,).
+    """Return the class at each position, assuming no permutation; bool, axes (rows,).
 
     >>> labels_by_place(torch.tensor([-1.5, 0.5])).tolist()
     [False, True]
@@ -78,7 +78,7 @@ def labels_by_place(logits: Tensor) -> Tensor:
 
 
 def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: int) -> Tensor:
-    """The probability that each row is of class 1, from sums over many batches that share rows.
+    """Return each row's probability of class 1, from sums over many batches that share rows.
 
     The order inside a batch is secret, its rows are public, and so is what no order changes: the
     sum of the probabilities. Every batch is one linear equation, and least squares with unknowns
@@ -143,7 +143,7 @@ def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
 
 
 def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
-    """The squared distance of each candidate's sorted values to one row's; axes (candidates,).
+    """Return squared distances of candidates' sorted values to one row's; axes (candidates,).
 
     >>> like_multisets(torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
     [0.0, 5.0]
@@ -154,7 +154,7 @@ def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
 def solve_shuffled(
     seen: Tensor, weight: Tensor, bias: Tensor, starts: Tensor, rounds: int = 50, ridge: float = 0.0
 ) -> Tensor:
-    """The row x with x W + b nearest to the values seen, in some order.
+    """Find the row x whose x W + b is nearest to the observed values, in some order.
 
     Assign values to outputs by rank, solve least squares, and again until nothing changes; the
     best of all starts (shuffled regression, Abid et al. 2017, section 3).
@@ -215,7 +215,7 @@ def _centred(away: Tensor) -> Tensor:
 
 
 def nearest(seen: Tensor, neighbours: int) -> Tensor:
-    """The nearest other rows of each, nearest first; int64, axes (rows, neighbours).
+    """Return the nearest other rows of each, nearest first; int64, axes (rows, neighbours).
 
     Args:
         seen: axes (rows, ...); compared at length 1, as the thesis does.
@@ -284,7 +284,7 @@ class Victim:
             channels[holder].link = tap
 
     def infer(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The outputs, and what P2 saw: one axis of values a question, layer after layer."""
+        """Return the outputs and P2's observations, layer by layer, an axis for each request."""
 
         def program(party: Party) -> Tensor | None:
             own = inputs if party.role == P0 else None
@@ -311,11 +311,11 @@ class Victim:
         return self._watched(program)[1]
 
     def weights(self) -> dict[str, Tensor]:
-        """The current weights, for scoring and for attackers that know them."""
+        """Return the current weights, for scoring and for attackers that know them."""
         return self._trio.run(lambda party: self._networks[party.role].reveal(party, P1))[P1]
 
     def leaks(self) -> list[Leak]:
-        """The leaks that the ledgers of the parties counted."""
+        """Return the leaks in the parties' ledgers."""
         return self._trio.leaks()
 
     def __enter__(self) -> Victim:
@@ -334,7 +334,7 @@ class Victim:
         return found, [self._read(first, second) for first, second in pairs]
 
     def _read(self, first: bytes, second: bytes) -> Tensor:
-        """Both shares of one question added, as P2 does."""
+        """Return the sum of both shares of one request, as P2 computes it."""
         if self.rules.mode == "fast":
             words = (
                 from_upper_bytes(memoryview(first))
@@ -360,7 +360,7 @@ def drawn_weights(
 
 
 def on_grid(values: Tensor, bits: int = 20) -> Tensor:
-    """The nearest multiples of 2^-bits, which shares of as many fraction bits hold exactly.
+    """Round to multiples of 2^-bits, which shares with that many fraction bits represent exactly.
 
     >>> on_grid(torch.tensor([0.3]), bits=2).item()
     0.25
@@ -372,7 +372,7 @@ def on_grid(values: Tensor, bits: int = 20) -> Tensor:
 def plain_sums(
     layers: Sequence[Layer], weights: Mapping[str, Tensor], inputs: Tensor
 ) -> list[Tensor]:
-    """The values before each function in plaintext, axes (rows, outputs) each."""
+    """Return the values before each function in plaintext, axes (rows, outputs) each."""
     found, values = [], inputs
     for index, layer in enumerate(layers):
         sums = values @ weights[f"{index}.weight"]
@@ -384,7 +384,7 @@ def plain_sums(
 
 
 def matched_indices(seen: Tensor, sums: Tensor, tolerance: float = 1e-4) -> Tensor:
-    """The index of the true value that each seen value is, by size alone; for scoring.
+    """Match each observed value to the index of a true value by rank, for scoring.
 
     Args:
         seen: axes (seen,); signs may have been laid over them.

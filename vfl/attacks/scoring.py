@@ -48,7 +48,7 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
 
 
 def matched(clusters: Tensor, labels: Tensor) -> Tensor:
-    """The class of each row's cluster under the best matching (thesis eq 4-26), one-hot.
+    """Return the class of each row's cluster under the best matching (thesis eq 4-26), one-hot.
 
     The matching is one to one (Hungarian algorithm); clusters beyond the classes match nothing.
 
@@ -214,7 +214,7 @@ class Score:
 
 
 def seeking(case: Case) -> Case:
-    """The same case with the rarer of two classes as what is looked for, by the training's shares.
+    """Return the same case with the class that is rarer in training as the wanted class.
 
     Of labels that are numbers nothing is looked for in that way.
 
@@ -238,7 +238,7 @@ def attempt(case: Case, attack: Attack, draw: torch.Generator) -> Score:
 
 
 def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score]:
-    """As `attempt`, with every measure of the attack's goal; that of `attempt` first.
+    """Like `attempt`, but return every measure of the attack's goal; its main measure first.
 
     Raises:
         NotGrantedError: it needs more than the threat model grants; nothing is run.
@@ -248,7 +248,7 @@ def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score
 
 
 def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
-    """An attack's guess from a view with the grants it needs and no others.
+    """Return an attack's guess from a view with the grants it needs and no others.
 
     Raises:
         NotGrantedError: it needs more than the threat model grants; nothing is run.
@@ -267,7 +267,7 @@ def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
 
 
 def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
-    """The value of a guess by every measure of its goal."""
+    """Return the value of a guess by every measure of its goal."""
     if goal == "labels":
         assert case.labels is not None
         return scores_of_labels(found, case.labels)
@@ -289,7 +289,7 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
 
 
 def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
-    """The value of a guess at labels by each measure, beside the best guess without evidence.
+    """Return the value of a guess at labels by each measure, and of the best blind guess.
 
     "accuracy", whose guess is the largest class; "balanced_accuracy", whose guess is one class;
     "auc" and "average_precision" of the rarer of two classes, whose guesses are 0.5 and its share.
@@ -322,7 +322,7 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
 
 
 def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
-    """The value of a guess at numbers, beside the best constant guess.
+    """Return the value of a guess at numbers, beside the best constant guess.
 
     "r2", the share of their variance that is explained, below 0 where the mean would be nearer; its
     guess is the mean, which is 0. "mae", the mean absolute error, whose guess is the median.

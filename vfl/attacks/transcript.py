@@ -52,7 +52,7 @@ class RecordedExchange:
 
     @classmethod
     def of(cls, up: SentCuts, gradients: Tensor) -> RecordedExchange:
-        """A message and what came back for it."""
+        """Return a message together with its reply."""
         return cls(up.step, up.epoch, up.rows, lambda: up.cuts, gradients)
 
 
@@ -103,15 +103,15 @@ class Transcript(Generic[Message]):
         return self.of_epochs([one for one in self.epochs if not count or one > newest - count])
 
     def each_epoch(self) -> list[Transcript[Message]]:
-        """One transcript an epoch."""
+        """Yield one transcript for each epoch."""
         return [self.of_epochs([epoch]) for epoch in self.epochs]
 
     def of_epochs(self, epochs: Sequence[int]) -> Transcript[Message]:
-        """The messages of some epochs."""
+        """Return the messages of some epochs."""
         return Transcript(self.rows, [one for one in self.messages if one.epoch in set(epochs)])
 
     def mean(self, value: Callable[[Message], Tensor]) -> Tensor:
-        """The mean of a value of each row over all messages; 0 for a row that none names.
+        """Return the mean of each row's value over all messages; 0 for a row without messages.
 
         Args:
             value: gives the value of each row of a message, axes (rows of the message, width).
@@ -129,11 +129,11 @@ class Transcript(Generic[Message]):
         return total / count.clamp(min=1)
 
     def by_epoch(self, value: Callable[[Message], Tensor]) -> Tensor:
-        """The mean of a value of each row in every epoch, axes (rows, epochs, width)."""
+        """Return the mean of a value of each row in every epoch, axes (rows, epochs, width)."""
         return torch.stack([one.mean(value) for one in self.each_epoch()], 1)
 
 
 def at_scale(one: RecordedExchange) -> Tensor:
-    """The gradients of an exchange over their root mean square; zeros stay zeros."""
+    """Return the gradients of an exchange over their root mean square; zeros stay zeros."""
     size = one.gradients.square().mean().sqrt()
     return one.gradients / size.clamp_min(torch.finfo(size.dtype).tiny)

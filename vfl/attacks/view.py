@@ -211,7 +211,7 @@ class Evidence:
         )
 
     def beside(self, other: Evidence) -> Evidence:
-        """The evidence of these rows and of others after them, as far as both have it."""
+        """Return the evidence of these rows followed by other rows, where both have evidence."""
         pairs = {name: (one, other._columns[name]) for name, one in self._columns.items()}
         before, after = (self.before, other.before), (self.sent, other.sent)
 
@@ -394,7 +394,7 @@ class View:
         self._holdings = holdings
 
     def only(self, grants: Iterable[Grant]) -> View:
-        """The same view with fewer grants: an attack gets what it says it needs.
+        """Return the same view with fewer grants: only grants that an attack declares.
 
         Raises:
             NotGrantedError: it needs what the threat model does not grant.
@@ -408,11 +408,11 @@ class View:
         return View(threat, self.classes, self._holdings)
 
     def instead(self, **held: Any) -> View:
-        """The same attacker with other holdings, by name, such as cuts it has averaged itself."""
+        """Return the same attacker with some holdings replaced, for example by averaged cuts."""
         return View(self.threat, self.classes, replace(self._holdings, **held))
 
     def with_cuts(self, cuts: Mapping[str, Tensor]) -> View:
-        """The same attacker with other cuts of some groups of rows, by the group's name."""
+        """Return the same attacker with the cuts of some groups of rows replaced, by group."""
         groups = {name: (getattr(self._holdings, name), values) for name, values in cuts.items()}
         return self.instead(**{name: replace(of, cuts=new) for name, (of, new) in groups.items()})
 
@@ -433,7 +433,7 @@ class View:
         return GrantedRows(self, self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"]))
 
     def withholding(self, hidden: Tensor) -> View:
-        """The same attacker that forgets the labels of some leaked rows: further targets, the last.
+        """Return the same attacker without some leaked labels; these rows become the last targets.
 
         An attacker that compares attacks on rows whose labels it knows asks them about these.
 
@@ -454,7 +454,7 @@ class View:
         )
 
     def asking(self) -> View:
-        """The same attacker with its unlabelled rows as the targets."""
+        """Return the same attacker with its unlabelled rows as targets."""
         return self.instead(targets=self.unlabelled._evidence)
 
     @property
@@ -476,7 +476,7 @@ class View:
         return [one.only(self.threat.grants & one.threat.grants) for one in partners]
 
     def opened(self, held: Held | None, *any_of: Grant) -> Held:
-        """A holding that one of these grants opens.
+        """Return a holding if one of these grants covers it.
 
         Raises:
             NotGrantedError: none of them was granted, or there is nothing in this case.
@@ -509,7 +509,7 @@ class View:
 
 
 def groups_of(needs: Iterable[Grant]) -> list[str]:
-    """The groups of rows that an attack with these needs reads.
+    """Return the groups of rows that an attack with these needs reads.
 
     >>> groups_of({Grant.CUTS, Grant.LEAKED})
     ['targets', 'leaked']

@@ -101,7 +101,7 @@ class Averaging(Wrapper):
 
 
 def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
-    """The mean of each row's cuts, axes (rows, width).
+    """Return the mean of each row's cuts, axes (rows, width).
 
     Args:
         transcript: of the rows.
@@ -157,7 +157,7 @@ class Pooled(Wrapper):
         return self.inner.run(together, draw)
 
     def _together(self, seen: Sequence[GrantedRows], leaked: bool) -> Evidence:
-        """One group of rows as all hold it, as far as the other attack asks for it."""
+        """Return all parties' joint evidence for one group of rows, if the attack needs it."""
         asked = self.inner.needs
         inputs = [one.inputs.flatten(1) for one in seen] if Grant.INPUTS in asked else []
         cuts = [one.cuts for one in seen] if Grant.CUTS in asked else []

@@ -162,7 +162,7 @@ def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
 
 
 def _tables(experiment: Experiment) -> dict[str, OwnTable]:
-    """Each party's own table; feature parties in merge order, then labels."""
+    """Return each party's own table; feature parties in merge order, then labels."""
     check_one_process(experiment)
     tables = own_tables(experiment)
     if not tables:
@@ -174,7 +174,7 @@ def _tables(experiment: Experiment) -> dict[str, OwnTable]:
 
 
 def _still_good(ids: Mapping[str, OwnIds], agreed: Agreed, folder: Path) -> dict[str, Alignment]:
-    """Each party's last version, if all are of one alignment and no table has other ids now."""
+    """Return each party's last version if all belong to one alignment and no ids have changed."""
     try:
         kept = {party: Alignment.newest(folder / party, party) for party in ids}
     except (MissingDataError, RunFolderError):

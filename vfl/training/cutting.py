@@ -242,7 +242,7 @@ class CutModel(Crossings):
         return outputs
 
     def layer_of(self, party: str) -> str:
-        """The layer whose output is a party's cut."""
+        """Return the layer whose output is a party's cut."""
         return next(cut.layer for cut in self._cuts if cut.name == party)
 
     def inputs_of(self, party: str) -> Sequence[str]:
@@ -264,7 +264,7 @@ class CutModel(Crossings):
         context: Any,
         addition: Addition,
     ) -> Tensor:
-        """One tensor as it arrives, with the axes that it left with."""
+        """Return one tensor as the receiver decodes it, with its original axes."""
         axes = values.shape
         if prod(axes[cut.row_axes :]) != cut.width:
             raise WidthError(
@@ -283,7 +283,7 @@ class CutModel(Crossings):
         return sent.reshape(axes)
 
     def _rows(self, cut: _Cut, inputs: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
-        """The party's inputs, for defenses that look at them."""
+        """Return the party's inputs, for defenses that use them."""
         if cut.back or not defenses.uses(self._defense, "local_loss"):
             return None
         (name,) = self._rows_of[cut.name]
@@ -327,7 +327,7 @@ class _Given:
         self.label_inputs = label_inputs
 
     def by_name(self, model: nn.Module) -> list[tuple[str, Any]]:
-        """Every argument with the name that the model gives it.
+        """Return every argument by the model's name for it.
 
         Raises:
             ConfigError: the model takes others, or has none of `label_inputs`.
@@ -379,7 +379,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def value(self, tensor: Tensor) -> int:
-        """The number of the value that a tensor holds."""
+        """Return the index of the value that contains a tensor."""
         found = self._value_at.get(self._memory(tensor))
         return self.new_value(tensor) if found is None else found
 
@@ -414,7 +414,7 @@ class _TracedCut:
     axes: list[tuple[int, ...]]
 
     def tensors(self, row_axes: int) -> list[_Cut]:
-        """The tensors that cross.
+        """Return the tensors that are sent.
 
         Raises:
             WidthError: one has no axis behind its rows.
@@ -584,7 +584,7 @@ class _Traced:
 
 
 def _owners_of(at: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """The layer of each cut, by who sends it."""
+    """Return the layer of each cut, by its sender."""
     if isinstance(at, str):
         return {_FEATURE: at}
     if isinstance(at, Mapping):
@@ -713,13 +713,13 @@ def _named(
 
 
 def _logits(outputs: Any) -> Tensor | None:
-    """The model's logits: its output, or what it calls so."""
+    """Return the model's logits: its output, or the output's entry of that name."""
     found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
     return found if isinstance(found, Tensor) else None
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors of an argument or of an output, in order."""
+    """Yield the tensors of an argument or of an output, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -734,7 +734,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same output with every tensor changed, in the order of `tensors_of`."""
+    """Return the same output with every tensor changed, in the order of `tensors_of`."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

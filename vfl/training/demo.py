@@ -98,7 +98,7 @@ def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> 
 def run_in_process(
     folder: Path, label: LabelFolder, on_epoch: Any, overrides: Sequence[str] = ()
 ) -> Path:
-    """The same experiment on the same files, all parties in this process."""
+    """Run the same experiment on the same files, with all parties in this process."""
     experiment = label.experiment(overrides)
     parties = {
         side: party.model_copy(update={"source": str(folder / side / "digits.parquet")})

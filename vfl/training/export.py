@@ -148,7 +148,7 @@ def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict
 
 
 def _calibration(run: Path, own: PartyFolder) -> Calibration | None:
-    """The curves of the label party's probabilities; None where they are not calibrated."""
+    """Return the calibration of the label party's probabilities; None without calibration."""
     label, classes = RunFolder.open(run).experiment().label, own.classes()
     task = Objective.of(label, 1 if classes is None else len(classes)).make_task()
     if task.calibration is not None:
@@ -192,7 +192,7 @@ class _FeatureHalf(_Half):
         return self.cut(columns, StepContext())
 
     def cut(self, columns: Tensor, context: StepContext) -> Tensor:
-        """The cut; the defense may draw from the context's secret."""
+        """Return the cut; the defense may draw from the context's secret."""
         cut = self._defense.embedding(self.model["bottom"](columns).float(), context)
         made: Tensor = self.model["codec"](cut) if "codec" in self.model else cut
         return made
@@ -240,7 +240,7 @@ class _LabelHalf(_Half):
 
 
 def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
-    """A party's half with the weights its training ended with.
+    """Return a party's half with the weights its training ended with.
 
     Raises:
         RunFolderError: they are not there, or another run's.

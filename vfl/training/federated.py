@@ -44,7 +44,7 @@ OUTCOMES = {
 
 
 def label_folder_of(run: Path) -> LabelFolder:
-    """The label folder whose store holds a run.
+    """Return the label folder whose store holds a run.
 
     Raises:
         RunFolderError: the run lies in no project.
@@ -57,7 +57,7 @@ def label_folder_of(run: Path) -> LabelFolder:
 
 @contextmanager
 def simulation(folder: LabelFolder) -> Iterator[None]:
-    """A SuperLink of Flower's simulation engine, which plays all parties of a project itself.
+    """Run a SuperLink of Flower's simulation engine, which runs all parties of a project.
 
     Args:
         folder: the label party's. The other parties' folders lie beside it.
@@ -260,7 +260,7 @@ def _check_alive(folder: LabelFolder, run_id: int, outcomes: Sequence[Path]) -> 
 
 
 def _last_error(log: str) -> str:
-    """The last thing vfl itself said in a log, else the first exception in it, on one line."""
+    """Return vfl's last message in a log, else the log's first exception, on one line."""
     lines = log.strip().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("error[")]
     if not starts:
@@ -275,7 +275,7 @@ def _resume(run: Path) -> str:
 
 
 def _failure(file: Path) -> VFLError:
-    """The error another process left, under its own code and exit status."""
+    """Return the error that another process recorded, with its own code and exit status."""
     record = read_json(file)
     texts = read_record(record, str(file), printable_lines)
     code, exit_code = texts.pop("code"), record.get("exit")

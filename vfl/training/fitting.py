@@ -29,7 +29,7 @@ from vfl.training.split import Crossings, SplitModule, arguments_of
 
 
 def labelled(batch: Any) -> tuple[Any, Tensor]:
-    """A batch's inputs and labels: the last of a tuple, or what a dict calls labels.
+    """Return a batch's inputs and labels: the last entry of a tuple, or the `labels` of a dict.
 
     Raises:
         DataError: it has none.
@@ -47,7 +47,7 @@ def labelled(batch: Any) -> tuple[Any, Tensor]:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with tensors on a device."""
+    """Return the same value with its tensors on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -97,7 +97,7 @@ def by_party(model: Crossings, inputs: Any) -> Any:
 def columns_of(
     model: Crossings, party: str, inputs: Any
 ) -> tuple[dict[str | int, Tensor], dict[str, Tensor], bool]:
-    """One party's tensors of a batch, by argument, and those of others that its layers run with.
+    """Return one party's tensors of a batch by argument, and others' tensors for its layers.
 
     Args:
         model: the module.
@@ -127,7 +127,7 @@ def columns_of(
 
 
 def row_digests(tensors: Iterable[Tensor]) -> Iterator[int]:
-    """A number of 63 bits for each row of some tensors together; equal for equal bytes."""
+    """Return a 63-bit digest of each joint row of some tensors; it depends on the bytes only."""
     joined = np.concatenate([_bytes_of(one) for one in tensors], 1)
     for row in joined:
         yield int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "big") >> 1
@@ -141,7 +141,7 @@ def _bytes_of(values: Tensor) -> np.ndarray:
 
 
 def loss_of(outputs: Any, labels: Tensor, task: str) -> Tensor:
-    """The loss that a model computed itself, else cross-entropy, or the mean squared error.
+    """Return the model's own loss, else the cross-entropy or the mean squared error.
 
     Args:
         outputs: logits of axes (rows, classes) or (rows, tokens, classes), or numbers of axes
@@ -276,7 +276,7 @@ def fit(
 def validated(
     model: Crossings, rows: Iterable[Any], loss: Loss, precision: str = "float32"
 ) -> dict[str, float]:
-    """The loss and the figures of some rows, `validation_accuracy` for example."""
+    """Return the loss and the figures of some rows, for example `validation_accuracy`."""
     model.eval()
     losses, answers, truths = 0.0, [], []
     for inputs, labels in _moved(rows, model):
@@ -329,7 +329,7 @@ def _autocast(model: Crossings, precision: str) -> AbstractContextManager[Any]:
 
 
 def _weights_of_parties(model: Crossings) -> list[list[torch.nn.Parameter]]:
-    """The weights of each party, whose norm it knows; the rest is of who has the labels."""
+    """Return the weights of each party, for its own norm; the label party has the rest."""
     if isinstance(model, CutModel):
         owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
         parties = [*model.parts]

@@ -150,7 +150,7 @@ class PartiesSession:
     def _feature(
         self, data: PartyData, link: Link, bottoms: Mapping[str, nn.Module]
     ) -> FeatureParty:
-        """A feature party with what it brings."""
+        """Make a feature party with its inputs and options."""
         return FeatureParty(
             data,
             self.terms,
@@ -167,7 +167,7 @@ class PartiesSession:
         return Checkpoints(folder / party / CHECKPOINTS, party, terms.run, terms.digest())
 
     def _start(self) -> int:
-        """The exchange to go on with: the newest checkpoint that all parties have intact."""
+        """Return the exchange to resume from: the newest checkpoint intact at all parties."""
         committed = self._own[self.terms.label_party].checkpoints
         if committed is None:
             return 0
@@ -389,7 +389,7 @@ class LocalSession(PartiesSession):
     def _recorders_of(
         self, experiment: Experiment, data: Mapping[str, PartyData], folder: Path | None
     ) -> dict[str, list[Recorder]]:
-        """A trace replays links to one label party; where there are others there is none."""
+        """Return trace recorders by party; with several label parties there is no trace."""
         if self.terms.takers:
             return {}
         return {
@@ -402,7 +402,7 @@ class LocalSession(PartiesSession):
     def _links(
         self, takers: Sequence[str], connect: Connect, observers: Sequence[Observer]
     ) -> dict[str, dict[str, Link]]:
-        """The ends of who takes cuts, watched, by taker and feature party."""
+        """Return the observed link ends of all receivers of cuts, by receiver and feature party."""
         links = {taker: dict[str, Link]() for taker in takers}
         self._ends = {taker: dict[str, Link]() for taker in takers}
         for party in self.terms.feature_parties:
@@ -421,7 +421,7 @@ class LocalSession(PartiesSession):
         return links
 
     def _link_of(self, party: str) -> Link:
-        """A feature party's own end, to everybody who takes its cuts."""
+        """Return a feature party's own end, linked to all receivers of its cuts."""
         ends = [own[party] for own in self._ends.values()]
         return ends[0] if len(ends) == 1 else FanOut(ends)
 

@@ -68,7 +68,7 @@ class AuditReport:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `text` is what people read."""
+        """Return a record for JSON; `text` is for readers."""
         return {
             "claimed": self.claimed.as_dict(),
             "proved": self.proved.as_dict(),
@@ -141,7 +141,7 @@ def audit(
 def _train(
     experiment: Experiment, data: Mapping[str, PartyData], coins: np.ndarray, seed: int
 ) -> tuple[PrivacyStatement, dict[str, np.ndarray]]:
-    """One training with canaries where coins say so, and the scores of all of them."""
+    """Train once with the canaries that the coins chose, and return the scores of all canaries."""
     assert experiment.dp is not None, "checked"
     label = experiment.label.party
     split, paired = data[label].split, experiment.dp.sampling == "shuffled"
@@ -172,7 +172,7 @@ def _train(
 def _with_canaries(
     own: PartyData, places: np.ndarray, split: Split, seed: int, bottom: str
 ) -> PartyData:
-    """A party's rows with inputs that no other row has, or wrong labels, at the canaries' places.
+    """Return a party's rows with unique inputs, or wrong labels, at the canaries' positions.
 
     A bottom that takes columns gets one column for each canary. The column is zero in other rows,
     so only the canary and the noise move its weights.
@@ -231,7 +231,7 @@ class _Auditor:
             _private(end).watch = self._of_feature_party(name)
 
     def scores(self) -> dict[str, np.ndarray]:
-        """By name, axes (canaries,); higher where a canary is thought to have been there."""
+        """Return scores by name, axes (canaries,); higher where a canary was likelier present."""
         label = self._label.data.name
         parts = {name: torch.stack(each).double() for name, each in self._parts.items()}
         senders = torch.stack([each for name, each in parts.items() if name != label]).sum(0)
@@ -335,7 +335,7 @@ class _Auditor:
             self._jumps.setdefault(name, []).append(part_in(differ))
 
         def part_in(along: Sequence[Tensor]) -> Tensor:
-            """The product with each canary's own clipped gradient."""
+            """Return the product with each canary's own clipped gradient."""
             size = sum(float(one.square().sum()) for one in along) ** 0.5
             if not size:
                 return torch.zeros_like(length)

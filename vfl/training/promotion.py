@@ -56,7 +56,7 @@ class RunningService:
 
 
 def running_service(began: Path) -> RunningService | None:
-    """The service that began with the run of a folder; None where its process is gone."""
+    """Return the service that began with the run of a folder; None if its process has ended."""
     try:
         told = read_json(began / STATE_FILE)
         lives = _lives(int(told["process"]))
@@ -70,7 +70,7 @@ def running_service(began: Path) -> RunningService | None:
 
 
 def services_of(runs: Path) -> list[RunningService]:
-    """All services that began with a run of a folder."""
+    """Return all services that began with a run of a folder."""
     found = [running_service(state.parent) for state in sorted(runs.glob(f"*/{STATE_FILE}"))]
     return [service for service in found if service is not None]
 

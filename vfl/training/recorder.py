@@ -107,7 +107,7 @@ class ModuleTrace:
     def decoded(
         self, party: str, inputs: Sequence[int], rows: Sequence[int] | None = None
     ) -> list[tuple[Replayed, Tensor]]:
-        """The frames of one party's cut, with their rows, and what their receiver made of each.
+        """Return the frames of one party's cut, with their rows and decoded values.
 
         A forward pass without a backward pass is left out.
 

@@ -63,7 +63,7 @@ _ADVERSARY = "adversary"
 
 
 def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, PartyData]:
-    """Every party's aligned rows, from what the experiment names.
+    """Load every party's aligned rows from the experiment's sources.
 
     Args:
         experiment: `data.source`, or a `source` of each party.
@@ -78,7 +78,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
 
 
 def load_again(folder: RunFolder) -> dict[str, PartyData]:
-    """Every party's rows as they are now, by the encoders of a finished run.
+    """Load every party's present rows, encoded as in a finished run.
 
     Raises:
         DataError: see `vfl.datasets`.
@@ -150,7 +150,7 @@ def _of_cells(table: OwnTable) -> OwnTable:
 
 
 def load_rows(folder: RunFolder) -> dict[str, PartyData]:
-    """Every party's rows that a finished run can be tested on; see `PartyFolder.rows_left`.
+    """Load every party's rows that can test a finished run; see `PartyFolder.rows_left`.
 
     Raises:
         DataError: see `load_data` and `PartyFolder.rows_left`.
@@ -160,7 +160,7 @@ def load_rows(folder: RunFolder) -> dict[str, PartyData]:
 
 
 def training_rows(folder: RunFolder) -> dict[str, PartyData]:
-    """Every party's rows of a finished run, dealt as in its training.
+    """Load every party's rows of a finished run, with the split of its training.
 
     Raises:
         TrainedRowsError: the tables have other rows now.
@@ -242,7 +242,7 @@ def data_doubts(experiment: Experiment, data: Mapping[str, PartyData]) -> list[s
 
 
 def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
-    """Each party's table, where parties have tables of their own, or party files that name them."""
+    """Return each party's table, if parties have their own tables or party files with tables."""
     data, sources = experiment.data, experiment.own_sources
     if any(map(is_file_of_party, sources.values())):
         return {name: _own_table(name, source) for name, source in sources.items()}
@@ -255,7 +255,7 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
 
 
 def sources_read(experiment: Experiment) -> dict[str, str]:
-    """The tables that `load_data` reads, by party; one that all columns come from is everybody's.
+    """Return the tables that `load_data` reads, by party, or one entry for all parties.
 
     A setting that parties' own tables take the place of is not among them.
     """
@@ -268,7 +268,7 @@ def sources_read(experiment: Experiment) -> dict[str, str]:
 
 
 def _own_table(name: str, source: str) -> OwnTable:
-    """A party's table as its own file describes it."""
+    """Return a party's table as its own file describes it."""
     party = read_party_file(Path(source))
     own = party.table
     if own.memory is not None:
@@ -284,7 +284,7 @@ def _own_table(name: str, source: str) -> OwnTable:
 def session_of(
     experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Unpack[Options]
 ) -> AnySession:
-    """A session with every party in this process, ready to run; see `LocalSession`.
+    """Make a session with every party in this process, ready to run; see `LocalSession`.
 
     Raises:
         SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
@@ -306,7 +306,7 @@ def trained(
     explained: Sequence[str] = (),
     adversaries: Mapping[str, Adversary] | None = None,
 ) -> AnySession:
-    """A session of a finished run with its weights, ready to evaluate or predict.
+    """Make a session of a finished run with its weights, ready to evaluate or predict.
 
     Args:
         folder: of the run.
@@ -344,7 +344,7 @@ def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
 
 
 def _with_middle(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Everybody with weights: the parties with rows, and a middle, which has none."""
+    """Return all parties with weights: the parties with rows, and the middle without rows."""
     if experiment.middle is None:
         return dict(data)
     name, split = experiment.middle.party, data[experiment.label.party].split
@@ -435,7 +435,7 @@ def train(
 def _as_left_by(
     earlier: RunFolder, experiment: Experiment
 ) -> tuple[dict[str, PartyData], dict[str, dict[str, torch.Tensor]]]:
-    """Every party's rows by the encoders of an earlier run, and the weights it ended with.
+    """Return every party's rows, encoded as in an earlier run, and that run's final weights.
 
     Raises:
         ConfigError, DataError: see `load_data`.
@@ -480,7 +480,7 @@ def _figures_of(session: AnySession, party: str) -> dict[str, Any]:
 
 
 def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
-    """The figures and bytes of further label parties, each of which knows its own."""
+    """Return the figures and bytes of further label parties."""
     if not isinstance(session, LocalSession):
         return {}
     found = {}

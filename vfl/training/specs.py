@@ -47,7 +47,7 @@ from vfl.session.trace import trace_of_masked_cuts
 
 
 def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, Locations]:
-    """An experiment file that one process can train, and where each of its settings stands.
+    """Read an experiment file that one process can train, and the position of each setting.
 
     Raises:
         ConfigError, SpecError: everything that is wrong with it.
@@ -60,7 +60,7 @@ def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment,
 
 
 def checked(content: Mapping[str, Any], where: str) -> Experiment:
-    """The experiment of arguments in Python, held to all that a file is held to.
+    """Return an experiment from Python arguments, with the same checks as for a file.
 
     Args:
         content: the settings.
@@ -110,7 +110,7 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
 
 
 def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistake]:
-    """The wrong specs of an experiment, each under the setting that its file names it by."""
+    """Yield the wrong specs of an experiment, each with the file's name of its setting."""
     content, written = experiment.model_dump(), locations.lines
     if experiment.secure != "none" and ("model",) in written and ("secure",) not in written:
         content["model"] = content.pop("secure")
@@ -128,7 +128,7 @@ def mistakes_here(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def spec_mistakes(content: Mapping[str, Any]) -> Iterator[Mistake]:
-    """The wrong specs among settings that may be wrong themselves; see `vfl.config.read_toml`."""
+    """Yield the wrong specs among unchecked settings; see `vfl.config.read_toml`."""
     for named in named_plugins(content):
         try:
             _ASKED[named.family](named.spec, named.beside)
@@ -146,7 +146,7 @@ def _check_codec(spec: str, widths: Sequence[object]) -> None:
 
 
 def _check_merger(spec: str, widths: Sequence[object]) -> None:
-    """A merger, and that the cuts go together whose widths are widths."""
+    """Check a merger, and that it accepts the cuts whose widths are numbers."""
     merger, known = models.make_merger(spec), [one for one in widths if isinstance(one, int)]
     if known == [*widths] and known:
         merger.width(known)
@@ -171,7 +171,7 @@ def _check_schedule(content: Mapping[str, Any]) -> None:
 
 
 def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
-    """A secure mode beside the settings it was chosen with; none is beside anything."""
+    """Check a secure mode with the other settings; "none" fits all settings."""
     if spec == "none":
         return
     from vfl.session import secure_mode
@@ -215,7 +215,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
 
 
 def _check_model(spec: str, content: Mapping[str, Any]) -> None:
-    """A model in the place of a network; secure modes are of networks."""
+    """Check a model that replaces the network; secure modes apply to networks."""
     from vfl.session.secure_mode import SECURE
 
     name, _ = parse(spec)
@@ -235,7 +235,7 @@ def _check_model(spec: str, content: Mapping[str, Any]) -> None:
 
 
 def _check_linear(party: str, bottom: str) -> None:
-    """A bottom that a feature party shares with another."""
+    """Check a bottom that a feature party shares with another."""
     recipe = models.make_bottom(bottom)
     if not isinstance(recipe, MLPBottom) or recipe.hidden or recipe.last != "none":
         raise ExposedCutError(
@@ -246,7 +246,7 @@ def _check_linear(party: str, bottom: str) -> None:
 
 
 def _check_attack(spec: str) -> None:
-    """An attack, or the name of several."""
+    """Check an attack, or the name of a group of attacks."""
     if spec in PACKS:
         return
     from vfl import attacks

@@ -125,7 +125,7 @@ class Crossings(nn.Module):
         return sum(terms[1:], terms[0]) if terms else torch.zeros(())
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Step, and state of codecs and defense; `state_dict` has it as `_extra_state`."""
+        """Return the step and the state of codecs and defense, which `state_dict` stores."""
         codecs = {name: dict(codec.state_dict()) for name, codec in self._codecs.items()}
         return {"step": self.step, "codecs": codecs, "defense": dict(self._defense.state_dict())}
 
@@ -143,7 +143,7 @@ class Crossings(nn.Module):
         self._defense.load_state_dict(state["defense"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy that goes on by itself; a forward pass whose gradients are due is not copied."""
+        """Return an independent copy; forward passes that await gradients are not copied."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         fresh: dict[str, Any] = {"_additions": [], "_observers": (), "_watching": ()}
@@ -159,7 +159,7 @@ class Crossings(nn.Module):
         self.decoders[name] = self._codecs[name].server_module(width) or nn.Identity()
 
     def _begin(self, labels: Tensor | None, rows: Any) -> tuple[StepContext, Addition]:
-        """The context of a forward pass, and where its additions to the loss are collected."""
+        """Return the context of a forward pass, and the collector of its additional loss terms."""
         if self.training and labels is None and self._on_labels:
             raise SpecError(
                 "this defense looks at the labels of each training batch, and got none",
@@ -172,7 +172,7 @@ class Crossings(nn.Module):
         return StepContext(self.step, self.training, rows=positions), Addition()
 
     def _guarded(self, name: str, cut: Tensor, context: StepContext) -> Tensor:
-        """A bottom's output as it is encoded; axes (rows, width)."""
+        """Return a bottom's output before encoding; axes (rows, width)."""
         guarded = _with_secret(context, self._secrets[name])
         sent: Tensor = self.encoders[name](self._defense.embedding(cut, guarded))
         return sent
@@ -188,15 +188,15 @@ class Crossings(nn.Module):
         *,
         back: bool = False,
     ) -> Tensor:
-        """The cut that arrives.
+        """Send a cut, and return it as the receiver decodes it.
 
         Args:
-            name: of the cut's party.
-            cut: what `_guarded` gave.
-            rows: the party's inputs, for defenses that look at them.
-            labels: of the rows.
-            context: of the forward pass.
-            addition: of the forward pass.
+            name: name of the cut's party.
+            cut: output of `_guarded`.
+            rows: the party's inputs, for defenses that use them.
+            labels: labels of the rows.
+            context: context of the forward pass.
+            addition: additional loss terms of the forward pass.
             back: whether the cut goes to the feature party, and its gradient to the other side.
         """
         codec, own = self._codecs[name], self._context(context, self._secrets[name])
@@ -222,7 +222,7 @@ class Crossings(nn.Module):
         context: StepContext,
         addition: Addition,
     ) -> Tensor:
-        """The outputs that the caller gets."""
+        """Return the outputs for the caller."""
         if self.training:
             self._check_labels(labels, outputs)
         here = self._context(context, self._label_secret)
@@ -232,7 +232,7 @@ class Crossings(nn.Module):
         return outputs
 
     def _count(self, addition: Addition) -> None:
-        """A forward pass has ended."""
+        """Count a finished forward pass."""
         if self.training:
             self.step += 1
             if addition.total is not None:
@@ -374,7 +374,7 @@ class SplitModule(Crossings):
         context: StepContext,
         addition: Addition,
     ) -> Tensor:
-        """The cut of one party as it arrives."""
+        """Return the cut of one party as the receiver decodes it."""
         args, named = arguments_of(inputs)
         rows = next(iter((*args, *named.values())))
         with self._draws[name].at(context.step) if self.training else nullcontext():
@@ -396,7 +396,7 @@ class SplitModule(Crossings):
 
 
 def _with_secret(context: StepContext, secret: Secret | None) -> StepContext:
-    """The same context; `dataclasses.replace` takes three times as long, several times a step."""
+    """Return the context with a secret; `dataclasses.replace` is slower, several times a step."""
     return StepContext(context.step, context.training, secret, context.rows)
 
 
@@ -413,12 +413,12 @@ class Addition:
         self.arrived = False
 
     def add(self, term: Tensor | None) -> None:
-        """One more term."""
+        """Add a term."""
         if term is not None:
             self.total = term if self.total is None else self.total + term
 
     def taken(self) -> Tensor | None:
-        """The sum, for the caller's loss.
+        """Return the sum, for the caller's loss.
 
         It is a node made after the forward pass, which autograd comes through before any cut.
         """
@@ -458,7 +458,7 @@ class _Crossing:
     went_back: bool = False
 
     def forth(self, cut: Tensor) -> tuple[Tensor, Any, Any]:
-        """The cut as it arrives, and what both ends keep for its gradient."""
+        """Return the decoded cut, and the state of both ends for its gradient."""
         payload, kept = self.codec.encode(self._for_codec(cut), self.here)
         kind = Kind.CUT if self.here.training else Kind.QUERY
         self._report(self.ways[0], Frame(kind, self.here.step, payload))
@@ -467,7 +467,7 @@ class _Crossing:
         return decoded.to(cut), kept, saved
 
     def back(self, grad: Tensor, kept: Any, saved: Any) -> Tensor:
-        """The gradient as it arrives."""
+        """Return the gradient as the receiver decodes it."""
         self._require_first()
         self.addition.require(self.party, self.there.step)
         sent = self._defended(self._for_codec(grad))
@@ -503,7 +503,7 @@ class _Crossing:
         self.went_back = True
 
     def _defended(self, grad: Tensor) -> Tensor:
-        """The gradient that is really encoded; a defense acts on those of training steps alone."""
+        """Return the gradient to encode; a defense acts in training steps only."""
         if self.acting and not self.there.training:
             raise SpecError(
                 "this defense acts in training steps, and this is a gradient of an evaluation",
@@ -536,7 +536,7 @@ class _Cross(torch.autograd.Function):
 
 
 def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
-    """The defense, unless it acts where this module has no hand."""
+    """Return the defense; refuse a defense that acts outside this module."""
     defense = defenses.make(spec)
     missed = defenses.uses(defense, *_ELSEWHERE, *elsewhere)
     members = defense.members if isinstance(defense, defenses.Chain) else (defense,)

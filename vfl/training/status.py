@@ -83,7 +83,7 @@ class RunStatus:
     exit_code: int = 0
 
     def record(self) -> dict[str, Any]:
-        """For machines."""
+        """Return a record for `--json`."""
         progress = None if self.progress is None else self.progress.record()
         return asdict(self) | {"progress": progress, "then": list(self.then)}
 
@@ -109,7 +109,7 @@ class ProjectStatus:
     exit_code: int
 
     def record(self) -> dict[str, Any]:
-        """For machines."""
+        """Return a record for `--json`."""
         return asdict(self) | {"runs": [run.record() for run in self.runs]}
 
 
@@ -134,7 +134,7 @@ class PartyStatus:
     exit_code: int
 
     def record(self) -> dict[str, Any]:
-        """For machines."""
+        """Return a record for `--json`."""
         return asdict(self)
 
 

@@ -108,7 +108,7 @@ class WholeNetworkSession(PartiesSession):
         self.label.begin()
 
     def leads(self, party: str) -> WholeNetworkLabel:
-        """The label party that learns a party's task.
+        """Return the label party that learns a party's task.
 
         Raises:
             ConfigError: there is another label party.

@@ -31,7 +31,7 @@ ADVERSARIES: Registry[ActiveAdversary] = Registry(
 
 
 def make_adversary(spec: str) -> ActiveAdversary:
-    """The adversary a spec names, such as ``malicious_optimizer:gain=1``.
+    """Return the adversary a spec names, such as ``malicious_optimizer:gain=1``.
 
     Raises:
         SpecError: an unknown name or option, with the nearest known one.

@@ -110,12 +110,12 @@ class Hijacking(ActiveAdversary, Attack):
         self._draw.set_state(saved["draw"])
 
     def _parts(self) -> dict[str, Any]:
-        """Everything of its own that learns, by name."""
+        """Return its trained networks, by name."""
         networks = {"encoder": self._encoder, "decoder": self._decoder, "critic": self._critic}
         return networks | {"coding": self._coding, "judging": self._judging}
 
     def _train(self, cuts: Tensor) -> None:
-        """A step of the autoencoder, and some of the critic, on rows of its own."""
+        """Train the autoencoder for one step and the critic for some steps, on its own rows."""
         assert self._decoder is not None
         rows = torch.randint(len(self._public), (len(cuts),), generator=self._draw)
         inputs = self._public[rows]
@@ -129,7 +129,7 @@ class Hijacking(ActiveAdversary, Attack):
             self._judging.step()
 
     def _judgement(self, codes: Tensor, cuts: Tensor) -> Tensor:
-        """The critic's loss: high for codes, low for cuts, of slope 1 in between."""
+        """Return the critic's loss: high for codes, low for cuts, of slope 1 in between."""
         share = torch.rand(len(cuts), 1, generator=self._draw)
         between = (share * codes + (1 - share) * cuts).requires_grad_()
         (slope,) = torch.autograd.grad(self._critic(between).sum(), between, create_graph=True)

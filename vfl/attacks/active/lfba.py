@@ -95,7 +95,7 @@ class LabelFree(Backdoor):
                 self._chosen, self._since = self._like(anchor), self._newest + 1
 
     def _like(self, anchor: Tensor) -> set[int]:
-        """The rows whose gradients are most like the anchor's."""
+        """Return the rows whose gradients are most similar to the anchor's."""
         likeness = normalize(self._gradients.values, dim=1) @ normalize(anchor, dim=0)
         count = max(1, round(self.share * len(likeness)))
         rows = self._gradients.rows

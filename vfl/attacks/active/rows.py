@@ -41,7 +41,7 @@ class RowTable:
                 self._values[slot], self._counts[slot] = value, self._counts[slot] + 1
 
     def of(self, row: int) -> Tensor | None:
-        """The newest vector of a row, axes (width,)."""
+        """Return the newest vector of a row, axes (width,)."""
         slot = self._slots.get(row)
         return None if slot is None else self._values[slot]
 
@@ -66,7 +66,7 @@ class RowTable:
         return often >= 0.95 * rows
 
     def state(self) -> dict[str, Tensor]:
-        """Everything, as tensors."""
+        """Return its state as tensors."""
         return {
             "rows": torch.tensor(self.rows, dtype=torch.int64),
             "counts": torch.tensor(self._counts, dtype=torch.int64),
@@ -111,13 +111,13 @@ class KnownRows:
                 self.labels[row] = label
 
     def mean(self, label: int, table: RowTable) -> Tensor | None:
-        """The mean vector of the known rows of a class, axes (width,); None while none has one."""
+        """Return the mean vector of a class's known rows, axes (width,); None without vectors."""
         vectors = (table.of(row) for row, found in self.labels.items() if found == label)
         present = [vector for vector in vectors if vector is not None]
         return torch.stack(present).mean(0) if present else None
 
     def state(self) -> dict[str, Tensor]:
-        """Everything found so far."""
+        """Return its findings so far."""
         return {"known": torch.tensor(list(self.labels.items()), dtype=torch.int64).reshape(-1, 2)}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -136,7 +136,7 @@ class Villain(Backdoor):
         return known | {row for row, is_target in self._judged.items() if is_target}
 
     def _swap(self, cut: Tensor, rows: list[int], context: StepContext) -> Tensor:
-        """The cuts of a batch, some of them a known row's instead."""
+        """Return the cuts of a batch, some of them replaced by a known row's cut."""
         if context.step not in self._swapped:
             anchor = self._known.mean(self.target, self._cuts)
             early = not self._cuts.seen(self.warmup, self._rows)
@@ -161,7 +161,7 @@ class Villain(Backdoor):
         return sorted(open_[one] for one in best)
 
     def _fabricated(self) -> Tensor:
-        """The trigger, axes (width,): a pattern of + + - - over the units that vary most."""
+        """Return the trigger, axes (width,): a pattern of + + - - over the units that vary most."""
         found = [one for row in sorted(self.inferred) if (one := self._cuts.of(row)) is not None]
         values = torch.stack(found) if len(found) > 1 else self._cuts.values
         deviations = values.std(0)
@@ -174,7 +174,7 @@ class Villain(Backdoor):
         return trigger
 
     def _poison(self, cut: Tensor, rows: list[int], context: StepContext) -> Tensor:
-        """The cuts of a batch, those of inferred rows with an augmented trigger on them."""
+        """Return the cuts of a batch; cuts of inferred rows have an augmented trigger."""
         assert self._trigger is not None
         inferred = self.inferred
         marked = torch.tensor([row in inferred for row in rows])

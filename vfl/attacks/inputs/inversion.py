@@ -49,7 +49,7 @@ class PictureDecoder(nn.Module):
 
 
 def decoder(width: int, shape: tuple[int, ...]) -> nn.Module:
-    """An untrained network from axes (rows, width) to (rows, *shape), for pictures or columns."""
+    """Return an untrained network from axes (rows, width) to (rows, *shape)."""
     if len(shape) == 3:
         return PictureDecoder(width, shape)
     return nn.Sequential(
@@ -70,7 +70,7 @@ def regress(
     learning_rate: float,
     draw: torch.Generator,
 ) -> nn.Module:
-    """The module after so many Adam steps on the mean squared error, each on a batch.
+    """Train a module by Adam on the mean squared error of batches, and return it.
 
     Args:
         module: what is trained.

@@ -76,7 +76,7 @@ def replaced(words: nn.Embedding | LoRAEmbedding, vectors: Tensor) -> Iterator[N
 
 
 def nearest_words(vectors: Tensor, table: Tensor, count: int = 1) -> Tensor:
-    """The words whose vectors are most alike by cosine (thesis eq 6-3); axes (..., count).
+    """Return the words with the most similar vectors by cosine (thesis eq 6-3); axes (..., count).
 
     >>> table = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> nearest_words(torch.tensor([[0.1, 7.0]]), table, count=2).tolist()
@@ -94,7 +94,7 @@ def search(
     prior: float,
     followers: Tensor | None,
 ) -> Tensor:
-    """The words whose cuts are nearest to those given, one word after another.
+    """Find the words whose cuts are nearest to the given cuts, one word after another.
 
     A block of a decoder looks back only, so that the first n words decide the first n vectors of a
     cut; with every word as a candidate and nothing added to the cut, the search is exact.
@@ -195,7 +195,7 @@ class TextInversion(Attack):
         return self.nearest(view, draw)[..., 0]
 
     def nearest(self, view: View, draw: torch.Generator, count: int = 1) -> Tensor:
-        """The words nearest to what was found in each place, int64, axes (rows, words, count)."""
+        """Return the nearest words to each found vector, int64, axes (rows, words, count)."""
         bottom = view.others_bottom().eval()
         words, cuts = embedding_of(bottom), view.targets.cuts
         table = words.weight.detach().clone()
@@ -231,7 +231,7 @@ _ROWS = 64  # searched for at once
 
 
 def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
-    """The layer that makes vectors of words.
+    """Return the embedding layer.
 
     Raises:
         UserError: the bottom has none.
@@ -313,7 +313,7 @@ _SEARCHED = 20_000  # words tried at once
 
 
 def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
-    """The decoder's front that is the whole bottom.
+    """Return the front of the decoder, which is the whole bottom.
 
     Raises:
         UserError: the bottom is something else, or more.
@@ -438,7 +438,7 @@ class TokenNetwork(Attack):
             return torch.cat([words[network(part).argmax(-1)] for part in parts])
 
     def _windows(self, scale: Scale, cuts: Tensor) -> Tensor:
-        """Each word's vector beside those before it; axes (rows, words, features)."""
+        """Return each word's vector with the vectors before it; axes (rows, words, features)."""
         vectors = scale(cuts.view(-1, self.tokens)).view(len(cuts), -1, self.tokens)
         padded = F.pad(vectors, (0, 0, self.before, 0))
         return torch.cat(

@@ -12,7 +12,7 @@ from vfl.attacks.view import Grant, View
 def closer_inputs(
     bottom: nn.Module, cuts: Tensor, start: Tensor, steps: int, learning_rate: float, smooth: float
 ) -> Tensor:
-    """`start` after so many Adam steps towards inputs whose cuts are those given.
+    """Move `start` by Adam towards inputs with the given cuts, and return it.
 
     Each row minimises ||M(x) - h||^2 + smooth * TV(x) by itself (thesis eq 2-3; He et al. 2019).
 

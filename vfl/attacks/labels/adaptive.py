@@ -170,7 +170,7 @@ class _Search:
         return time.process_time() - self._started
 
     def trials(self) -> list[Trial]:
-        """All trials, the best first."""
+        """Return all trials, the best first."""
         points = compositions(self._layers, self._draw)
         if self._budget is None:
             points = islice(points, self._most)
@@ -261,7 +261,7 @@ class _Search:
         return torch.Generator().manual_seed(self._key % 2**63)
 
     def _cost(self, trial: Trial) -> float:
-        """An upper bound of the seconds for all rows, from the seconds for a sample."""
+        """Return an upper bound of the seconds for all rows, from the seconds for a sample."""
         grown = max(1.0, self._rows / max(1, len(self._sample)))
         if trial.spec.startswith(_OF_ALL_ROWS):
             grown = 1.0
@@ -270,12 +270,12 @@ class _Search:
 
 
 def _trust(trial: Trial) -> float:
-    """The weight of a vote; votes are equal where no row could be held back."""
+    """Return the weight of a vote; votes are equal without held-out rows."""
     return max(trial.validation, 1e-3) ** _TRUST if trial.right else 1.0
 
 
 def _learner(spec: str) -> tuple[str, bool]:
-    """The key of a trial's cost: its learner, and whether that learns once only."""
+    """Return the key of a trial's cost: its learner, and whether it learns only once."""
     once = "unlabelled=" not in spec or "unlabelled=none" in spec
     return spec.partition(":")[0], once and "teacher=" not in spec
 

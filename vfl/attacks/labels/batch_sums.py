@@ -85,7 +85,7 @@ class Equations:
 
     @classmethod
     def of(cls, seen: Transcript[RecordedExchange], dimensions: int) -> Equations | None:
-        """The equations of a transcript; None where all gradients are 0."""
+        """Return the equations of a transcript; None if all gradients are 0."""
         columns, members, values, sizes, epochs = [], [], [], [], []
         count = 0
         for one in seen.messages:

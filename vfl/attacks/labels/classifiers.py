@@ -20,7 +20,7 @@ from vfl.defenses.components import principal
 
 
 def as_scores(found: np.ndarray, present: Sequence[int], classes: int) -> Tensor:
-    """A decision function's numbers as scores, float32, axes (rows, classes).
+    """Return a decision function's values as scores, float32, axes (rows, classes).
 
     Args:
         found: axes (rows, present), or (rows,) for two classes: the evidence for the second.
@@ -155,7 +155,7 @@ class Logistic(Penalised):
 def fit_logistic(
     rows: Tensor, labels: Tensor, classes: int, strength: float, weights: Tensor | None = None
 ) -> Predict:
-    """A logistic regression; softmax of what it gives is what it believes.
+    """Fit a logistic regression; the softmax of its outputs gives probabilities.
 
     Args:
         rows: axes (rows, features).

@@ -102,7 +102,7 @@ class GaussianMixture(EmbeddingAttack):
 
 
 def _strongest(rows: Tensor, columns: int) -> Tensor:
-    """The first principal components of rows that have more columns; float64."""
+    """Return the first principal components of rows with many columns; float64."""
     if rows.shape[1] <= columns:
         return rows
     centred, _, directions = principal(rows)
@@ -145,7 +145,7 @@ class Spectral(EmbeddingAttack):
 
 
 def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -> Tensor:
-    """The cluster of each row; int64, axes (rows,).
+    """Return the cluster of each row; int64, axes (rows,).
 
     Args:
         rows: axes (rows, features).

@@ -57,7 +57,7 @@ class Seen:
 
     @classmethod
     def of(cls, view: View, layers: Sequence[Layer]) -> Seen:
-        """The features of some layers that a view grants."""
+        """Return the features of some layers that a view grants."""
         leaked, targets = view.leaked, view.targets
         kept: dict[Layer, Tensor] = {}
 
@@ -71,7 +71,7 @@ class Seen:
         return cls(known, further, asked, leaked.labels, view.classes)
 
     def hiding(self, hidden: Tensor, some: Tensor) -> Seen:
-        """A smaller problem whose answer the attacker knows: labels of leaked rows are hidden.
+        """Return a smaller problem with known answers: some leaked rows' labels are hidden.
 
         Args:
             hidden: which of the leaked rows, bool.
@@ -86,7 +86,7 @@ class Seen:
         return Seen(known, asked.__getitem__, asked, self.labels[~hidden], self.classes)
 
     def asking(self) -> Seen:
-        """The same with the unlabelled rows as targets."""
+        """Return the same problem with the unlabelled rows as targets."""
         return replace(self, targets={layer: self.further(layer) for layer in self.known})
 
 
@@ -174,7 +174,7 @@ class Composed(Attack):
             self.needs |= self.teacher.needs | {Grant.UNLABELLED}
 
     def __init_subclass__(cls) -> None:
-        """The options of a member: its own, then those of all members with its defaults."""
+        """Build a member's options: its own, then the common options with its defaults."""
         super().__init_subclass__()
         found: dict[str, inspect.Parameter] = {}
         for one in cls.__mro__:
@@ -295,7 +295,7 @@ class Composed(Attack):
 
 
 def layers_of(at: str) -> list[Layer]:
-    """The layers that + joins, each once.
+    """Return the distinct layers of a spec joined by +.
 
     >>> layers_of("cut+inputs")
     ['cut', 'inputs']
@@ -330,7 +330,7 @@ def _teacher(spec: str) -> Attack | None:
 
 
 def _taught(teacher: Attack, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
-    """A teacher's scores of the unlabelled rows."""
+    """Return a teacher's scores of the unlabelled rows."""
     if isinstance(teacher, Composed):
         return teacher.answer(seen.asking(), view, draw)
     return teacher.run(view.only(teacher.needs | {Grant.UNLABELLED}).asking(), draw)

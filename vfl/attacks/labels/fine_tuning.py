@@ -49,7 +49,7 @@ class Unfreeze(Attack):
 
 
 def completed(view: View, draw: torch.Generator) -> nn.Sequential:
-    """The attacker's bottom with a top of its own, started at the class means if it is linear."""
+    """Return the attacker's bottom with a new top; a linear top starts at the class means."""
     bottom, leaked = view.bottom(), view.leaked
     known = through(bottom, leaked.inputs)
     with scoped(key_of(draw)):

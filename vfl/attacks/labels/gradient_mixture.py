@@ -88,7 +88,7 @@ class GradientMixture(GradientAttack):
 
 
 def _points(seen: Transcript[RecordedExchange], classes: int) -> tuple[Tensor, Tensor]:
-    """Each row's gradient of each epoch in a few dimensions, and whether it had one.
+    """Return each row's gradients by epoch in a few dimensions, and a mask of rows with one.
 
     Returns:
         float64, axes (rows, epochs, dimensions), and bool, axes (rows, epochs).

@@ -49,7 +49,7 @@ class GradientAttack(Attack):
         self.needs = frozenset({Grant.GRADIENTS}) | self.uses
 
     def transcript(self, view: View) -> Transcript[RecordedExchange]:
-        """The epochs it reads, of targets and leaked rows.
+        """Return the messages of the epochs that it reads, for targets and leaked rows.
 
         Raises:
             DataError: the recording holds no training exchange.
@@ -68,7 +68,7 @@ def width_of(seen: Transcript[RecordedExchange]) -> int:
 
 
 def directions(one: RecordedExchange) -> Tensor:
-    """The gradients of an exchange at length 1; one of length 0 stays what it is."""
+    """Return the gradients of an exchange, scaled to length 1; zero gradients stay zero."""
     return normalize(one.gradients, dim=1)
 
 
@@ -96,7 +96,7 @@ class GradientNorm(GradientAttack):
 
 
 def _loudness(one: RecordedExchange) -> Tensor:
-    """Each row's norm over the mean of its batch, axes (rows, 1)."""
+    """Return each row's norm over the mean of its batch, axes (rows, 1)."""
     norms: Tensor = one.gradients.norm(dim=1, keepdim=True)
     mean: Tensor = norms.mean().clamp(min=torch.finfo(norms.dtype).tiny)
     return norms / mean
@@ -235,7 +235,7 @@ class GradientTeacher(GradientSimilarity):
 
 
 def components_of(inputs: Tensor, count: int) -> Tensor:
-    """The first principal components of rows, the first with variance 1; axes (rows, count)."""
+    """Return the first principal components, scaled to first variance 1; axes (rows, count)."""
     centred, variances, axes = principal(inputs)
     kept = int((variances[:count] > 1e-9 * variances[0]).sum())
     return (centred @ axes[:, :kept] / variances[0].clamp_min(1e-12).sqrt()).float()
@@ -244,7 +244,7 @@ def components_of(inputs: Tensor, count: int) -> Tensor:
 def student(
     inputs: Tensor, labels: Tensor, classes: int, steps: int, draw: torch.Generator
 ) -> nn.Module:
-    """A network of the attacker's own, from columns to logits, taught what gradients revealed.
+    """Train the attacker's own network, from columns to logits, on labels from gradients.
 
     Args:
         inputs: axes (rows, features).

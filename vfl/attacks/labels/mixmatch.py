@@ -28,7 +28,7 @@ def fit_mixmatch(
     weight: float = _WEIGHT,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """All steps of MixMatch; batch normalisation keeps its statistics.
+    """Train a network by MixMatch; batch normalisation keeps its statistics.
 
     As in Fu et al. 2022 a guessed label is the model's sharpened answer to the row itself: columns
     of a party have no augmentation that is known to leave the class as it is.
@@ -71,7 +71,7 @@ def fit_mixmatch(
 
 
 def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Each row mixed with another, its own share being the larger (eq 8-11).
+    """Return each row mixed with another row; its own share is the larger one (eq 8-11).
 
     Args:
         inputs: axes (rows, ...).
@@ -85,7 +85,7 @@ def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]
 
 
 def mixmatch_loss(logits: Tensor, wanted: Tensor, labelled: int, weight: float) -> Tensor:
-    """Cross-entropy of the labelled rows and squared error of the others (eq 2-5).
+    """Return the cross-entropy of the labelled rows and squared error of the others (eq 2-5).
 
     Args:
         logits: axes (rows, classes).

@@ -86,7 +86,7 @@ def forget_neighbours() -> None:
 
 
 def _among(rows: np.ndarray, count: int, of: np.ndarray | None = None) -> _Found:
-    """The nearest rows of each other row, or of each row of another group; as many as there are."""
+    """Find the nearest rows of each row of the same or another group; fewer in a small group."""
     from sklearn.neighbors import NearestNeighbors
 
     count, asked = min(count, len(rows) - (of is None)), rows if of is None else of
@@ -105,7 +105,7 @@ def propagate(
     spread: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """(I - spread S)^-1 Y over the graph S of all rows; float32, axes (rows, classes).
+    """Return (I - spread S)^-1 Y over the graph S of all rows; float32, axes (rows, classes).
 
     Args:
         rows: axes (rows, features); those with a known label first.

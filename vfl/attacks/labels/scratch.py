@@ -50,7 +50,7 @@ class Scratch(Attack):
         return through(self.trained(view, draw), view.targets.inputs)
 
     def trained(self, view: View, draw: torch.Generator) -> nn.Module:
-        """The network, from inputs to scores of the classes."""
+        """Train and return the network from inputs to class scores."""
         inputs, labels = view.leaked.inputs, view.leaked.labels
         network = fit(untrained(view, draw), inputs, labels, self.steps, self.learning_rate, draw)
         for _ in range(self.rounds):

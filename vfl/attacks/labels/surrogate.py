@@ -81,7 +81,7 @@ class Surrogate(GradientAttack):
     def _settled(
         self, view: View, exchanges: Sequence[RecordedExchange]
     ) -> tuple[nn.Module, Optimizer]:
-        """The surrogate that matches these exchanges best, and its optimiser."""
+        """Fit a surrogate to these exchanges, and return it with its optimiser."""
         found: list[tuple[float, nn.Module, Optimizer]] = []
         for _ in range(self.starts):
             top = view.new_top(exchanges[0].gradients.shape[1])
@@ -96,7 +96,7 @@ class Surrogate(GradientAttack):
     def _follow(
         self, top: nn.Module, optimizer: Optimizer, one: RecordedExchange, prior: Tensor
     ) -> Tensor:
-        """Some steps on one exchange; the distances of its rows, axes (rows, classes)."""
+        """Train some steps on one exchange; return its rows' distances, axes (rows, classes)."""
         wanted = one.gradients * len(one.rows)  # the loss that was sent is a mean over the rows
         sent = wanted != 0  # a sparse codec sends nothing of the others
         cuts = one.cuts()
@@ -112,7 +112,7 @@ class Surrogate(GradientAttack):
 
 
 def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
-    """The gradient of each row's cross-entropy by its cut, for every class it might have.
+    """Return the gradient of each row's cross-entropy by its cut, for every possible class.
 
     Returns:
         Axes (rows, classes, width), with a graph to the top's weights.

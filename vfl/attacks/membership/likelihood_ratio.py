@@ -77,7 +77,7 @@ class LikelihoodRatio(Attack):
 
 
 def scaled_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
-    """log(p / (1 - p)) of each row's own label, axes (rows,).
+    """Return log(p / (1 - p)) of each row's own label, axes (rows,).
 
     Args:
         outputs: logits, axes (rows, classes).
