@@ -104,7 +104,7 @@ Frames = Iterable[tuple[Replayed, Tensor]]
 def decoded(
     trace: Iterable[Recorded], terms: Terms, split: Split
 ) -> Iterator[tuple[Replayed, Tensor]]:
-    """Return each frame of a trace in memory with its rows and the values its receiver decoded.
+    """Yield each frame of a trace in memory with its rows and the values its receiver decoded.
 
     Args:
         trace: every cut, gradient and query of a session, in the order in which they crossed.
@@ -169,7 +169,7 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
 
 
 def _messages(frames: Frames, party: str, rows: Tensor) -> Iterator[tuple[Replayed, SentCuts]]:
-    """Return the frames of one party's link, each with its values of the rows of interest."""
+    """Yield the frames of one party's link, each with its values of the rows of interest."""
     index = torch.full((int(rows.max()) + 1,), -1)
     index[rows] = torch.arange(len(rows))
     for frame, values in frames:

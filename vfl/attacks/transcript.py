@@ -103,7 +103,7 @@ class Transcript(Generic[Message]):
         return self.of_epochs([one for one in self.epochs if not count or one > newest - count])
 
     def each_epoch(self) -> list[Transcript[Message]]:
-        """Yield one transcript for each epoch."""
+        """Return one transcript for each epoch."""
         return [self.of_epochs([epoch]) for epoch in self.epochs]
 
     def of_epochs(self, epochs: Sequence[int]) -> Transcript[Message]:

@@ -101,7 +101,7 @@ class Advice:
 
 
 def _number(given: Mapping[str, str], option: str) -> float:
-    """The number of an option; below 0 where it is not given."""
+    """Return the number of an option; negative if it is not given."""
     return float(given.get(option, -1))
 
 
@@ -181,7 +181,7 @@ class Finding:
     take: Sequence[Advice] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a record for JSON."""
         return asdict(self.exposure) | {
             "status": self.status,
             "has": [one.name for one in self.has],
@@ -194,7 +194,7 @@ class Finding:
 
 @cache
 def advices() -> tuple[Advice, ...]:
-    """Every line of the table, in its order."""
+    """Return every line of the table, in its order."""
     return tuple(Advice(**row) for row in _content()["advice"])
 
 
@@ -215,7 +215,7 @@ def _content() -> dict[str, Any]:
 
 
 def advice_table() -> Table:
-    """The table of docs/defenses.md."""
+    """Return the table of docs/defenses.md."""
     head = [
         "what you fear", "who attacks", "what to set", "accuracy it costs", "bytes and time",
         "proven", "only measured",
@@ -235,7 +235,7 @@ def _code(setting: str) -> str:
 
 
 def exposures(experiment: Experiment) -> Iterator[Exposure]:
-    """Every exposure of an experiment, in its training and in its answers."""
+    """Yield every exposure of an experiment, in its training and in its outputs."""
     label, mode = experiment.label.party, parse(experiment.secure)[0]
     middle = experiment.middle.party if experiment.middle else None
     others = [task.party for task in experiment.tasks or ()]

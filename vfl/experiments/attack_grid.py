@@ -75,7 +75,7 @@ from vfl.training.run import training_rows
 
 
 def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
-    """The attacks of a grid, and how often each is run.
+    """Return the attacks of a grid, and the number of runs of each.
 
     Args:
         settings: of the grid.
@@ -167,7 +167,7 @@ def _give_back(aside: Path, path: Path) -> None:
 
 
 def grid_cells(experiment: Experiment) -> list[Cell]:
-    """The cells of an experiment with a `grid` table; one seed is whole before the next.
+    """Return the cells of an experiment with a `grid` table; one seed is complete before the next.
 
     Raises:
         ConfigError: there is no such table, or it names no feature party.
@@ -217,7 +217,7 @@ def attack_victim(
     settings: GridSettings,
     device: str,
 ) -> list[ScoreRecord]:
-    """The scores of every attack on a victim, trained before; see `attack_cell`."""
+    """Attack a trained victim, and return the scores of every attack; see `attack_cell`."""
     path, jobs = folder.cells_path / cell.name, attack_plan(settings, cell.adversary).on_victim()
     if (path / FOUND_OUT).exists():
         return [detected(cell.adversary, settings)]

@@ -136,7 +136,7 @@ def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
 
 
 def detected(adversary: str, settings: GridSettings) -> ScoreRecord:
-    """In the place of scores: a party found out that it was tampered with, and stopped."""
+    """Return the result for a party that detected an adversary and stopped."""
     made = make_adversary(adversary)
     threat = ThreatModel(made.who, "training", made.holds, behaviour="malicious")
     about = {"adversary": adversary, "known": settings.known}
@@ -183,7 +183,7 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
 
 
 def _learned(cases: Cases, folder: RunFolder, spec: str) -> ActiveAdversary:
-    """An adversary as it was when the run it took part in ended."""
+    """Return an adversary with its state at the end of its run."""
     started = start_adversary(spec, cases.experiment, cases.data, cases.party, cases.settings)
     ((player, adversary),) = started.items()
     load_adversary(folder, player, adversary)
@@ -298,7 +298,7 @@ class AttackRunner:
         scores: ScoresFile,
         on_end: Callable[[FinishedAttack], None] = lambda ended: None,
     ) -> Iterator[ScoreRecord]:
-        """The score of each job, from the file if it is there, else run and added to it."""
+        """Yield the score of each job; run jobs without a score and store their scores."""
         began, ran = time.monotonic(), 0
         missing = len(self.lacking(jobs, scores))
         for number, job in enumerate(jobs, start=1):
@@ -312,11 +312,11 @@ class AttackRunner:
             yield found
 
     def lacking(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[AttackJob]:
-        """The jobs that have no score in the file."""
+        """Return the jobs that have no score in the file."""
         return [job for job in jobs if self._known(job, scores) is None]
 
     def known(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[ScoreRecord]:
-        """The scores of those jobs that have one in the file, by attacks that still are there."""
+        """Return the jobs' scores in the file, for attacks that still exist."""
         found = []
         for job in jobs:
             with suppress(SpecError):
@@ -324,7 +324,7 @@ class AttackRunner:
         return [one for one in found if one is not None]
 
     def _known(self, job: AttackJob, scores: ScoresFile) -> ScoreRecord | None:
-        """Its score, unless pictures of it are wanted and were not kept."""
+        """Return a job's score, unless its pictures are wanted but missing."""
         key = self._key(job)
         found = scores.get(key)
         if found is not None and self._gallery is not None:
@@ -391,7 +391,7 @@ class AttackRunner:
         return self._cases[scenario, job.bottom]
 
     def _label_free(self, kind: str, case: Case) -> Case:
-        """The same behind a label-free bottom; where others collude, behind one of each."""
+        """Return the case behind a label-free bottom; colluding parties get one each."""
         view, partners = case.view, []
         if Grant.PARTNERS in view.threat.grants:
             partners = [
@@ -404,7 +404,7 @@ class AttackRunner:
     def _bottom(
         self, kind: str, place: int, view: View, width: int
     ) -> tuple[nn.Module, dict[int, Evidence]]:
-        """A label-free bottom and what it made; no leak changes the unlabelled rows it follows."""
+        """Return a label-free bottom and its outputs; leaks do not change its unlabelled rows."""
         if (kind, place) not in self._bottoms:
             features = generator(self._seed, "label-free")
             made = label_free_bottom(cast(Kind, kind), view, width, features)
@@ -418,7 +418,7 @@ class AttackRunner:
 
 
 def code_of_job(job: AttackJob) -> str:
-    """A digest of the code that a score stands on.
+    """Return a digest of the code that a score stands on.
 
     Raises:
         SpecError: the attack cannot be built.
@@ -444,7 +444,7 @@ def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
 
 
 def _classes(made: object) -> Iterator[type]:
-    """The class of an attack, and of the one it hands its evidence to."""
+    """Yield the class of an attack, and the class of its inner attack."""
     yield type(made)
     if isinstance(made, Wrapper):
         yield from _classes(made.inner)

@@ -26,7 +26,7 @@ from vfl.experiments.tables import MEASURES, Table, estimate_text
 
 
 def measure_words(measure: LabelMeasure, asked: str) -> str:
-    """By what attacks on labels are ranked, and why."""
+    """Return the ranking measure of attacks on labels, and its reason."""
     if asked != "auto":
         return f"Attacks on labels are ranked by {MEASURES[measure]}, as the experiment says"
     if measure == "r2":
@@ -40,7 +40,7 @@ def measure_words(measure: LabelMeasure, asked: str) -> str:
 
 
 def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
-    """One line a defense, the best protected first."""
+    """Return one line for each defense, the best protected first."""
     good = MEASURES[entries[0].judged_by]
     head = [
         "defense", "protected at k", f"test {good}",
@@ -70,7 +70,7 @@ def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
 
 
 def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
-    """One line a defense and k: the worst attack beside the best baseline."""
+    """Return one line for each defense and k: the worst attack beside the best baseline."""
     head = [
         "defense", "k", "verdict", "worst attack", "reaches", "guess", "best without the model",
         "it reaches", "above that", "over scratch", "labels are, by that alone",
@@ -91,7 +91,7 @@ def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
 def boards_by_access(
     records: Sequence[Record], margin: float, measure: LabelMeasure
 ) -> dict[str, list[LeaderboardEntry]]:
-    """A leaderboard for each kind of attacker, by its words in `ACCESS`, the weakest first."""
+    """Return a leaderboard for each kind of attacker, by its name in `ACCESS`, weakest first."""
     near = [name for name in ACCESS if any(one.access == name for one in records)]
     return {
         ACCESS[name]: leaderboard(_within(records, near[: place + 1]), margin, measure)
@@ -100,7 +100,7 @@ def boards_by_access(
 
 
 def access_table(records: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
-    """One line a defense, one column an attacker: the worst of all that it can run.
+    """Return a line for each defense with its worst attack by each kind of attacker.
 
     None where all attackers stand equally near.
     """
@@ -117,7 +117,7 @@ def access_table(records: Sequence[Record], margin: float, measure: LabelMeasure
 
 
 def _within(records: Sequence[Record], near: Sequence[str]) -> list[Record]:
-    """The records without attackers that stand nearer than these."""
+    """Return the records of attackers with at most this access."""
     return [one for one in records if one.evaluator != "attack" or one.access in near]
 
 
@@ -171,7 +171,7 @@ NO_SHARES = ("mse", "psnr", "ssim", "mae")
 
 
 def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] = "auto") -> Table:
-    """One line an attack and number of leaked labels: means over the draws.
+    """Return one line for each attack and number of leaked labels: means over the draws.
 
     Of attacks on labels the measure that is asked for, of others every measure.
     """
@@ -206,7 +206,7 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
 
 
 def over_draws(rows: Iterable[Record]) -> list[list[Record]]:
-    """The rows of one attack on one victim by one measure together, which differ in their draw."""
+    """Group the rows of one attack on one victim by one measure; they differ in their draw."""
     return list(grouped(rows, "cell", "attacker", "k", "measure").values())
 
 
@@ -220,7 +220,7 @@ def means_over_draws(rows: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def shown(values: Sequence[float], measure: str) -> str:
-    """The mean of some values, a share in percent; empty without any.
+    """Return the mean of some values, shares in percent; empty without values.
 
     >>> shown([0.5, 0.7], "accuracy"), shown([0.123456], "mse"), shown([], "auc")
     ('60.0 %', '0.1235', '')
@@ -245,7 +245,7 @@ def best_without_model(rows: Sequence[Record]) -> list[float]:
 
 
 def outside_table(rows: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
-    """One line a defense, an attack from outside and k: beside the grid's worst, and the verdicts.
+    """Return a line for each defense, outside attack and k, beside the grid's worst attack.
 
     None where no attack is from outside.
     """
@@ -288,7 +288,7 @@ _OF_SEARCH = {"budget_s", "seconds", "chosen", "compositions"}
 
 
 def searches_table(records: Sequence[Record]) -> Table | None:
-    """One line a defense, an attack that searches and k: what it tried, what it cost, its choice.
+    """Return a line for each defense, searching attack and k: trials, cost and choice.
 
     Means over victims and draws; None where no attack searches.
     """

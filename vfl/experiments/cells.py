@@ -206,7 +206,7 @@ class GridFolder:
         return found
 
     def head(self, key: str) -> Any:
-        """`name`, `created`, `command`, `vfl` or `notes`."""
+        """Return `name`, `created`, `command`, `vfl` or `notes`."""
         return self._record()[key]
 
     def _record(self) -> Any:
@@ -234,7 +234,7 @@ def is_grid(path: Path) -> bool:
 
 
 def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
-    """The cells whose title or name holds these words, whole: topk is no part of randtopk.
+    """Return cells whose title or name has these whole words: topk does not match randtopk.
 
     Raises:
         ConfigError: there is none.

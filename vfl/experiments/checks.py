@@ -56,7 +56,7 @@ def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
 
 
 def check_grid(experiment: Experiment, settings: GridSettings) -> None:
-    """`check_attacks`, and settings that no attack of the grid reads.
+    """Run `check_attacks`, and refuse settings that no attack of the grid reads.
 
     Raises:
         ConfigError, SpecError, UserError, ExposedCutError: see `check_attacks`.
@@ -193,7 +193,7 @@ def _scenario_mistakes(
 def grid_mistakes(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> Iterator[Mistake]:
-    """Everything that would stop a cell of a grid, in the words in which the cell would say it.
+    """Yield the mistakes that would stop a cell of a grid, with the cell's own messages.
 
     Args:
         experiment: what is trained; with another seed rows may be split otherwise.
@@ -218,7 +218,7 @@ def grid_mistakes(
 def attack_mistakes(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> Iterator[Mistake]:
-    """The part of `grid_mistakes` that a single victim, whatever its defense, would be stopped by.
+    """Yield the part of `grid_mistakes` that stops a single victim with any defense.
 
     Raises:
         TooFewRowsError: there are no test rows.

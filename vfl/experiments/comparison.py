@@ -47,7 +47,7 @@ Choice = Mapping[str, str]
 
 
 def comparison_of(experiment: Experiment, locations: Locations | None = None) -> Comparison:
-    """The cells of an experiment with a `compare` table.
+    """Return the cells of an experiment with a `compare` table.
 
     Args:
         experiment: what is trained.
@@ -91,7 +91,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
 
 
 def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], list[str]]:
-    """Every codec with the numbers that were looked for, and what does not fit any level.
+    """Return every codec with its fitted numbers, and notes on codecs that fit no level.
 
     Raises:
         SpecError: see `fitted_spec`.
@@ -146,7 +146,7 @@ def _cell(one: Experiment, choice: Choice, variant: str, repeat: tuple[str, ...]
 
 
 def with_codec(experiment: Experiment, spec: str) -> Experiment:
-    """The same training with another codec."""
+    """Return the same training with another codec."""
     return experiment.model_copy(update={"codec": spec})
 
 
@@ -166,7 +166,7 @@ class CutShape:
 
     @classmethod
     def of(cls, experiment: Experiment) -> CutShape:
-        """The cut of an experiment, which its secure mode may encode in the place of the codec."""
+        """Return the cut of an experiment; its secure mode may encode it instead of the codec."""
         mode, parties = secure_mode.make(experiment.secure), experiment.feature_parties
 
         def make(spec: str) -> Codec:
@@ -205,7 +205,7 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
 
 
 def _matching(step: int, rows: int) -> StepContext:
-    """The context under which frames of drawn cuts are made."""
+    """Return the context for frames of random cuts."""
     secret = Secret.of_simulation(0, "match")
     return StepContext(step, training=True, secret=secret, rows=np.arange(rows))
 
@@ -227,7 +227,7 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
 
 
 def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
-    """The spec with the largest number whose frames take at most `level` percent of dense float32.
+    """Return the spec with the largest number that takes at most `level` percent of float32.
 
     Frames grow with the number; a codec for which that is not known beforehand is refused.
 
@@ -289,7 +289,7 @@ def _with(spec: str, number: int) -> str:
 
 
 def _last(fits: Callable[[int], bool]) -> int | None:
-    """The largest number from 1 on that fits, where all below one that fits do."""
+    """Return the largest number from 1 that fits, if all smaller numbers fit too."""
     if not fits(1):
         return None
     low = 1
@@ -303,5 +303,5 @@ def _last(fits: Callable[[int], bool]) -> int | None:
 
 
 def _drawn(width: int, rows: int, drawn: int) -> Tensor:
-    """A rectified cut; the higher `drawn`, the fewer values are above zero."""
+    """Return a random rectified cut; a higher `drawn` gives fewer positive values."""
     return (torch.randn(rows, width, generator=generator(drawn, "match")) - drawn).relu()

@@ -40,7 +40,7 @@ class GridStatus:
     exit_code: int
 
     def record(self) -> dict[str, Any]:
-        """For machines."""
+        """Return a record for `--json`."""
         return asdict(self) | {"then": list(self.then)}
 
 

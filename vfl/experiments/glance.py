@@ -105,7 +105,7 @@ def of_grid(
     settings: GridSettings,
     alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
 ) -> Glance:
-    """A grid of attacks: the undefended model beside the best protected one that costs little.
+    """Return the glance of a grid: the undefended model and the best protected one of low cost.
 
     Args:
         rows: of all victims.
@@ -160,7 +160,7 @@ def of_comparison(
     measure: str,
     alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
 ) -> Glance:
-    """A comparison of codecs: the reference beside the smallest that is not shown to be worse.
+    """Return the glance of a comparison: the reference and the smallest codec not shown worse.
 
     That is no proof of being as good: few repeats show little, and how far it may be is said.
 
@@ -223,7 +223,7 @@ def _not_worse(one: Line, measure: str) -> bool:
 
 
 def _labels_of(rows: Sequence[Record]) -> _Part:
-    """The attack on labels that is furthest above what is known without the model."""
+    """Return the attack on labels with the largest gain over having no model."""
     measure = fitting_measure(rows, "auto")
     entries = leaderboard(rows, 0.5, measure)
     if not entries:
@@ -264,7 +264,7 @@ def _attack_sentence(
 
 
 def verdict_words(one: Standing) -> str:
-    """A verdict as a part of a sentence."""
+    """Return a verdict as a part of a sentence."""
     if one.verdict == "protected":
         return "no attack that was run gains anything from the model"
     if one.verdict == "leaks":
@@ -331,7 +331,7 @@ _OF_COLUMNS = ("mse", "token_accuracy", "attribute_auc")
 
 
 def _columns_of(rows: Sequence[Record]) -> _Part:
-    """The attack on columns that is nearest to them, beside the guess."""
+    """Return the most accurate attack on columns, beside the guess."""
     of_columns = (row for row in rows if row.measure in _OF_COLUMNS)
     found = grouped(of_columns, "attacker", "measure")
     if not found:

@@ -35,7 +35,7 @@ def latex_table(
     caption: str | None = None,
     label: str | None = None,
 ) -> str:
-    """A line for each training's test rows, and for each attack and number of leaked labels.
+    """Return a table: a line for each training, and for each attack and number of leaks.
 
     Mean and sample standard deviation are over repeats; the draws of one repeat are averaged first.
     Shares are in percent. Beside each stands what the best guess and the best way without the model
@@ -65,7 +65,7 @@ def latex_table(
 
 
 def _chosen(grid: LoadedGrid, measures: Sequence[str]) -> Iterator[Record]:
-    """The records that the table is made of."""
+    """Yield the records for the table."""
     guess = next((run.summary.get("guess") or {} for run in grid.runs.values()), {})
     fitting = measures or (fitting_quality(guess) if guess else "loss",)
     records = grid.current
@@ -77,7 +77,7 @@ def _chosen(grid: LoadedGrid, measures: Sequence[str]) -> Iterator[Record]:
 
 
 def _lines(records: Iterable[Record]) -> Iterator[list[str]]:
-    """The cells of each line."""
+    """Yield the cells of each line."""
     keys = ("training", "attacker", "k", "measure")
     for (training, subject, k, measure), own in grouped(records, *keys).items():
         found = [
@@ -105,7 +105,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _number(values: Sequence[float], measure: str, *, spread: bool = False) -> str:
-    """A mean, in percent where it is a share, with the standard deviation of several repeats."""
+    """Return a mean, shares in percent, with the standard deviation over several repeats."""
     if not values:
         return "--"
     share = any(measure.endswith(name) for name in SHARES)

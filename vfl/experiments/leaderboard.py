@@ -108,7 +108,7 @@ class LeaderboardEntry:
 
 
 def label_measure(one: Record) -> str | None:
-    """The measure of an attack on labels, clusters too; None of anything else."""
+    """Return the measure of an attack on labels, also by clusters; None for other attacks."""
     measure = one.measure.removeprefix("matched_")
     return measure if one.evaluator == "attack" and measure in (*OF_LABELS, "mae") else None
 
@@ -165,7 +165,7 @@ def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
 def leaderboard(
     records: Sequence[Record], margin: float, measure: LabelMeasure = "accuracy"
 ) -> list[LeaderboardEntry]:
-    """Every defense that was attacked, the best protected first.
+    """Return every attacked defense, the best protected first.
 
     Args:
         records: of a grid, or of a run.
@@ -200,7 +200,7 @@ def leaderboard(
 
 
 def leaked(rows: Iterable[Record], k: int) -> list[Record]:
-    """The rows of attacks that k leaked labels allow: those with k, and those that use none."""
+    """Return rows of attacks with k leaked labels, and of attacks that use no labels."""
     return [row for row in rows if row.k in (0, k)]
 
 
@@ -256,7 +256,7 @@ class _Chances:
 
 
 def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[int, _Chances]]:
-    """p-values by defense and k; the claims about all defenses but none are one family."""
+    """Return p-values by defense and k; claims about all defenses except none are one family."""
     found: dict[str, dict[int, _Chances]] = {}
     for defense in dict.fromkeys(one.training for one in labels):
         rows = [one for one in labels if one.training == defense]
@@ -324,7 +324,7 @@ def _verdict(above: Estimate, chances: _Chances, conclusive: bool) -> Verdict:
 
 
 def _leak_chance(rows: Sequence[Record]) -> float:
-    """p-value of some attack's success."""
+    """Return the p-value of any attack's success."""
     baselines = by_baseline(rows)
     attacks = list(by_attack(rows).values())
     return leaking(attacks, baselines[highest(baselines)])

@@ -168,7 +168,7 @@ class LoadedRun:
         return self._counted("residuals", Residuals.read)
 
     def _counted(self, form: str, read: Callable[[Any], Counts]) -> dict[str, Counts]:
-        """The parts of the rows whose record is of a form."""
+        """Return the parts of the rows whose record has a form."""
         found = self.folder.scored() if self.has_ended else {}
         parts = ("validation", "test", "uncalibrated")
         return {part: read(found[part]) for part in parts if form in (found.get(part) or ())}

@@ -105,7 +105,7 @@ class Recipe:
 
     @classmethod
     def of(cls, build: Any, loader: Any, test: Any = None, fit: Any = None, **own: Any) -> Recipe:
-        """A recipe of functions, or of their names.
+        """Return a recipe of functions, or of their names.
 
         Raises:
             ConfigError: a name names nothing.
@@ -120,7 +120,7 @@ class Recipe:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Recipe:
-        """The recipe of a grid's folder, in another process.
+        """Return the recipe of a grid's folder, in another process.
 
         Raises:
             UserError: it has functions that no other process can import.
@@ -166,7 +166,7 @@ class Recipe:
             )
 
     def built(self) -> str:
-        """A digest of the code and the settings that modules come from."""
+        """Return a digest of the code and the settings that modules come from."""
         functions = [getattr(self, role) for role in _ROLES]
         known = [one for one in functions if isinstance(one, FunctionType | type)]
         code = code_of(*known)
@@ -175,7 +175,7 @@ class Recipe:
         return f"{code} {settings}".strip()
 
     def module(self, codec: str, defense: str, seed: int) -> Crossings:
-        """An untrained module.
+        """Return an untrained module.
 
         Args:
             codec: a spec.
@@ -206,7 +206,7 @@ class Recipe:
         return made
 
     def of_cell(self, experiment: Experiment, device: str) -> Crossings:
-        """The untrained module of a cell; see `module`."""
+        """Return the untrained module of a cell; see `module`."""
         return self.module(experiment.codec, experiment.defense, experiment.seed).to(device)
 
     def experiment(self, name: str, codec: str, defense: str) -> Experiment:
@@ -229,7 +229,7 @@ class Recipe:
         return made.model_copy(update=update)
 
     def rows(self, seed: int) -> Rows:
-        """The rows of a seed; those of the last one are kept."""
+        """Return the rows of a seed; the last seed's rows are cached."""
         if not any(isinstance(one, FunctionType | type) for one in (self.loader, self.test)):
             seed = 0  # the same rows for all seeds
         if self._rows is None or self._rows[0] != seed:
@@ -240,7 +240,7 @@ class Recipe:
     def trained(
         self, model: Crossings, rows: Rows, on_epoch: Callable[[dict[str, Any]], None]
     ) -> Crossings:
-        """The module once it is trained; what `fit` returns takes its place."""
+        """Train a module, and return it or the module that `fit` returns."""
         with scoped(derive(model.experiment.seed, "fit")):
             if self.fit is None:
                 fit(model, rows.loader, loss=self.loss, on_epoch=on_epoch, **self.train)
@@ -260,7 +260,7 @@ def _settings_text(codec: str, defense: str, seed: int) -> str:
 
 
 def _name_of(given: Any) -> str | None:
-    """The name under which another process can import a function; None where it cannot."""
+    """Return the import name of a function for other processes; None if it has none."""
     if isinstance(given, str):
         return given
     if not isinstance(given, FunctionType | type) or given.__module__ == "__main__":
@@ -283,7 +283,7 @@ def _imported(role: str, name: str) -> Any:
 
 
 def _made(given: Any, seed: int) -> Any:
-    """A loader, or what a function makes of a seed."""
+    """Return a loader, or the loader that a function makes from a seed."""
     return given(seed) if isinstance(given, FunctionType | type) else given
 
 
@@ -307,7 +307,7 @@ class Rows:
 
     @classmethod
     def of(cls, loader: Iterable[Any], test: Iterable[Any] | None) -> Rows:
-        """The rows of two loaders, or of one, of which batches are held out.
+        """Return the rows of two loaders, or of one loader with held-out batches.
 
         Raises:
             DataError: a loader gives its batches once, or none, or a batch has no labels.
@@ -325,12 +325,12 @@ class Rows:
         return cls(loader, test, digest, first, (labels[0], labels[1]))
 
     def data(self, name: str, task: str, classes: int) -> PartyData:
-        """The label party's rows, as a session has them."""
+        """Return the label party's rows, as in a session."""
         return data_of_labels(name, self.labels, task, classes)
 
 
 def _again(loader: Any) -> Iterable[Any]:
-    """The loader, if it can be iterated twice."""
+    """Return the loader; refuse one that cannot be iterated twice."""
     if not isinstance(loader, Iterable) or iter(loader) is loader:
         raise DataError(
             "a loader gives its batches anew for each epoch",
@@ -355,7 +355,7 @@ def _held_out(batches: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
-    """A sum over digests of rows, the labels as they came, and the sum over those alone."""
+    """Return the sum of the rows' digests, the labels, and the sum of the labels' digests."""
     total, of_labels, found = 0, 0, list[Tensor]()
     for batch in _again(loader):
         inputs, labels = labelled(batch)
@@ -405,7 +405,7 @@ def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str 
 def _trained_module(
     cell: Cell, folder: GridFolder, recipe: Recipe, device: str, *, recorded: bool
 ) -> tuple[Crossings, ModuleTrace | None]:
-    """The module of a cell, and the trace of its training if it is trained and recorded now."""
+    """Return the module of a cell, and a trace if this call trains and records it."""
     path, experiment = folder.cells_path / cell.name, cell.experiment
     rows = recipe.rows(experiment.seed)
     model = recipe.of_cell(experiment, device)
@@ -517,7 +517,7 @@ def _tested(model: Crossings, test: Iterable[Any]) -> tuple[dict[str, float], in
 
 
 def _codec_record(model: Crossings, rows: Rows) -> dict[str, Any]:
-    """The record `codec.json`: what each codec makes of the cut of test rows."""
+    """Return the record `codec.json`: measures of each codec on the cut of test rows."""
     cuts: dict[str, list[Tensor]] = {name: [] for name in model.encoders}
     hooks = [
         end.register_forward_hook(partial(_keep, cuts[name]))
@@ -610,7 +610,7 @@ def check_study(kind: str, experiment: Experiment) -> None:
 
 
 def variant_name(spec: str) -> str:
-    """A defense as the name of a variant.
+    """Return a defense as the name of a variant.
 
     >>> variant_name("cut_noise:std=0.5")
     'cut_noise-std-0.5'

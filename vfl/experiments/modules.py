@@ -77,14 +77,14 @@ class _Columns:
         return next(iter(self.arguments.values()))
 
     def flat(self) -> Tensor:
-        """All of it as float32, axes (rows, ...)."""
+        """Return all of it as float32, axes (rows, ...)."""
         if self.is_one:
             return self.first.float().cpu()
         parts = [one.flatten(1) if one.dim() > 1 else one[:, None] for one in self.values()]
         return torch.cat([one.float().cpu() for one in parts], 1)
 
     def values(self) -> Iterable[Tensor]:
-        """The arguments in order."""
+        """Return the arguments in order."""
         return self.arguments.values()
 
 
@@ -223,7 +223,7 @@ def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
 
 
 def _asked(model: Crossings, party: str, inputs: Any) -> tuple[_Columns, Mapping[str, Tensor], int]:
-    """One query: the party's inputs, those of others that its layers are called with, outputs."""
+    """Return a query: the party's inputs, others' inputs for its layers, and outputs."""
     with torch.no_grad():
         outputs = answered(model, inputs)
     outputs = getattr(outputs, "logits", outputs)
@@ -283,7 +283,7 @@ class _ModuleVictim(Victim):
         )
 
     def new_top(self, width: int) -> nn.Module:
-        """An untrained top; a linear layer where the module's own takes other cuts."""
+        """Return an untrained top; a linear layer if the module's own top takes other cuts."""
         if self._top is not None and self._top[1] == width:
             return _fresh(self._top[0])
         return nn.Linear(width, self.classes)
@@ -298,19 +298,19 @@ class _ModuleVictim(Victim):
 
 
 def _with_codec(model: Crossings, party: str, bottom: _Bottom) -> OwnBottom:
-    """The bottom and the codec's module behind it, as copies of one module."""
+    """Return the bottom and the codec's module behind it, as copies of one module."""
     return OwnBottom([copy.deepcopy(bottom), copy.deepcopy(model.encoders[party])], bottom)
 
 
 def _top_of(model: Crossings, party: str) -> tuple[nn.Module, int] | None:
-    """The top and the width it takes, where one party's flat cut is all that it is given."""
+    """Return the top and its input width, if one party's flat cut is its only input."""
     if isinstance(model, SplitModule) and list(model.bottoms) == [party] and model.is_flat(party):
         return model.top, model.widths[party]
     return None
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """A copy with weights as new ones are, by the caller's draws."""
+    """Return a copy with new initial weights, from the caller's random numbers."""
     made = copy.deepcopy(module)
     for part in made.modules():
         if callable(reset := getattr(part, "reset_parameters", None)):
@@ -442,7 +442,7 @@ class ModuleAttacks:
         out: Path,
         on_end: Callable[[FinishedAttack], None] = lambda ended: None,
     ) -> list[ScoreRecord]:
-        """The score of each job; the folder `out` keeps scores, and what has one is not run."""
+        """Return the score of each job; the folder `out` stores scores to avoid repeated runs."""
         with scoped(self._experiment.seed):
             return list(self._runner.run(jobs, ScoresFile(out), on_end))
 
@@ -529,7 +529,7 @@ def _require_cuts_alone(settings: GridSettings) -> None:
 
 
 def _data_of(label: str, party: str, seen: list[_Seen], seed: int) -> dict[str, PartyData]:
-    """The rows of the feature party and of the label party, as a session has them."""
+    """Return the rows of the feature party and the label party, as in a session."""
     parts = [torch.cat(part.labels) for part in seen]
     if len(parts) == 1:
         order = torch.randperm(len(parts[0]), generator=generator(seed, "halves"))
@@ -547,7 +547,7 @@ def _data_of(label: str, party: str, seen: list[_Seen], seed: int) -> dict[str, 
 def data_of_labels(
     name: str, parts: Sequence[Tensor], task: str, classes: int, split: Split | None = None
 ) -> PartyData:
-    """A label party's rows.
+    """Return a label party's rows.
 
     Args:
         name: the party.

@@ -108,7 +108,7 @@ class Run:
         return Attacks(self, rows, asked)
 
     def alone(self) -> pd.DataFrame:
-        """The figures of each party alone, a row a party; trained where they are not yet.
+        """Return the figures of each party alone, one row each; train missing ones.
 
         Raises:
             ConfigError, RunFolderError: see `vfl report --alone`.
@@ -259,7 +259,7 @@ def attack(
 
 
 def _asked(specs: Sequence[str], settings: Mapping[str, object]) -> GridSettings:
-    """The settings of attacks on one victim."""
+    """Return the settings of attacks on one victim."""
     given = {"attacks": list(specs) or None, "leaks": [1, 5, 10], "draws": 3, **settings}
     return check(override({}, overrides_of(None, given)), GridSettings, where="the settings")
 
@@ -417,7 +417,7 @@ def _study(
 def _read(
     experiment: AnyExperiment, overrides: Sequence[str]
 ) -> tuple[Experiment, Locations, str | None]:
-    """The checked experiment, where its settings stand, and its file if it has one."""
+    """Return the checked experiment, the positions of its settings, and its file, if any."""
     if isinstance(experiment, str | Path):
         return *read_checked(Path(experiment), overrides), str(experiment)
     made = experiment
@@ -431,7 +431,7 @@ def _read(
 def _command(
     name: str, called: str | None, overrides: Sequence[str], folder: Path, device: str, *more: str
 ) -> str:
-    """How to repeat it: what has no file of its own is in that of its folder, settings included."""
+    """Return a command to repeat it; without an own file, from the folder's configuration."""
     if called is None:
         return command_of(name, str(folder / "config.toml"), *more, device=device)
     return command_of(name, called, *more, settings=overrides, device=device)
@@ -439,7 +439,7 @@ def _command(
 
 @contextmanager
 def _bar(what: str, total: int, shown: bool) -> Iterator[Any]:
-    """A bar in a terminal or a notebook; a function that moves it on."""
+    """Show a progress bar in a terminal or a notebook; give a function that advances it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

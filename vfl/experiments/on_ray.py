@@ -77,7 +77,7 @@ class RayCluster:
 
     @classmethod
     def of(cls, asked: str) -> RayCluster:
-        """The cluster of an address, and behind commas what a cell takes: `auto,cpus=2,gpus=0.5`.
+        """Connect to a cluster, with resources of a cell after commas: `auto,cpus=2,gpus=0.5`.
 
         Raises:
             ConfigError: neither CPUs nor GPUs, or not so many above 0.
@@ -107,11 +107,11 @@ class RayCluster:
         return room
 
     def actor(self, *arguments: Any) -> Any:
-        """A process somewhere in the cluster that runs cells."""
+        """Start a process in the cluster that runs cells."""
         return self.ray.remote(**self._resources, max_restarts=0)(_Remote).remote(*arguments)
 
     def rows(self, folder: GridFolder, cell: Cell) -> Any:
-        """A reference to every party's rows of a cell."""
+        """Return a reference to every party's rows of a cell."""
         with self._alone:  # every worker of the scheduler asks from a thread of its own
             data = self._cache.of(rows_of(folder, cell))
             if self._kept[0] is not data:
@@ -120,7 +120,7 @@ class RayCluster:
 
 
 def _address_and_room(asked: str) -> tuple[str, float, float]:
-    """Address, CPUs and GPUs of `ADDRESS,cpus=N,gpus=N`.
+    """Return address, CPUs and GPUs of `ADDRESS,cpus=N,gpus=N`.
 
     >>> _address_and_room("10.0.0.1:6379,gpus=0.5")
     ('10.0.0.1:6379', 1.0, 0.5)
@@ -219,7 +219,7 @@ class _Remote:
 
 
 def _places(root: Path, cell: Cell) -> list[Path]:
-    """All of a grid's folder that is about one cell."""
+    """Return the parts of a grid's folder that belong to one cell."""
     folder = GridFolder(root)
     return [
         folder.cells_path / cell.name,

@@ -47,7 +47,7 @@ def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
 
 
 def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
-    """The pictures of a score as PNG files in base64; None if none were kept.
+    """Return the pictures of a score as PNG files in base64; None if none were kept.
 
     Returns:
         `true`, `found`, and `mean`, the mean picture; an attacker without evidence would guess it
@@ -65,7 +65,7 @@ def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
 
 
 def _png(picture: np.ndarray, low: float, high: float) -> str:
-    """A picture with axes (channels, height, width), grey unless it has three channels."""
+    """Return a picture with axes (channels, height, width), grey unless it has three channels."""
     share = np.clip((picture - low) / (high - low or 1.0), 0, 1)
     pixels = (255 * share).round().astype(np.uint8)
     image = Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0])
@@ -122,7 +122,10 @@ def pair_angles(cut: Tensor) -> Tensor:
 
 
 def tsne(cut: Tensor) -> list[list[float]]:
-    """Two coordinates a row by t-SNE (van der Maaten and Hinton 2008); none for a few rows."""
+    """Return two coordinates of each row by t-SNE (van der Maaten and Hinton 2008).
+
+    The list is empty for fewer than five rows.
+    """
     from sklearn.manifold import TSNE
 
     if len(cut) < 5:

@@ -200,7 +200,7 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
 
 
 def _not_found_out(party: PartyFile, folder: Path) -> list[str]:
-    """A table of which a party's file says where it is, and nothing of how it is written."""
+    """Return a caution about a table whose file is named, but not its format."""
     found_out = {"columns", "separator", "encoding", "decimal", "dates", "missing"}
     if found_out & party.table.model_fields_set:
         return []
@@ -253,7 +253,7 @@ def _trace(
 
 
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
-    """The facts of an experiment's plug-ins; vfl.training.specs says what is refused."""
+    """Return the facts of an experiment's plug-ins; vfl.training.specs says what is refused."""
     specs.check_specs(experiment, locations)
     return _plugins(experiment)
 
@@ -299,7 +299,7 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
 def check_public(
     experiment: Experiment, locations: Locations | None = None, party: PartyFile | None = None
 ) -> dict[str, Any]:
-    """`check_specs` for the experiment of a project, which every party will read.
+    """Run `check_specs` for the experiment of a project, which every party will read.
 
     Args:
         experiment: what to check.

@@ -21,7 +21,7 @@ FORM = "vfl results 1"
 
 
 def results_schema() -> dict[str, Any]:
-    """The schema of `results.json`.
+    """Return the schema of `results.json`.
 
     >>> results_schema()["properties"]["form"]["const"]
     'vfl results 1'
@@ -31,7 +31,7 @@ def results_schema() -> dict[str, Any]:
 
 
 def provenance(grid: LoadedGrid) -> dict[str, Any]:
-    """The common keys of `results.json`.
+    """Return the common keys of `results.json`.
 
     Returns:
         `form`, `kind`, `name`, `created` and `command` of the study; `environments`, each once;
@@ -53,7 +53,7 @@ def provenance(grid: LoadedGrid) -> dict[str, Any]:
 def _cell_record(
     cell: Cell, grid: LoadedGrid, environments: list[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """One cell: what it is, how far it is, and digests of all that it came from."""
+    """Return the record of a cell: description, status, and digests of its sources."""
     run, state = grid.runs.get(cell.name), "open"
     if cell.title in grid.failures:
         state = "failed"

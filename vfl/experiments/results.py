@@ -131,11 +131,11 @@ class Record:
         return own if self.adversary in (HONEST, self.subject) else f"{own} after {self.adversary}"
 
     def row(self) -> dict[str, Any]:
-        """As a line of `results.csv`; of baselines the best."""
+        """Return a line of `results.csv`, with the best baseline."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     def as_json(self) -> dict[str, Any]:
-        """All that is known, and the best of the baselines."""
+        """Return all fields, and the best baseline."""
         return asdict(self) | {"no_model": self.no_model}
 
 
@@ -145,7 +145,7 @@ COLUMNS.insert(COLUMNS.index("seconds"), "no_model")
 
 
 def fitting_quality(guess: Mapping[str, float]) -> str:
-    """The measure that fits a task, by the `guess` of a summary.
+    """Return the measure that fits a task, by the `guess` of a summary.
 
     >>> fitting_quality({"classes": 2, "accuracy": 0.88}), fitting_quality({"classes": 10})
     ('auc', 'accuracy')
@@ -157,7 +157,7 @@ def fitting_quality(guess: Mapping[str, float]) -> str:
 
 
 def records_of(path: Path) -> list[Record]:
-    """The rows of a run, a comparison, a grid or a value, as far as they are known.
+    """Return the known records of a run, a comparison, a grid or a value study.
 
     Raises:
         RunFolderError: there is none in this folder, or a file is damaged.
@@ -169,7 +169,7 @@ def records_of(path: Path) -> list[Record]:
 
 
 def trained_records(run: LoadedRun) -> list[Record]:
-    """The rows of a single run but for those of attacks."""
+    """Return the records of a single run, except records of attacks."""
     return list(_measured(_about_run(run), run))
 
 
@@ -218,7 +218,7 @@ class LoadedGrid:
         return {name: LoadedRun(path) for name, path in found if (path / "summary.json").exists()}
 
     def path_of(self, cell: Cell) -> Path:
-        """The folder of a cell."""
+        """Return the folder of a cell."""
         return self.folder.cells_path / cell.name
 
     @cached_property
@@ -300,7 +300,7 @@ class LoadedGrid:
         return [one for records in found.values() for one in records]
 
     def lines(self, records: Iterable[Record]) -> list[Line]:
-        """The lines of a table, in the order of the cells; a run without records is in none."""
+        """Return the lines of a table, in the order of the cells, without empty runs."""
         figures: dict[str, dict[Figure, float]] = {}
         for one in records:
             if one.evaluator != "attack":
@@ -354,15 +354,15 @@ class Line:
     ratio: float = 0.0
 
     def values(self, measure: str, subject: str = TEST) -> Mapping[str, float]:
-        """A figure by repeat, of those that have it."""
+        """Return a figure by repeat, for repeats that have it."""
         return self.figures.get((subject, measure), {})
 
     def over(self, measure: str, subject: str = TEST) -> Estimate | None:
-        """A figure over the repeats that have it, with its interval."""
+        """Return a figure over the repeats that have it, with its interval."""
         return resampled(list(self.values(measure, subject).values()), self.ratio)
 
     def mean(self, measure: str, subject: str = TEST) -> float | None:
-        """The mean of a figure over the repeats that have it."""
+        """Return the mean of a figure over the repeats that have it."""
         found = self.over(measure, subject)
         return None if found is None else found.mean
 
@@ -486,7 +486,7 @@ def _bytes_to(
 
 
 def bytes_to(least: float) -> str:
-    """The measure: bytes until the validation rows were so good."""
+    """Return the name of the measure: bytes until the validation rows reach this score."""
     return f"bytes_to_{least:g}"
 
 
@@ -531,7 +531,7 @@ class Today:
 def attacks_on_run(
     run: LoadedRun, baselines: Sequence[str] = GridSettings().baselines
 ) -> list[Record]:
-    """The attacks on a single run; none if it was never attacked.
+    """Return the attacks on a single run; none if it was never attacked.
 
     Args:
         run: that was attacked.
@@ -551,7 +551,7 @@ def attacks_on_run(
 def attacks_of(
     experiment: Experiment, scores: Sequence[ScoreRecord], baselines: Sequence[str]
 ) -> list[Record]:
-    """The attacks on a victim that is no run, from its scores and those of its baselines."""
+    """Return attacks on a victim without a run, from its scores and its baselines' scores."""
     about = _about(Cell(experiment, experiment.name, {}), "")
     own = [one for one in scores if one.bottom == TRAINED]
     free = [one for one in scores if one.bottom != TRAINED]
@@ -565,7 +565,7 @@ def _attacks(
     baselines: Sequence[str],
     changed: Mapping[str, str],
 ) -> Iterator[Record]:
-    """The attacks on one victim, a record for each measure.
+    """Yield the attacks on one victim, a record for each measure.
 
     Args:
         about: the victim.

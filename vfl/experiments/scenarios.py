@@ -131,7 +131,7 @@ _TRACES = "parties/*/trace"
 
 
 def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenario:
-    """The scenario of an attack.
+    """Return the scenario of an attack.
 
     Args:
         attack: what it needs decides.
@@ -160,13 +160,13 @@ def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenari
 def scenarios_of(
     settings: GridSettings, own_columns: bool = True
 ) -> dict[str, tuple[Attack, Scenario]]:
-    """The attacks of a grid by their specs, each with its scenario; see `scenario_of`."""
+    """Return the attacks of a grid by their specs, each with its scenario; see `scenario_of`."""
     made = {spec: attacks.make(spec) for spec in settings.attack_specs}
     return {spec: (one, scenario_of(one, spec, own_columns)) for spec, one in made.items()}
 
 
 def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
-    """The scenario of a job; None for what an adversary reached without any recording."""
+    """Return the scenario of a job; None for an adversary's own result without a recording."""
     if bottom != OUTCOME:
         return scenario_of(attacks.make(spec), spec, own_columns=True)
     return RECORDED_QUERIES if isinstance(make_adversary(spec), Attack) else None
@@ -193,7 +193,7 @@ def is_recorded(path: Path, wanted: TraceSettings) -> bool:
 
 
 def options_of(trace: TraceSettings) -> list[str]:
-    """The settings that ask for a recording, as `-s` takes them."""
+    """Return the settings that ask for a recording, as `-s` takes them."""
     asked = []
     if phases := trace.phases:
         asked = [f"trace.phases={phases[0] if len(phases) == 1 else json.dumps(phases)}"]
@@ -240,7 +240,7 @@ def kind_of_cases(experiment: Experiment) -> type[Cases]:
 
 
 def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
-    """The feature party that attacks.
+    """Return the feature party that attacks.
 
     Raises:
         ConfigError: there is none of that name.
@@ -320,7 +320,7 @@ class Cases:
         return self.victim.cuts(rows)
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
-        """The case of one leak.
+        """Return the case of one leak.
 
         Args:
             scenario: who attacks.
@@ -433,7 +433,7 @@ class Cases:
         return queried_case(self.experiment, self.shown(), rows, outputs)
 
     def shown(self) -> Mapping[str, PartyData]:
-        """Every party's rows as numbers that networks read."""
+        """Return every party's rows as numbers for networks."""
         return self.data
 
     def _of(self, owner: str, phase: str | None) -> list[tuple[Replayed, Tensor]]:

@@ -73,7 +73,7 @@ class RemainingTime:
         self._seconds: defaultdict[_Kind, list[float]] = defaultdict(list)
 
     def add(self, cell: Cell, seconds: float) -> None:
-        """A cell has ended after so many seconds."""
+        """Record a finished cell with its duration in seconds."""
         self._seconds[self._kind(cell)].append(seconds)
 
     def left_s(self, cells: Iterable[Cell]) -> float:
@@ -263,9 +263,9 @@ class Worker(Protocol):
 
 
 def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
-    """The experiment that says which rows a cell is about.
+    """Return the experiment that determines the rows of a cell.
 
-    That of the file where a cell's own parties stand in for those of the file.
+    It is the experiment of the file if stand-ins replace the file's parties in a cell.
     """
     if folder.kind != "value":
         return cell.experiment

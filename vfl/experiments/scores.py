@@ -274,7 +274,7 @@ class ScoresFile:
                 write_text(self._path, text[: text.rfind("\n") + 1])
 
     def get(self, key: str) -> ScoreRecord | None:
-        """The score of that key, if it is there."""
+        """Return the score of a key, if it exists."""
         return self._known.get(key)
 
     def add(self, score: ScoreRecord) -> None:
@@ -290,7 +290,7 @@ class ScoresFile:
 
 
 def key_of(about: Mapping[str, Any]) -> str:
-    """A short digest of what a value depends on."""
+    """Return a short digest of everything that a value depends on."""
     text = json.dumps(dict(about), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
@@ -318,7 +318,7 @@ def read_codes(path: Path) -> dict[str, str]:
 
 
 def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:
-    """The wanted scores in a file; none unless they are those of that setting.
+    """Return the wanted scores in a file; none if they belong to another setting.
 
     Raises:
         RunFolderError: the file is damaged, or of another format.

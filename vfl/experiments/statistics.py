@@ -47,7 +47,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """The mean of independent repeats with Student's 95 % interval; None without any.
+    """Return the mean of independent repeats with Student's 95 % interval; None without any.
 
     mean +/- t(0.975, n - 1) s / sqrt(n), s the deviation of the sample (Student 1908).
 
@@ -65,7 +65,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
-    """The mean of repeats that draw training and test rows anew, with its 95 % interval.
+    """Return the mean of repeats that draw training and test rows anew, with its 95 % interval.
 
     mean +/- t(0.975, n - 1) s sqrt(1 / n + n_test / n_train). The training rows of the repeats
     overlap, so the repeats are not independent, and Student's interval is too short (Nadeau and
@@ -83,7 +83,7 @@ def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
 
 
 def paired_difference(ours: Mapping[Any, float], reference: Mapping[Any, float]) -> Estimate | None:
-    """The mean of ours minus the reference's, over the repeats that both have.
+    """Return the mean of ours minus the reference's, over the repeats that both have.
 
     Repeats share rows and seeds, so their differences vary less than they do themselves.
     """
@@ -91,12 +91,12 @@ def paired_difference(ours: Mapping[Any, float], reference: Mapping[Any, float])
 
 
 def _quantile(count: int) -> float:
-    """Student's, for so many repeats."""
+    """Return Student's quantile for this number of repeats."""
     return _student(count - 1, (1 + CONFIDENCE) / 2)
 
 
 def _student(freedom: int, probability: float) -> float:
-    """The quantile of Student's distribution."""
+    """Return the quantile of Student's distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))
@@ -110,7 +110,7 @@ ONE_SIDED = (1 - CONFIDENCE) / 2
 
 
 def by_victim(values: Values) -> dict[int, float]:
-    """The mean over the draws of each victim.
+    """Return the mean over the draws of each victim.
 
     >>> by_victim({(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.9})
     {0: 0.6, 1: 0.9}
@@ -123,7 +123,7 @@ def by_victim(values: Values) -> dict[int, float]:
 
 
 def over_victims(values: Values) -> Estimate | None:
-    """The mean with its 95 % interval over victims; None without any."""
+    """Return the mean with its 95 % interval over victims; None without any."""
     return estimate(list(by_victim(values).values()))
 
 
@@ -133,7 +133,7 @@ def advantage(attack: Values, baseline: Values) -> Estimate | None:
 
 
 def chance_below(found: Estimate | None, bound: float) -> float:
-    """One-sided p-value of "the mean is at least `bound`", small if it is clearly below.
+    """Return the one-sided p-value of "the mean is at least `bound`", small if clearly below.
 
     P(T <= (mean - bound) / standard error), T of Student with n - 1 degrees of freedom; 1 where a
     single victim, or none, says nothing about the spread. Nor do victims that agree exactly: shares
@@ -151,12 +151,12 @@ def chance_below(found: Estimate | None, bound: float) -> float:
 
 
 def chance_above(found: Estimate | None, bound: float) -> float:
-    """One-sided p-value of "the mean is at most `bound`", small if it is clearly above."""
+    """Return the one-sided p-value of "the mean is at most `bound`", small if clearly above."""
     return chance_below(_mirrored(found), -bound)
 
 
 def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
-    """p-values of a family, adjusted so that none is rejected wrongly too often (Holm 1979).
+    """Return a family's p-values, adjusted for the chance of any wrong rejection (Holm 1979).
 
     The i-th smallest of m is multiplied by m - i + 1, then made not smaller than those before it.
 
@@ -176,12 +176,13 @@ FALSE_CLAIMS = 0.05
 
 
 def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
-    """p-values of a page's claims, adjusted so that a share of those made is false on average.
+    """Adjust the p-values of a page's claims to bound the mean share of false claims.
 
-    The false discovery rate of Benjamini and Hochberg 1995: the i-th smallest of m is multiplied by
-    m / i, then made not larger than those after it. Claims at or below `FALSE_CLAIMS`, or a lower
-    level, are made. Claims about several defenses share their baselines, and so are positively
-    dependent, for which the rate holds too (Benjamini and Yekutieli 2001, theorem 1.2).
+    The procedure controls the false discovery rate (Benjamini and Hochberg 1995). It multiplies the
+    i-th smallest of m values by m / i, and then limits it to the values after it. A page makes the
+    claims at or below `FALSE_CLAIMS`, or a lower level. Claims about several defenses share their
+    baselines, so they depend positively on each other. The rate holds for this dependence too
+    (Benjamini and Yekutieli 2001, theorem 1.2).
 
     >>> found = claims({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5})
     >>> {key: round(chance, 4) for key, chance in found.items()}
@@ -197,7 +198,7 @@ def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def protected(advantages: Sequence[Estimate | None], rivals: int = 1, margin: float = 0.0) -> float:
-    """p-value of protection: every attack is at most a margin above the best baseline.
+    """Return the p-value of protection: every attack is at most a margin above the best baseline.
 
     The largest over the attacks: each has to be below by itself, so nothing is adjusted for their
     number (intersection-union test, Berger 1982). But the highest of several baselines that are
@@ -223,7 +224,7 @@ def _may_be(best: Values, one: Values) -> bool:
 
 
 def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) -> float:
-    """p-value of a leak: some attack is above the best baseline by more than a margin.
+    """Return the p-value of a leak: some attack exceeds the best baseline by more than a margin.
 
     Over the r attacks that may be the best (`rivals_of`): the least of r / i times the i-th
     smallest of their p-values (Simes 1986, which holds for positively dependent ones: Sarkar 1998),
@@ -296,7 +297,7 @@ class Judgement:
         return self.words(no, "easier to infer", "victims")
 
     def words(self, no: str, yes: str, repeats: str) -> str:
-        """The verdict in words of what was repeated.
+        """Return the verdict in words of what was repeated.
 
         >>> judge([0.0, 0.004, 0.002]).words("as good", "worse", "seeds")
         'undecided: 2 more seeds would decide (margin 1.0 points)'
@@ -360,7 +361,7 @@ def gains(joined: Values, alone: Values) -> list[float]:
 
 
 def steady_interval(values: Sequence[float], resolution: float = 0.0) -> tuple[float, float]:
-    """A two-sided 95 % interval of the mean that holds for skewed victims too.
+    """Return a two-sided 95 % interval of the mean that holds for skewed victims too.
 
     Student's interval covers only 88 % for five exponential victims, because their deviation is
     small whenever their mean is small. Here each end errs in at most 5 % of cases for exponential

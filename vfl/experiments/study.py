@@ -57,7 +57,7 @@ class Study:
 
 
 def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None = None) -> Study:
-    """The cells of a study; rows with classes are split class by class unless it says otherwise.
+    """Plan the cells of a study; rows with classes are split by class by default.
 
     Args:
         kind: which of the experiment's tables is meant.
@@ -87,7 +87,7 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
 def plan_modules(
     kind: Kind, recipe: Recipe, name: str, codec: str, defense: str, options: Mapping[str, object]
 ) -> Study:
-    """The cells of a study of modules.
+    """Return the cells of a study of modules.
 
     Args:
         kind: "compare" or "grid".
@@ -265,7 +265,7 @@ class Results:
 
     @classmethod
     def of(cls, path: str | Path) -> Results:
-        """The results of a folder, written anew from what its cells hold.
+        """Return the results of a folder, rewritten from its cells.
 
         Raises:
             RunFolderError: there is no grid, or a file of it is damaged.
@@ -296,7 +296,7 @@ class Results:
         caption: str | None = None,
         label: str | None = None,
     ) -> str:
-        r"""A table for a paper, in LaTeX with `booktabs`; see `latex_table`.
+        r"""Return a table for a paper, in LaTeX with `booktabs`; see `latex_table`.
 
         Args:
             measures: of the test rows and of attacks; the one that fits the task where none is
@@ -330,7 +330,7 @@ class Results:
 
 
 def framed(path: Path) -> str:
-    """The page of a folder inside a notebook, where nothing of it reaches outside."""
+    """Return the page of a folder for a notebook, isolated from the rest of the notebook."""
     inside = html.escape(render(path), quote=True)
     return f'<iframe srcdoc="{inside}" width="100%" height="640" sandbox="allow-scripts"></iframe>'
 

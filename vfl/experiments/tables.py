@@ -43,7 +43,7 @@ class Table:
     words: int = 1
 
     def markdown(self) -> str:
-        """The table in Markdown, columns aligned."""
+        """Return the table in Markdown, columns aligned."""
         lines = [self.head, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = [[cell.ljust(w) for cell, w in zip(line, widths, strict=True)] for line in lines]
@@ -52,7 +52,7 @@ class Table:
 
 
 def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> str:
-    """A share with half of its interval, in percent; empty if nothing is known.
+    """Return a share with half of its interval, in percent; empty if nothing is known.
 
     >>> estimate_text(Estimate(0.7213, 0.0131, 3)), estimate_text(Estimate(0.5, None, 1), "+")
     ('72.1 ± 1.3 %', '+50.0 %')
@@ -69,7 +69,7 @@ def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> s
 
 
 def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
-    """A measure with its interval, shares in percent; with a sign it is a difference, in points.
+    """Return a measure with its interval, shares in percent; with a sign, a difference in points.
 
     >>> score_text(Estimate(0.7213, 0.0131, 3), "accuracy")
     '72.1 ± 1.3 %'
@@ -83,12 +83,12 @@ def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
 
 
 def figures_of(found: Estimate | None) -> dict[str, Any] | None:
-    """As a record, for a JSON file."""
+    """Return a record for a JSON file."""
     return None if found is None else asdict(found)
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """The divisor and the name of the decimal unit that suits a number of bytes.
+    """Return the divisor and the name of the decimal unit that suits a number of bytes.
 
     >>> byte_unit(1_500_000)
     (1000000, 'MB')
@@ -124,12 +124,12 @@ def three_digits(value: float) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """A figure without a unit, or that it was not measured."""
+    """Return a figure without a unit, or a note that it was not measured."""
     return NOT_MEASURED if value is None else three_digits(value)
 
 
 def p_value_text(value: float | None) -> str:
-    """A p-value, of which very small ones are a bound.
+    """Return a p-value as text; very small ones as a bound.
 
     >>> p_value_text(4.9e-203), p_value_text(0.0315)
     ('< 0.001', '0.0315')
@@ -138,7 +138,7 @@ def p_value_text(value: float | None) -> str:
 
 
 def percent_text(fraction: float | None) -> str:
-    """A fraction as percent.
+    """Return a fraction as percent.
 
     >>> percent_text(0.9722).replace(chr(160), " ")
     '97.2 %'
@@ -147,7 +147,7 @@ def percent_text(fraction: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """A duration.
+    """Return a duration as text.
 
     >>> [seconds_text(s).replace(chr(160), " ") for s in (0.034, 8.128, 125, 3720)]
     ['34 ms', '8.13 s', '2 min 5 s', '1 h 2 min']
@@ -165,7 +165,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def date_text(iso: str) -> str:
-    """An ISO 8601 time in words; anything else as it is.
+    """Return an ISO 8601 time in words; anything else as it is.
 
     >>> date_text("2026-11-21T04:19:07+00:00")
     '21 November 2026, 04:19 UTC'

@@ -67,7 +67,7 @@ def confusions(scored: Scored) -> list[Confusion]:
 
 
 def confusion_at(scored: Scored, threshold: float) -> Confusion:
-    """The confusion at any threshold.
+    """Return the confusion at any threshold.
 
     >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
@@ -81,7 +81,7 @@ def confusion_at(scored: Scored, threshold: float) -> Confusion:
 
 
 def average_precision(scored: Scored) -> float:
-    """The area under precision by recall, as a step function (as scikit-learn defines it).
+    """Return the area under precision by recall, as a step function (as scikit-learn defines it).
 
     >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
@@ -96,7 +96,7 @@ def average_precision(scored: Scored) -> float:
 
 
 def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
-    """The threshold that costs least, where a missed positive costs so many false alarms.
+    """Return the cheapest threshold for a given cost of a missed positive in false alarms.
 
     Args:
         scored: rows that the model did not learn from: validation rows.
@@ -119,7 +119,7 @@ def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
 
 
 def best_f1_threshold(scored: Scored) -> float:
-    """The threshold with the largest F1."""
+    """Return the threshold with the largest F1."""
 
     def f1(one: Confusion) -> float:
         wrong = one.false_positives + one.false_negatives
@@ -129,7 +129,7 @@ def best_f1_threshold(scored: Scored) -> float:
 
 
 def flagging(scored: Scored, share: float) -> float:
-    """The highest threshold that flags at least a share of the rows."""
+    """Return the highest threshold that flags at least a share of the rows."""
     return next(one.threshold for one in confusions(scored) if one.flagged >= share - 1e-12)
 
 
@@ -166,7 +166,7 @@ def bands(scored: Scored, most: int = 10) -> list[Band]:
 
 
 def calibration_error(scored: Scored) -> float:
-    """The mean distance of expected and observed shares of positives, over ten bands of rows."""
+    """Return the mean difference of expected and observed shares of positives, in ten bands."""
     return sum(
         one.rows / scored.rows * abs(one.expected - one.positives / one.rows)
         for one in bands(scored)
@@ -174,7 +174,7 @@ def calibration_error(scored: Scored) -> float:
 
 
 def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
-    """The mean log loss; of other probabilities of the same groups where they are given."""
+    """Return the mean log loss; of other probabilities of the same groups where they are given."""
     chances = scored.values if probability is None else probability
     chances = np.clip(chances, _LEAST, 1 - _LEAST)
     negatives, positives = scored.counts.T
@@ -183,7 +183,7 @@ def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
 
 
 def brier(scored: Scored, probability: np.ndarray | None = None) -> float:
-    """The mean squared error of the probabilities (Brier 1950); see `log_loss`."""
+    """Return the mean squared error of the probabilities (Brier 1950); see `log_loss`."""
     chances = scored.values if probability is None else probability
     negatives, positives = scored.counts.T
     return float((positives @ (1 - chances) ** 2 + negatives @ chances**2) / scored.rows)

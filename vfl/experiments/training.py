@@ -38,7 +38,7 @@ class DataCache:
         self._data: Mapping[str, PartyData] = {}
 
     def of(self, experiment: Experiment) -> Mapping[str, PartyData]:
-        """Every party's rows; see `vfl.training.run.load_data`."""
+        """Return every party's rows; see `vfl.training.run.load_data`."""
         about = about_rows(experiment)
         if about != self._about:
             self._data = {}  # let go of the old ones first
@@ -88,12 +88,12 @@ def train_cell(
 
 
 def recording(experiment: Experiment, trace: TraceSettings) -> Experiment:
-    """The same training with something else recorded."""
+    """Return the same training with other recordings."""
     return experiment.model_copy(update={"trace": trace})
 
 
 def about_rows(experiment: Experiment) -> str:
-    """All that `load_data` looks at, as text."""
+    """Return all settings that `load_data` reads, as text."""
     own = {"width", "bottom"}
     parties = {name: one.model_dump(exclude=own) for name, one in experiment.parties.items()}
     label = experiment.label.model_dump(exclude={"top", "class_weight", "calibration"})
@@ -105,7 +105,7 @@ def about_rows(experiment: Experiment) -> str:
 def measure_cell(
     folder: RunFolder, data: Mapping[str, PartyData], device: str = "cpu"
 ) -> dict[str, Any]:
-    """The record `codec.json` of a finished run.
+    """Return the record `codec.json` of a finished run.
 
     Args:
         folder: the run, with its weights.
@@ -136,7 +136,7 @@ def measure_cell(
 
 
 def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """The same rows, of which an evaluation asks those of the training."""
+    """Return the same rows with a split that evaluates the training rows."""
     return {
         name: replace(own, split=replace(own.split, test=own.split.train))
         for name, own in data.items()

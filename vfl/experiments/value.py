@@ -43,7 +43,7 @@ def value_settings_of(experiment: Experiment) -> ValueSettings:
 
 
 def value_cells(experiment: Experiment) -> list[Cell]:
-    """The trainings, so that one seed is whole before the next begins.
+    """Return the trainings; one seed is complete before the next begins.
 
     Args:
         experiment: its own codec, defense and secure mode are priced too.
@@ -89,7 +89,7 @@ def value_cells(experiment: Experiment) -> list[Cell]:
 
 
 def _one_place(plain: Experiment, parties: Mapping[str, PartySettings]) -> Experiment:
-    """A training whose columns lie at one stand-in for a party, beside the labels."""
+    """Return a training whose columns are at one stand-in party, beside the labels."""
     name = "alone" if plain.label.party != "alone" else "single"
     (one,) = parties.values()
     return plain.model_copy(update={"parties": {name: one}, "merge": "concat"})
@@ -101,7 +101,7 @@ def alone_folder(path: Path) -> GridFolder:
 
 
 def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
-    """The trainings of every single party on the rows of a run, or of a study's every repeat.
+    """Return the trainings of each party alone on the rows of a run or of a study's repeats.
 
     Rows, seeds and settings are those of what stands there, without codec, defense and secure mode.
 
@@ -145,7 +145,7 @@ def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
 
 
 def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """The figures of each party alone, by its name and repeat; empty where none was trained so.
+    """Return the figures of each party alone, by name and repeat; empty without trainings.
 
     Args:
         path: of a run or a study.
@@ -218,7 +218,7 @@ def _is_split(cell: Cell) -> bool:
 
 
 def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """The columns of one party, or of all, at the stand-in; labels alone at the label party."""
+    """Return data of two parties: one or all parties' columns at the stand-in, and the labels."""
     import torch
 
     label, (stand_in,) = data[cell.experiment.label.party], cell.experiment.parties
@@ -235,7 +235,7 @@ def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
 
 
 def for_trees(data: PartyData) -> Tensor | None:
-    """A party's inputs, where a number in bins is one column again.
+    """Return a party's inputs, with a binned number as one column again.
 
     The sum of its bins rises with the number, and how large a column is otherwise is nothing to
     trees.
@@ -261,7 +261,7 @@ def _inputs(data: Mapping[str, PartyData]) -> list[Any]:
 
 
 def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -> nn.Module:
-    """All parties' bottoms as one module, which merges their cuts as the label party would."""
+    """Return all parties' bottoms as one module that merges their cuts like the label party."""
     from vfl import models
     from vfl.core.seeds import scoped
 
@@ -279,7 +279,7 @@ def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -
 
 
 def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
-    """A cell of gradient boosting, with the columns that lie at the stand-in."""
+    """Train a cell of gradient boosting on the columns at the stand-in."""
     path = folder.cells_path / cell.name
     if (path / "summary.json").exists():
         return
@@ -382,6 +382,6 @@ def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
 
 
 def measure_of(experiment: Experiment) -> str:
-    """The measure that is compared: what is asked for, or AUC, or the root of the mean square."""
+    """Return the compared measure: the requested one, else AUC or the root mean square error."""
     asked = value_settings_of(experiment).measure
     return asked or ("rmse" if experiment.label.task == "regression" else "auc")

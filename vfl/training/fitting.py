@@ -127,7 +127,7 @@ def columns_of(
 
 
 def row_digests(tensors: Iterable[Tensor]) -> Iterator[int]:
-    """Return a 63-bit digest of each joint row of some tensors; it depends on the bytes only."""
+    """Yield a 63-bit digest of each joint row of some tensors; it depends on the bytes only."""
     joined = np.concatenate([_bytes_of(one) for one in tensors], 1)
     for row in joined:
         yield int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "big") >> 1

@@ -73,7 +73,7 @@ _ANGLE_TICKS = [(0.0, "0"), (math.pi / 4, "π/4"), (math.pi / 2, "π/2"), (3 * m
 
 
 def style_of(number: int) -> int:
-    """The colour of a number, which is a place on the leaderboard."""
+    """Return the colour of a number, which is a rank on the leaderboard."""
     return 1 + number % STYLES
 
 
@@ -105,7 +105,7 @@ def _tradeoff(
     place: int,
     measure: LabelMeasure,
 ) -> Drawing:
-    """One drawing; the area of protection is drawn where some verdict says that there is any."""
+    """Return a drawing; it shows the area of protection if a verdict is "protected"."""
     points, ends = [], []
     for number, one in enumerate(entries, 1):
         if one.defense in values:
@@ -133,7 +133,7 @@ def _tradeoff(
 
 
 def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
-    """The worst case above the best baseline, by leaked labels."""
+    """Yield the worst case's advantage over the best baseline, by leaked labels."""
     lines = []
     for number, entry in enumerate(entries, 1):
         above = ((float(x), one.advantage) for x, one in enumerate(entry.standings))
@@ -145,7 +145,7 @@ def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
 def attack_advantages(
     rows: Sequence[Record], entries: Sequence[LeaderboardEntry]
 ) -> Iterator[Drawing]:
-    """For each defense, every attack above the best baseline by leaked labels."""
+    """Yield, for each defense, each attack's advantage over the best baseline by leaks."""
     for entry in entries:
         own = [row for row in rows if row.training == entry.defense]
         points: dict[str, list[tuple[float, float]]] = {}
@@ -203,7 +203,7 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
 
 
 def strips(grid: LoadedGrid, cells: Collection[str]) -> Iterator[Strip]:
-    """One for each attack on pictures and victim of which pictures were drawn.
+    """Yield a strip for each attack on pictures and victim with stored pictures.
 
     Args:
         grid: whose victims they are.
@@ -289,7 +289,7 @@ def _of_labels(
     measure: LabelMeasure,
     tables: Mapping[str, Table | None],
 ) -> Iterator[Section]:
-    """The leaderboard and what belongs to it."""
+    """Yield the leaderboard and its sections."""
     places = {one.defense: place for place, one in enumerate(entries, 1)}
     choices = [("everybody who attacked", _board(entries, places, settings))]
     choices += [(words, _board(one, places, settings)) for words, one in boards.items() if one]
@@ -371,7 +371,7 @@ _OF_PICTURES = (
 def _board(
     entries: Sequence[LeaderboardEntry], places: Mapping[str, int], settings: GridSettings
 ) -> Table:
-    """A leaderboard with the number that each defense has in the drawings."""
+    """Return a leaderboard with the number that each defense has in the drawings."""
     board = board_table(entries, settings.margin)
     lines = [[f"{places[line[0]]} {line[0]}", *line[1:]] for line in board.rows]
     return replace(board, rows=lines)

@@ -96,7 +96,7 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
 
 
 def render(run_folder: Path, missed_cost: float | None = None) -> str:
-    """The page of a run folder as text.
+    """Return the page of a run folder as text.
 
     Raises:
         RunFolderError: as `build_report`.
@@ -195,7 +195,7 @@ class Listed:
 
 
 def list_runs(folder: Path) -> list[Listed]:
-    """The runs and grids right below a folder, the newest first; a damaged one says so.
+    """Return the runs and grids in a folder, the newest first; damaged ones are marked.
 
     Raises:
         RunFolderError: there is no such folder.

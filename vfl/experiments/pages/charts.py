@@ -65,7 +65,7 @@ class Series:
         style: int,
         factor: float = 1.0,
     ) -> Series:
-        """A line through estimates at their x, with their intervals; what is not known is left out.
+        """Return a line through estimates at their x, with intervals; unknown ones are left out.
 
         Args:
             name: its word in the legend.
@@ -92,7 +92,7 @@ class Scale:
     stop: float
 
     def __call__(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.stop - self.start)
 
@@ -143,7 +143,7 @@ def _axes(
     x_label: str,
     x_ticks: Sequence[Tick],
 ) -> tuple[Scale, Scale, list[Markup]]:
-    """Both scales, and rules, numbers and words of the axes; heights begin and end at a rule."""
+    """Return both scales, and the axes' rules, numbers and words; y begins and ends at a rule."""
     y_low, y_high = widened(min(ys), max(ys))
     y_step = tick_step(y_low, y_high)
     x_scale = Scale(*x_range, LEFT, RIGHT)
@@ -188,7 +188,7 @@ def _line(
 
 
 def _dot(style: int, x: float, y: float, radius: float, what: str) -> Markup:
-    """A point that says what it is to a mouse that rests on it."""
+    """Return a point with a tooltip."""
     said = Markup("<title>{}</title>").format(what) if what else ""
     dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>')
     return dot.format(style, x, y, radius, said)
@@ -203,7 +203,7 @@ def _whiskers(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def swatch(style: int) -> Markup:
-    """A short line of a style, for a legend."""
+    """Return a short line of a style, for a legend."""
     return Markup(
         '<svg viewBox="0 0 26 8" aria-hidden="true"><path class="line s{}" d="M2 4h22"/></svg>'
     ).format(style)
@@ -223,7 +223,7 @@ def svg(title: str, description: str, parts: Sequence[Markup], height: int = HEI
 
 
 def dot_swatch(style: int) -> Markup:
-    """A dot of a style, for a legend."""
+    """Return a dot of a style, for a legend."""
     dot = Markup('<circle class="dot s{}" cx="13" cy="4" r="3.2"/>').format(style)
     return Markup('<svg viewBox="0 0 26 8" aria-hidden="true">{}</svg>').format(dot)
 
@@ -233,7 +233,7 @@ _ALONE, _LEGEND = 980, 200
 
 
 def standalone(drawing: Drawing) -> str:
-    """A drawing as a file of its own: the caption up the y axis, the legend at its right."""
+    """Return a drawing as a file: the caption along the y axis, the legend at its right."""
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     head = '<svg role="img" viewBox="0 0 {} {}">'
     chart, begin = str(drawing.chart), head.format(WIDTH, HEIGHT)
@@ -293,7 +293,7 @@ def bar_drawing(title: str, caption: str, bars: Sequence[Bar]) -> Drawing:
 
 
 def shortened(name: str, most: int = 36) -> str:
-    """A name that fits its row.
+    """Return a name shortened to fit its row.
 
     >>> shortened("left"), shortened("a-very-long-name", most=8)
     ('left', 'a-very-…')
@@ -396,7 +396,7 @@ def _shaded(area: Area, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def _across(height: float, words: str, places: Sequence[Position]) -> Markup:
-    """A line with its words above it, at the left end unless more points lie there."""
+    """Return a line with its words above, at the left end unless more points lie there."""
     near = [x for x, y in places if abs(y - (height - 7)) < 14]
     at_left = sum(x < LEFT + 110 for x in near) <= sum(x > RIGHT - 110 for x in near)
     x, anchor = (LEFT + 4, "") if at_left else (RIGHT - 4, "end")
@@ -423,7 +423,7 @@ def _spread(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) -> float:
-    """The round step, 1, 2 or 5 times a power of ten, that cuts a range into about `intervals`.
+    """Return a round step, 1, 2 or 5 times a power of ten, for about `intervals` intervals.
 
     >>> tick_step(0.0, 1.0), tick_step(1, 20, whole=True), tick_step(1, 3, whole=True)
     (0.2, 5.0, 1.0)
@@ -441,7 +441,7 @@ def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) 
 
 
 def ticks_inside(low: float, high: float, step: float) -> list[float]:
-    """The multiples of `step` from low to high.
+    """Return the multiples of `step` from low to high.
 
     >>> ticks_inside(1, 20, 5)
     [5, 10, 15, 20]
@@ -452,7 +452,7 @@ def ticks_inside(low: float, high: float, step: float) -> list[float]:
 
 
 def enclosing(low: float, high: float, step: float) -> tuple[float, float]:
-    """The nearest multiples of `step` around a range.
+    """Return the nearest multiples of `step` around a range.
 
     >>> enclosing(0.3, 1.7, 0.5)
     (0.0, 2.0)
@@ -462,7 +462,7 @@ def enclosing(low: float, high: float, step: float) -> tuple[float, float]:
 
 
 def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]:
-    """A range that is not empty: a single value gets room on both sides.
+    """Return a non-empty range: a single value gets room on both sides.
 
     >>> widened(2.0, 2.0), widened(0.0, 0.0)
     ((1.0, 3.0), (-0.5, 0.5))
@@ -490,7 +490,7 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float, step: float) -> str:
-    """A tick with the decimals its step needs.
+    """Return a tick with the decimals its step needs.
 
     >>> tick_text(0.6000000000000001, 0.2), tick_text(20, 5), tick_text(3e7, 1e7)
     ('0.6', '20', '3e+07')

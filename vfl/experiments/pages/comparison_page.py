@@ -83,7 +83,7 @@ def panels(lines: Sequence[Line]) -> list[Panel]:
 
 
 def curves(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """The score by epoch and by bytes, and how often units are sent, as far as there is any."""
+    """Yield charts of the score by epoch and by bytes, and of units sent, if measured."""
     word, words = score_word(measure), caption(measure, "validation rows")
     for panel in panels(lines):
         title = panel.title(f"{word} by epoch")
@@ -98,7 +98,7 @@ def curves(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def usage(panel: Panel) -> Iterator[Drawing]:
-    """In how many test rows each unit is sent, for codecs that leave units out."""
+    """Yield charts of the test rows in which each unit is sent, for codecs that drop units."""
     shown = [(line, style) for line, style in panel.lines if _leaves_out(line)]
     drawn = [Series(one.about["codec"], _sorted_shares(one), style) for one, style in shown]
     title = panel.title("How often each unit is sent")
@@ -130,7 +130,7 @@ def caption(measure: str, rows: str) -> str:
 def mean_by_epoch(
     line: Line, figure: str, over_bytes: bool = False, factor: float = 1.0
 ) -> list[tuple[float, float]]:
-    """A figure as a mean over the repeats, for the epochs that every repeat has gone through.
+    """Return a figure's mean over the repeats, for epochs that every repeat has completed.
 
     Args:
         line: whose epochs.
@@ -165,7 +165,7 @@ def _sorted_shares(line: Line) -> list[tuple[float, float]]:
 
 
 def _never(line: Line) -> str:
-    """A codec, and how many units no test row sends."""
+    """Return a codec, and its number of units that no test row sends."""
     never, units = line.mean("never_sent", ALL), line.mean("units", ALL)
     return f"{line.about['codec']}, {never:.3g} of {units:.3g} never"
 
@@ -173,7 +173,7 @@ def _never(line: Line) -> str:
 def _drawn(
     title: str, words: str, lines: Sequence[Series], x_label: str, **axis: Any
 ) -> Iterator[Drawing]:
-    """A drawing of the lines that have points, if there are any."""
+    """Yield a drawing of the lines with points, if there are any."""
     if lines := [line for line in lines if line.points]:
         yield line_drawing(title, words, lines, x_label, **axis)
 
@@ -202,7 +202,7 @@ class CodecPoint:
 
 
 def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """One drawing a variant, for scores that are shares; others may be better when lower."""
+    """Yield a drawing for each variant, if scores are shares; others may be better when lower."""
     if measure not in SHARES:
         return
     for variant in dict.fromkeys(line.about["variant"] for line in lines):
@@ -252,7 +252,7 @@ def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) 
 
 
 def _number(number: int) -> Markup:
-    """A point of the chart, for its legend."""
+    """Return a point of the chart, for its legend."""
     return Markup(
         '<svg viewBox="0 0 26 16" aria-hidden="true">'
         '<circle class="dot s{}" cx="13" cy="8" r="7.5"/>'
@@ -279,7 +279,7 @@ class Family:
 
 
 def families(lines: Sequence[Line]) -> list[Family]:
-    """The families with at least two of randomised top-k, or one and plain top-k."""
+    """Return the families with at least two of randomised top-k, or one and plain top-k."""
     from vfl.compression import CODECS  # needs torch, which a page without alpha does not
 
     found: dict[tuple[str, ...], dict[float, Line]] = {}
@@ -330,7 +330,7 @@ def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def gap(line: Line, measure: str) -> Estimate | None:
-    """The score of the training rows less that of the test rows, repeat by repeat."""
+    """Return the training score minus the test score, repeat by repeat."""
     less = line.less(line, measure, TRAIN)
     return None if less is None else replace(less, mean=-less.mean)
 
@@ -343,12 +343,12 @@ def _series(
 
 
 def _shared(given: dict[str, str]) -> list[str]:
-    """The options that plain and randomised top-k both have, as they are spelt."""
+    """Return the options that plain and randomised top-k share, as spelt."""
     return sorted(f"{key}={value}" for key, value in given.items() if key not in ("alpha", "law"))
 
 
 def beside_method(lines: Sequence[Line], method: str) -> list[Line]:
-    """The lines of a comparison with the reference of each: a method's, at its level if it has one.
+    """Return a comparison's lines, each with its reference: a method, at its level if any.
 
     Args:
         lines: of all codecs.

@@ -121,7 +121,7 @@ def gain_of(run: LoadedRun) -> str:
 def _sections(
     run: LoadedRun, attacked: Sequence[Record], missed_cost: float | None
 ) -> Iterator[Section]:
-    """The page below its head; a section without content says that it was not measured."""
+    """Yield the page's sections; a section without content is marked as not measured."""
     drawings = drawings_of(run)
     none = "Not measured: the run holds no finished epoch."
     yield Section(title="Training", drawings=drawings, below="" if drawings else none)
@@ -175,7 +175,7 @@ _LEDGERS = (("party", "Party"), ("phase", "Phase, all parties"))
 
 
 def _evaluations(run: LoadedRun) -> Table | None:
-    """A line for each group of rows that an evaluation scored; None where there was none."""
+    """Return a line for each group of rows that an evaluation scored; None without one."""
     if not run.evaluations:
         return None
     groups = []
@@ -225,14 +225,14 @@ def _revealed(found: Any) -> Table | None:
 
 
 def score(measure: str, value: float | None) -> str:
-    """A figure as the tables of a run show it; empty where it was not measured."""
+    """Return a figure for the tables of a run; empty if it was not measured."""
     if value is None:
         return ""
     return percent_text(value) if measure in ("accuracy", "hit_rate") else number_text(value)
 
 
 def _quality(run: LoadedRun) -> Table | None:
-    """The last value of every measure, of validation and of test rows, as far as measured."""
+    """Return the last measured value of every measure, for validation and test rows."""
     lines = [
         [name, *(score(one, run.last(f"{part}_{one}")) for part in ("validation", "test"))]
         for one, name in _MEASURES.items()
@@ -249,7 +249,7 @@ def _quality(run: LoadedRun) -> Table | None:
 
 
 def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
-    """The ledger's lines added up by a column and their direction, up before down."""
+    """Return the ledger's lines added up by a column and their direction, up before down."""
     groups: dict[tuple[str, str], list[Traffic]] = {}
     for row in traffic:
         groups.setdefault((getattr(row, by), row.direction), []).append(row)
@@ -301,7 +301,7 @@ def drawings_of(run: LoadedRun) -> list[Drawing]:
 def _series(
     epochs: Sequence[Epoch], measure: str, x: str, factor: float = 1, divisor: float = 1
 ) -> list[Series]:
-    """`measure` of training, validation and test, each in its own style, as far as measured."""
+    """Return `measure` of training, validation and test, if measured, each in its own style."""
     found = []
     for style, part in enumerate(("train", "validation", "test"), 1):
         name = f"{part}_{measure}"
@@ -455,7 +455,7 @@ def _promises(run: LoadedRun) -> str:
 
 
 def _promised(run: LoadedRun) -> str:
-    """Each promise by itself: those of different units are never added up."""
+    """Return each promise by itself; promises in different units cannot be added."""
     stated = run.summary.get("privacy")
     listed = stated if isinstance(stated, list) else []
     texts = [str(one.get("text", "")) for one in listed if isinstance(one, dict)]
@@ -463,7 +463,7 @@ def _promised(run: LoadedRun) -> str:
 
 
 def _privacy(attacked: Sequence[Record]) -> str:
-    """The attack on labels that reached most, beside what it needs no run for."""
+    """Return the strongest attack on labels, beside its guess and its baseline without a model."""
     measure = fitting_measure(attacked, "auto")
     labels = [row for row in attacked if label_measure(row) == measure]
     if not labels:

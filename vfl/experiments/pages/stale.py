@@ -23,7 +23,7 @@ _OF_RUN = (
 
 
 def beside_stale(page: Content, grid: LoadedGrid) -> Content:
-    """The page with its stale figures marked, each with the reason, and what was put aside."""
+    """Return the page with stale figures marked, each with its reason, and runs put aside."""
     stale, aside = [one for one in grid.records if one.stale], put_aside(grid.folder)
     notes = list(page.notes)
     json = {"stale": [one.as_json() for one in stale], "put_aside": [
@@ -45,7 +45,7 @@ def beside_stale(page: Content, grid: LoadedGrid) -> Content:
 
 
 def stale_section(stale: Iterable[Record], titles: Mapping[str, str] | None = None) -> Section:
-    """One line a figure of the test rows or of an attack, with the reason.
+    """Return one line for each figure of the test rows or of an attack, with the reason.
 
     Args:
         stale: the figures.

@@ -71,7 +71,7 @@ def value_page(grid: LoadedGrid) -> Content:
 
 
 def value_lines(grid: LoadedGrid) -> list[Line]:
-    """The ways of training in the order of the cells, each beside split; seeds split rows anew."""
+    """Return the kinds of training in cell order, each beside split; seeds split rows anew."""
     found = []
     for line in grid.lines(grid.current):
         tested, learned = (line.mean(name, TRAINING) for name in ("test_rows", "train_rows"))
