@@ -106,8 +106,8 @@ class Defense:
         before anything is allocated; the party refuses what is above its consent.
 
         Args:
-            rows: of a batch.
-            columns: of the party's inputs, all axes of a row together.
+            rows: rows of a batch.
+            columns: columns of the party's inputs, all axes of a row together.
             width: of the cut, before the codec or behind it, whichever is larger.
         """
         return 0
@@ -415,7 +415,7 @@ def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *ea
     Args:
         what: does not go with them.
         members: the others in a chain.
-        cure: for the message.
+        cure: cure that the message names.
         early: hooks that are in the way as well, for they see labels not disclosed yet.
 
     Raises:

@@ -29,8 +29,8 @@ class NoisyTop(nn.Module):
     """A top behind a Gaussian code: mean + deviation x noise in training, the mean otherwise.
 
     Args:
-        top: what reads the code.
-        width: of the merged cut and of the code.
+        top: module that reads the code.
+        width: width of the merged cut and of the code.
     """
 
     def __init__(self, top: nn.Module, width: int) -> None:

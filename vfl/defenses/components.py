@@ -18,8 +18,8 @@ def fit_bytes(rows: int, columns: int, features: int) -> int:
     """The most bytes that `Components.fit`, and a pass over a batch afterwards, allocate.
 
     Args:
-        rows: of a batch.
-        columns: of the inputs.
+        rows: rows of a batch.
+        columns: columns of the inputs.
         features: as in `Components`.
     """
     values = features or columns

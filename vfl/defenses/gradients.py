@@ -75,7 +75,7 @@ class GradientSparsification(Defense):
     step, because that step has other rows. A weak defense: signs of kept values disclose labels.
 
     Args:
-        share: of each row's values that are kept, rounded up.
+        share: share of each row's values to keep, rounded up.
 
     >>> kept(torch.tensor([[1.0, -4.0, 2.0, 3.0]]), share=0.5).tolist()
     [[0.0, -4.0, 0.0, 3.0]]

@@ -42,7 +42,7 @@ class LabelDP(Defense):
     It is the one promise that holds for everything that follows: all epochs, messages and weights.
 
     Args:
-        epsilon: of one label.
+        epsilon: epsilon of one label.
         flip: probability of another label; instead of `epsilon`.
         prior: what everybody knows about the classes, their shares joined by dashes, in the order
             of the sorted classes; it must not come from the training labels.
@@ -167,7 +167,7 @@ def respond_with_prior(
     Args:
         labels: codes, axes (rows,).
         priors: shares of the classes, axes (rows, classes), or (1, classes) for all rows.
-        epsilon: of one label.
+        epsilon: epsilon of one label.
         draws: as in `respond`.
     """
     order, counts = answers_of(priors, epsilon)
@@ -215,9 +215,9 @@ class TwoStageLabelDP(Defense):
     outputs of the batches they are in anyway, so that nothing travels that did not before.
 
     Args:
-        epsilon: of one label.
-        epochs: of the first stage; the training must have more.
-        share: of the rows in the first stage.
+        epsilon: epsilon of one label.
+        epochs: epochs of the first stage; the training must have more.
+        share: share of the rows in the first stage.
 
     >>> defense = TwoStageLabelDP(epsilon=2, epochs=1)
     >>> defense.prepare(LabelKind(classes=10))

@@ -63,7 +63,7 @@ class LabelFree(Defense):
 
     Args:
         kind: "random", "pca", "autoencoder", "scarf", "simclr", "vicreg" or "vime".
-        features: of pca, up to 4096.
+        features: number of random features of pca, up to 4096.
         epochs: over the rows, of kinds that learn.
         mask: likewise, share of a row's values that is hidden or replaced, 0 to 0.9.
         unaligned: whether the bottom also sees the party's own rows that no session has.
@@ -149,7 +149,7 @@ class Pretrained(Defense):
     it stands where `LabelFree` does, whose bottoms are the same and then stay as they are.
 
     Args:
-        kind: one of those of `LabelFree` that learn.
+        kind: a kind of `LabelFree` that learns.
         epochs: over the rows.
         mask: share of a row's values that is hidden or replaced, 0 to 0.9.
         unaligned: whether it sees the rows that no session has.
@@ -230,7 +230,7 @@ class Anchored(Defense):
     measured, not bounded: it states no guarantee.
 
     Args:
-        rate: of the learned part, beside components of a mean variance of 1.
+        rate: scale of the learned part, beside components of a mean variance of 1.
 
     >>> bottom = Anchored(rate=0.5).wrap_bottom(nn.Identity(), width=2)
     >>> Anchored().fit(bottom, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), Secret(bytes(32)))

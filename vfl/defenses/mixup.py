@@ -35,7 +35,7 @@ class Mixup(Defense):
 
     Args:
         alpha: 1 mixes evenly, towards 0 hardly.
-        seed: of the public draws, the same at every party.
+        seed: seed of the public draws, the same at every party.
 
     >>> pairs, share = mixture(step=1, rows=4, alpha=1.0, seed=0)
     >>> sorted(pairs.tolist()), 0 <= share <= 1

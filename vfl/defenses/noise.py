@@ -47,7 +47,7 @@ class RowNoise:
         sigma: deviation (gaussian) or scale (laplace) of the noise, in units of `norm`; with
             norm=inf in the units of the row. 0 is none; else from 1e-6 to 1e6.
         law: "gaussian" or "laplace".
-        delta: of the Gaussian mechanism, from 1e-12 to 1.
+        delta: delta of the Gaussian mechanism, from 1e-12 to 1.
 
     Raises:
         BadOptionError: an option out of range.
@@ -89,9 +89,9 @@ class RowNoise:
 
         Args:
             rows: axes (rows, width).
-            secret: of the party that is protected.
+            secret: secret of the protected party.
             purpose: of the stream; `fingerprint` of the rows and the law's parameters are added.
-            unit: what norm and sigma are multiples of.
+            unit: unit of norm and sigma.
         """
         if self.sigma == 0:
             return self.clip(rows, unit)
@@ -137,7 +137,7 @@ class GradientNoise(Defense):
             batch. "inf" clips nothing and promises nothing.
         sigma: deviation or scale of the noise in units of `norm`.
         law: "gaussian" (2-norm) or "laplace" (1-norm).
-        delta: of the Gaussian law.
+        delta: delta of the Gaussian law.
 
     >>> round(GradientNoise(norm=1.0, sigma=4.0).privacy()[0].epsilon, 3)
     1.993
@@ -198,7 +198,7 @@ class ClippedNoise(Defense):
         norm: bound of a row; "inf" clips nothing and promises nothing.
         sigma: deviation or scale of the noise in units of `norm`.
         law: "gaussian" (2-norm) or "laplace" (1-norm).
-        delta: of the Gaussian law.
+        delta: delta of the Gaussian law.
         queries: also noise on cuts for evaluation and prediction. The same rows asked again in the
             same step, of the same bottom, get the same noise, so there is nothing to average; in
             other company or another step it is a new draw. Without it those cuts are only clipped,

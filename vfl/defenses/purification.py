@@ -37,7 +37,7 @@ class PurifyingTop(nn.Module):
     Args:
         top: reads merged cuts of axes (rows, width).
         width: of those, the parties' cuts side by side.
-        parties: how many there are.
+        parties: number of parties.
     """
 
     def __init__(self, top: nn.Module, width: int, parties: int) -> None:
@@ -86,7 +86,7 @@ class Purification(Defense):
         parties: how many cuts stand side by side in the merged one, of equal width; the label
             party's own counts where it has columns.
         hidden: units of the network that learns how cuts go together.
-        weight: of its loss, beside the task's.
+        weight: weight of its loss, beside the task's.
     """
 
     side = "label"
@@ -211,7 +211,7 @@ class VFLIP(Purification):
         parties: see `Purification`.
         deviations: above the mean error at which a cut is voted against (the paper's rho).
         hidden: units of the autoencoder.
-        weight: of its loss, beside the task's.
+        weight: weight of its loss, beside the task's.
 
     >>> top = VFLIP(parties=3).wrap_top(nn.Identity(), width=6).eval()
     >>> top(torch.zeros(2, 6)).shape
@@ -240,7 +240,7 @@ class ManifoldTop(PurifyingTop):
         top, width, parties: see `PurifyingTop`.
         hidden: units of encoder and decoder.
         code: numbers of a code.
-        steps: of the search for a code.
+        steps: steps of the search for a code.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class CoPur(Purification):
         code: numbers of a code.
         steps: of Adam, in the search for a code; at most 100.
         hidden: units of encoder and decoder.
-        weight: of the autoencoder's loss, beside the task's.
+        weight: weight of the autoencoder's loss, beside the task's.
 
     >>> top = CoPur(parties=3).wrap_top(nn.Identity(), width=6).eval()
     >>> top(torch.zeros(2, 6)).shape

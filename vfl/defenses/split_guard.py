@@ -47,7 +47,7 @@ class SplitGuard(Defense):
     nothing to do with the labels.
 
     Args:
-        share: of the steps whose rows are exchanged.
+        share: share of steps whose rows are exchanged.
         start: steps before the first of them; a model that has learned nothing makes no mistakes.
         checks: false batches before the mean of as many latest scores is judged.
         threshold: what that mean, or the newest score, must reach; honest is near 1, hijacked near

@@ -243,7 +243,7 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
     """The owner's part: the entries of each row's order at the encrypted place.
 
     Args:
-        query: of as many rows.
+        query: query of as many rows.
         order: int64, axes (rows, count); of each row a permutation.
 
     Raises:

@@ -31,7 +31,7 @@ class Asker:
 
     Args:
         model: P0's.
-        form: of the computation.
+        form: form of the computation.
         watcher: P1; or P0, which sees the text of who asks in thesis mode on floats.
     """
 

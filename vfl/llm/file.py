@@ -189,11 +189,11 @@ class LlmFile(OwnFile):
         party: its role.
         model: at the owner, the folder with the weights; relative to this file.
         tokenizer: at the user, the folder with tokenizer.json, without which a token is a byte.
-        listen: where the owner and the dealer wait for the others.
-        owner, dealer: where those who call them find them.
+        listen: addresses at which owner and dealer listen.
+        owner, dealer: addresses at which callers reach them.
         store: folder for shares, material and accounts.
-        patience_s: how long another party may take for one message.
-        rejoin_s: how long a stream that was cut may take to come back.
+        patience_s: most seconds for one message of another party.
+        rejoin_s: most seconds until a cut stream reconnects.
     """
 
     held_to: ClassVar = (of_llm_file,)

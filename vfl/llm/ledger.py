@@ -27,7 +27,7 @@ class Questions(Settings):
 
     Attributes:
         run: SHA-256 of the weights.
-        texts: how many, ever.
+        texts: number of texts, ever.
         recent: when questions of the last hour were answered, and how many side by side.
     """
 

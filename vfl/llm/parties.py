@@ -143,8 +143,8 @@ class Account:
     """Bytes and messages that passed one party's links, both ways, headers included, by phase.
 
     Attributes:
-        phase: what is counted now.
-        spent: by phase, and by who talks with whom.
+        phase: phase that is counted now.
+        spent: bytes and messages by phase and pair.
     """
 
     phase: str = CONTROL
@@ -181,9 +181,9 @@ class Wire:
 
     Args:
         link: to another party.
-        account: where it counts.
+        account: account that it adds to.
         parties: whose end it is, and who is at the other.
-        witness: of this end's store.
+        witness: witness of this end's store.
     """
 
     def __init__(
@@ -804,9 +804,9 @@ class User(Party):
         """Have the dealer make material for questions of a length, before they are asked.
 
         Args:
-            prompt_tokens: of a question.
-            count: of tokens to answer, at most; 1 of a classifier.
-            questions: how many times can be asked.
+            prompt_tokens: tokens of a question.
+            count: most tokens of an answer; 1 for a classifier.
+            questions: number of questions to deal for.
             texts: questions that are asked side by side each time.
 
         Raises:
@@ -870,7 +870,7 @@ class User(Party):
 
         Args:
             prompts: token ids of each; of a classifier one.
-            count: of tokens to answer, at most.
+            count: most tokens of an answer.
             pick: strategy of decoding, on permuted scores.
             on_token: called with a question's number and its next token; True ends that answer.
 
@@ -986,7 +986,7 @@ def _program(
     Args:
         layers: the party's.
         prompts: at P1 the tokens of questions of one length, elsewhere as many zeros.
-        count: of tokens, at most.
+        count: most tokens of an answer.
         pick: at P1.
         on_token: at P1.
         wants: whether P1 goes on, given whether this party would; at P0, online, P1 says so.

@@ -83,9 +83,9 @@ class Sampling:
 
     Args:
         temperature: divides the scores; below 1 the best are drawn more often.
-        top_k: that many at most; 0 for all.
+        top_k: most tokens to sample from; 0 for all.
         top_p: the fewest best whose probability together is at least this (Holtzman et al. 2020).
-        seed: of the draws, one a token.
+        seed: seed of the draws, one per token.
 
     Raises:
         BadOptionError: a temperature that is not above 0, or a probability that is none.
@@ -199,7 +199,7 @@ class PrivateLayers:
         Args:
             party: whose part it is.
             prompts: questions of one length: at P1 the tokens, elsewhere as many zeros.
-            count: of tokens to answer, at most.
+            count: most tokens of an answer.
             pick: at P1.
             on_token: at P1.
             goes_on: asked before each further token, given whether this party wants one.
@@ -556,7 +556,7 @@ class PrivateTransformer(Generic[_Model]):
     Args:
         model: P0's.
         form: mode and widths of messages; the name of a mode for its usual ones.
-        timeout_s: how long a party waits for another.
+        timeout_s: most seconds that a party waits for another.
         folder: of the parties' material; without it a temporary one. What was dealt in it and not
             used can be used by a later session of the same model and form, and nothing twice.
 
@@ -664,10 +664,10 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         """The offline phase: material for questions of that length and that many next tokens.
 
         Args:
-            prompt_tokens: of a question.
-            count: of tokens to answer.
-            questions: how many may be asked, one after the other.
-            texts: how many texts a question has; see `generate_all`.
+            prompt_tokens: tokens of a question.
+            count: tokens of an answer.
+            questions: number of questions, one after the other.
+            texts: number of texts of a question; see `generate_all`.
 
         Raises:
             BadOptionError: lengths beyond the model's context.
@@ -694,7 +694,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
 
         Args:
             prompt: P1's token ids.
-            count: of tokens to answer, at most.
+            count: most tokens of an answer.
             pick: P1's strategy, on permuted scores: `greedy`, `Sampling(...)` or your own.
             stop: tokens that end an answer, the last of it. P0 learns how long an answer is.
             on_token: gets each token as it is there, by P1's thread.

@@ -66,7 +66,7 @@ def write_llm_project(
 
     Args:
         folder: a new folder.
-        shape: of the model, which all know.
+        shape: shape of the model, which all parties know.
         model: the owner's folder with the weights.
         owner: host and port at which it is reached.
         dealer: likewise.
@@ -229,7 +229,7 @@ def start_standing(
     Args:
         project: its folder.
         services: to end them with.
-        prefix: what a party's command line begins with.
+        prefix: beginning of a party's command line.
     """
     standing: list[tuple[LlmParty, str]] = [("owner", "serve"), ("dealer", "deal")]
     started: dict[str, int] = {}

@@ -152,7 +152,7 @@ class Shared:
 
     Attributes:
         share: blank where this party does not know it (yet).
-        bits: of the fraction.
+        bits: fraction bits.
         ring: bits of an element.
         known: whether P1's share follows from what was dealt, so that it is there ahead.
     """
@@ -269,7 +269,7 @@ class Role(Engine):
         """The offline phase of a program; the material it leaves this party, none at P2.
 
         Args:
-            program: what all parties run.
+            program: program that all parties run.
             keep: is handed the material as it comes, which then is not gathered here.
         """
         material: list[Tensor] = []
@@ -336,11 +336,11 @@ class Role(Engine):
         thesis: none; P1's share is the value, P0's is zero.
 
         Args:
-            shape: of the values.
+            shape: shape of the values.
             values: at P1, online.
-            bits: of their fraction.
-            ring: of the product they are for.
-            where: what they are, for messages.
+            bits: fraction bits of the values.
+            ring: ring of the product they are for.
+            where: name of the values, for messages.
         """
         number = self.next_number()
         if self.form.mode == "thesis":
@@ -458,8 +458,8 @@ class Role(Engine):
             cache: this party's, of this X.
             more: X', appended on axis 1.
             shared: Y.
-            product: of the whole X with Y.
-            shape: of the product.
+            product: product of the whole X with Y.
+            shape: shape of the product.
             ahead: fast mode: another that grows, opened in the same message for `mix`.
 
         Raises:
@@ -617,7 +617,7 @@ class Role(Engine):
 
         Args:
             scores: axes (heads, tokens).
-            function: of each row; see `apply`.
+            function: function of each row; see `apply`.
             bits: fraction bits of its result, in the ring of `values`.
             where: the layer.
             cache: of v, whose last rows came with `multiply_growing`.
@@ -719,7 +719,7 @@ class Role(Engine):
         Args:
             scores: axes (rows, scores).
             pick: at P1: a position of the scores it is given, by any strategy of decoding.
-            where: what the scores are, for the account of what P1 saw.
+            where: name of the scores, for the account of P1's view.
             shown: fraction bits that P1 needs; see `apply`.
 
         Returns:
@@ -930,8 +930,8 @@ class LocalRoles(LocalParties[Role]):
 
     Args:
         form: the same for all.
-        terms: what the parties compare before they begin.
-        timeout_s: how long a party waits for a message.
+        terms: terms that the parties compare before they begin.
+        timeout_s: most seconds that a party waits for a message.
     """
 
     def __init__(self, form: Form, terms: Mapping[str, Any], timeout_s: float = 30.0) -> None:

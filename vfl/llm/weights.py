@@ -124,9 +124,9 @@ class LayerShape(NamedTuple):
     """A linear layer before its weights are shared.
 
     Attributes:
-        name: of the layer.
+        name: name of the layer.
         shape: (inputs, outputs).
-        bits: of a weight's fraction.
+        bits: fraction bits of a weight.
         ring: bits of an element of the products with it.
     """
 
@@ -219,7 +219,7 @@ class WeightStore:
     """One party's part of a sharing of the weights, a sealed file a matrix.
 
     Args:
-        folder: of this sharing; its owner's alone.
+        folder: folder of this sharing; only its owner may read it.
         party: whose it is.
         setup: name of the sharing.
     """

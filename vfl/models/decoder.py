@@ -50,9 +50,9 @@ class BlockShape:
     """The architecture of a stack of transformer blocks.
 
     Attributes:
-        width: of a token's vector.
+        width: width of a token's vector.
         layers: number of blocks; 0 only where word vectors are all there is.
-        heads: of queries.
+        heads: number of query heads.
         groups: heads of keys and values; fewer than `heads` is grouped-query attention.
         head_width: numbers of a head; 0 is width / heads.
         inner: width of the MLP; 0 is 4 width.
@@ -66,8 +66,8 @@ class BlockShape:
             (Shazeer 2020) "silu" (SwiGLU), "gated_gelu", "gated_gelu_tanh" (GEGLU).
         bias: whether linear layers have one.
         causal: whether a token attends to earlier tokens and itself only.
-        epsilon: of the norms.
-        scale: of attention scores; 0 is head_width ** -0.5.
+        epsilon: epsilon of the norms.
+        scale: factor of attention scores; 0 is head_width ** -0.5.
         cap: bound c of attention scores s by c tanh(s / c) (Gemma 2); 0 is none.
         windows: of each block the number of tokens that a token attends to, itself included; 0
             attends to all. Empty is 0 in every block.
@@ -280,8 +280,8 @@ class DecoderLayer(nn.Module):
     """A block: attention and an MLP, each with a norm and added to what came in.
 
     Args:
-        shape: of the stack.
-        index: of this block in it.
+        shape: shape of the stack.
+        index: index of this block in it.
 
     Attributes:
         cache: keys and values of earlier steps, inside `cached`.
@@ -577,7 +577,7 @@ class EncoderShape(DecoderShape):
     Attributes:
         segments: texts that may stand in one question, such as a pair of sentences; 0 has no
             vectors for them.
-        classes: of the head; 0 has no head.
+        classes: classes of the head; 0 has no head.
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
     """
 
@@ -657,10 +657,10 @@ class PictureShape(BlockShape):
     Attributes:
         size: height and width of a picture, in pixels.
         patch: height and width of a patch; `size` is a multiple.
-        channels: of a picture.
+        channels: channels of a picture.
         patch_bias: whether the layer that embeds patches has a bias.
         first_norm: whether a norm stands before the blocks (CLIP).
-        classes: of the head; 0 has no head.
+        classes: classes of the head; 0 has no head.
         mean, deviation: that each channel of a picture in [0, 1] is normalised by.
     """
 

@@ -108,7 +108,7 @@ class PretrainedBottom(Bottom):
     section 2.1). They are few and informative, so noise on gradients costs little.
 
     Args:
-        name: of a model on this machine (`vfl model list`), never a path.
+        name: name of a model on this machine (`vfl model list`), never a path.
         layer: number of blocks that compute the features; 0 is the embedding, -1 all blocks and
             the final norm.
         pool: over the tokens of a row: "mean", "max", the "first" or the "last" one, or all
@@ -116,7 +116,7 @@ class PretrainedBottom(Bottom):
         part: "text" or "vision", the tower of a CLIP.
         norm: whether each row's features get mean 0 and deviation 1 (Ba et al. 2016, without
             weights); those of published models differ by orders of magnitude.
-        rank: of low-rank adapters that train (Hu et al. 2022); 0 freezes the model.
+        rank: rank of low-rank adapters that train (Hu et al. 2022); 0 freezes the model.
         alpha: scale of the adapters.
         tail: number of a row's last tokens that are read; 0 reads all.
         prompt: text behind each row, in a new paragraph, such as a question.

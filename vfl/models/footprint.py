@@ -106,7 +106,7 @@ def footprint(
         width: columns of the cut.
         batch_size: number of rows of a training batch.
         query_rows: number of rows of a query.
-        around: what is put around the bottom before it is used.
+        around: wrapper of the bottom, applied before its use.
 
     Raises:
         SpecError: it does not fit such rows, or cannot be counted.

@@ -44,10 +44,10 @@ class _Parts:
         words: numbers a word may have, padding and the unknown word included.
         tokens: numbers of a word's vector.
         layers: blocks of the whole decoder.
-        heads: of attention.
+        heads: number of attention heads.
         front: blocks below the cut.
         pretrained: name of a model on this machine (`vfl model list`); "none" starts anew.
-        rank: of the low-rank adapters; 0 trains every weight.
+        rank: rank of the low-rank adapters; 0 trains every weight.
         alpha: scale of the adapters.
         bits: of frozen layers beside adapters: 32, 8, or 4 (Dettmers et al. 2023).
         checkpoint: whether the backward pass computes blocks again, for less memory (Chen et al.

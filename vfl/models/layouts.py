@@ -101,9 +101,9 @@ class Names:
     """Names of a family's modules by ours; several are put side by side.
 
     Attributes:
-        top: of modules outside the blocks.
+        top: names of modules outside the blocks.
         block: prefix of a block, "{}" its number.
-        blocks: of modules inside, behind that prefix.
+        blocks: names of modules inside blocks, after that prefix.
         turned: whether linear layers in blocks have axes (inputs, outputs).
         plus_one: whether norms hold their weights less 1 (Gemma).
         interleaved: whether queries, keys and values stand head by head (GPT-NeoX).

@@ -91,7 +91,7 @@ class QuantisedEmbedding(nn.Module):
     A pass makes float32 of the words that it is asked for; a number takes 1.06 bytes.
 
     Args:
-        words: of the table, zeros at first.
+        words: number of words in the table; vectors are zeros at first.
         width: numbers of a word.
 
     >>> words = QuantisedEmbedding(10, 64)
@@ -151,7 +151,7 @@ class LoRALinear(nn.Module):
         base: the frozen layer.
         rank: rows of A and columns of B.
         alpha: the scale of what is learned.
-        bits: of the frozen weights; 32 keeps them as they are.
+        bits: bits of the frozen weights; 32 does not change them.
 
     >>> layer = LoRALinear(nn.Linear(8, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in layer.parameters() if p.requires_grad)  # 2 * (8 + 6)
@@ -239,7 +239,7 @@ def adapt(module: nn.Module, rank: int, alpha: float, bits: int = 32) -> nn.Modu
 
     Args:
         module: changed in place.
-        rank: of the adapters.
+        rank: rank of the adapters.
         alpha: their scale.
         bits: of the frozen weights, 4, 8 or 32; with 4 or 8 embeddings have 8, of which a pass
             restores no more than the words it is asked for.

@@ -36,10 +36,10 @@ class Loss(ABC):
         """The loss of a batch.
 
         Args:
-            outputs: of the top; axes (rows, classes), and (rows,) of a regression.
+            outputs: outputs of the top; axes (rows, classes), for a regression (rows,).
             targets: codes of axes (rows,), or what a defense makes of them, probabilities of axes
                 (rows, classes); numbers of axes (rows,) in a regression.
-            weights: of the rows, axes (rows,); None weighs all alike.
+            weights: weights of the rows, axes (rows,); None weighs all equally.
         """
         rows = self.rows(outputs, targets)
         return rows.mean() if weights is None else weighted_mean(rows, weights)
@@ -127,7 +127,7 @@ class Huber(Loss):
     """Half the squared error near 0, and linear beyond (Huber 1964).
 
     Args:
-        delta: where it becomes linear, in standard deviations of the labels.
+        delta: error at which it becomes linear, in standard deviations of the labels.
 
     >>> Huber()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     tensor(1.5000)

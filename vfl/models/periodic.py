@@ -23,7 +23,7 @@ class PeriodicEmbedding(nn.Module):
 
     Args:
         columns: numbers a row.
-        frequencies: of each column.
+        frequencies: frequencies of each column.
         size: numbers that stand for one.
         sigma: deviation of the first frequencies, for columns of deviation 1.
     """
@@ -66,8 +66,8 @@ class PeriodicBottom(Layers, Bottom):
     many.
 
     Args:
-        first: how many columns of the row are embedded, from the first; 0 embeds all.
-        frequencies: of each embedded column.
+        first: number of columns to embed, from the first; 0 embeds all.
+        frequencies: frequencies of each embedded column.
         size: numbers that stand for an embedded one.
         sigma: deviation of the first frequencies; larger follows finer detail, and overfits sooner.
         hidden: sizes joined by dashes; "none" leaves one linear layer.

@@ -317,7 +317,7 @@ class HOGBottom(FixedBottom):
 
     Args:
         cell: pixels of a cell's side.
-        orientations: of a histogram, over half a turn.
+        orientations: orientations of a histogram, over half a turn.
 
     >>> HOGBottom(cell=7).columns(shape=(1, 28, 28))  # 3 * 3 blocks of 4 cells
     324

@@ -97,9 +97,9 @@ class Described:
     """A folder's model before its weights are read.
 
     Attributes:
-        folder: where it is.
+        folder: folder of the model.
         family: its `model_type`.
-        layout: of the family.
+        layout: layout of the family.
         shape: the architecture.
         names: of its weights; None are those of our own state.
         weights: files with them.
