@@ -221,7 +221,7 @@ def test_a_file_is_told_all_that_its_promise_forbids_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_checked(path)
     told = str(caught.value)
-    assert "private.toml:1: codec: [dp] bounds what one row changes" in told
+    assert "private.toml:1: codec: [dp] bounds the effect of one row" in told
     assert "private.toml:2: defense: [dp] clips a row's gradient, and Mixup may mix rows" in told
 
 

@@ -141,7 +141,10 @@ def test_a_run_evaluates_predicts_and_reports(digits, tmp_path):
     folder = RunFolder.open(tmp_path / "u")
     assert summary["bytes_up"].keys() == {"bank", "shop", "compute"}
     assert 1 < summary["wire_ratio"] < 1.1  # headers and queries on top of dense numbers
-    assert summary["trust"] == "compute sees every cut and no label, clinic what compute makes"
+    assert (
+        summary["trust"]
+        == "compute sees every cut and no label, clinic sees the outputs of compute"
+    )
     told = {(one["observer"], one["what"], one["of"]) for one in summary["revealed"]}
     assert told == {
         ("compute", "cut", "bank"),

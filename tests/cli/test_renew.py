@@ -25,7 +25,7 @@ def test_a_certificate_is_renewed(vfl, label):
     renew_server(label.certificates, days=3)
     done = vfl("renew", "project")
     assert (done.code, done.out) == (0, "")
-    assert "is good for 89 days; vfl up shows it" in done.err
+    assert "is valid for 89 days; vfl up uses it" in done.err
     assert days_left(label.certificates / "server.pem") == 89
 
 
@@ -71,7 +71,7 @@ def test_a_certificate_that_ends_soon_is_spoken_of_at_the_label_party(
     aged_server(label)
     ca_key = label.certificates / "ca.key"
     ca_key.rename(ca_key.with_name("elsewhere"))
-    assert "server.pem expires in 4 days; vfl up renews it while ca.key" in vfl(*command).err
+    assert "server.pem expires in 4 days; vfl up renews it if ca.key" in vfl(*command).err
 
 
 def test_a_party_is_told_that_the_authority_ends(vfl, label, tmp_path, monkeypatch):

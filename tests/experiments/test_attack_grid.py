@@ -261,7 +261,7 @@ def test_baseline_attacks_are_some_of_the_attacks():
     settings = GridSettings(attacks=["thesis", "svm"], baseline_attacks="thesis")
     assert settings.baseline_specs == ("fine_tuning", "kmeans")
     assert GridSettings(attacks="svm").baseline_specs == ("svm",)
-    with pytest.raises(ValidationError, match="some of the attacks, and knn is none"):
+    with pytest.raises(ValidationError, match="a part of attacks, and knn is not one"):
         GridSettings(attacks="svm", baseline_attacks="knn")
 
 

@@ -49,7 +49,7 @@ def test_parties_that_were_told_different_terms_agree_on_no_key(files, change):
     """The label party sends each its terms: nothing is sealed for one that has others."""
     bank = PairSeals(files["bank"], terms_of(), SESSION)
     _, offer = offer_of(files, terms_of(**change))
-    with pytest.raises(AuthenticationError, match="not of party 'shop'"):
+    with pytest.raises(AuthenticationError, match="not sealed by party 'shop'"):
         bank.open("shop", offer)
     assert bank.seal(Send("shop", b"words")) == []
 

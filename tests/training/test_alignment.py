@@ -132,7 +132,7 @@ def test_damaged_and_foreign_positions_are_refused(made, tmp_path):
         with pytest.raises(RunFolderError):
             load_data(experiment)
     path.write_bytes((folder / "bank" / "0001.positions").read_bytes())
-    with pytest.raises(RunFolderError, match="something else"):
+    with pytest.raises(RunFolderError, match="another kind, party or run"):
         load_data(experiment)
 
 

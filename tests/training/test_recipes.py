@@ -166,7 +166,7 @@ def _one_class(one, label):
     [
         ("clip_norm = 1.0\n[dp]\nnoise = 1.0", "leave train.clip_norm out"),
         ('measure = "accuracy"', "neither train.patience nor"),
-        ('measure = "rmse"\nkeep = "best"', "is not of a classification"),
+        ('measure = "rmse"\nkeep = "best"', "is no metric of a classification"),
         ("warmup_steps = -1", "warmup_steps"),
     ],
 )

@@ -219,7 +219,7 @@ def test_it_is_refused_beside_a_promise_for_labels_against_everybody(defense):
     X = np.random.default_rng(0).normal(size=(90, 4))
     y = (X[:, 0] > 0).astype(int)
     settings = {"parties": 2, "epochs": 2, "validation": 0.3, "defense": defense}
-    with pytest.raises(SpecError, match="against everybody, and calibrated answers show"):
+    with pytest.raises(SpecError, match="from all parties, and calibrated answers disclose"):
         VFLClassifier(**settings, calibration="platt").fit(X, y)
     VFLClassifier(**settings).fit(X, y)
 

@@ -365,6 +365,7 @@ class TwoStageInversion(TextInversion):
         hidden: int = 512,
     ) -> None:
         super().__init__(steps, learning_rate, until, half)
+        require_at_least(0, network_steps=network_steps)
         self._network = (before, hidden, network_steps)
         TokenNetwork(1, *self._network)  # refuses what is out of range
 
