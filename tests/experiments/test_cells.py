@@ -35,6 +35,21 @@ def test_a_plug_in_of_one_file_stands_on_files_beside_it(digest):
     assert digest("mine", {"beside.py": "x = 2"}) != first
 
 
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ('"""Other words,\n# here."""\nx = 1\n\n\ndef f():\n    return """\n# a"""\n', True),
+        ('# A comment.\nx = 1\n\ndef f():\n    """Doc."""\n    return """\n# a"""\n', True),
+        ('x = 2\n\ndef f():\n    return """\n# a"""\n', False),
+        ('x = 1\n\ndef f():\n    return """\n# b"""\n', False),
+        ('"""Words."""; x = 2\n\ndef f():\n    return """\n# a"""\n', False),
+    ],
+)
+def test_words_about_the_code_are_no_other_code(digest, changed, same):
+    first = digest("mine", {"mine.py": 'x = 1\n\ndef f():\n    return """\n# a"""\n'})
+    assert (digest("mine", {"mine.py": changed}) == first) is same
+
+
 def test_a_plug_in_of_a_package_stands_on_its_package(digest):
     files = {"pack/__init__.py": "", "pack/mine.py": "from .deep import x\nimport pack.more"}
     first = digest("pack.mine", files | {"pack/deep.py": "x = 1", "pack/more.py": ""})

@@ -341,7 +341,7 @@ def code_of(*parts: str | type | FunctionType) -> str:
     digest = hashlib.sha256(VERSION.encode())
     for name in sorted(_needed({one if isinstance(one, str) else one.__module__ for one in parts})):
         digest.update(name.encode())
-        digest.update(_source(name))
+        digest.update(_code_alone(_source(name)))
     made = {one for one in parts if not isinstance(one, str) and _is_of_a_cell(one)}
     for one in sorted(made, key=lambda one: one.__qualname__):
         digest.update("\n".join(_compiled(one, set())).encode())
@@ -473,6 +473,43 @@ def _source(module: str) -> bytes:
     if loading is not None:
         _LOADED[module] = loading, source
     return source
+
+
+@cache
+def _code_alone(source: bytes) -> bytes:
+    """Return source without docstrings, comment lines and empty lines, which change no result."""
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    docstrings = [text for node in ast.walk(tree) if (text := _docstring(node)) is not None]
+    prose, kept = set[int](), set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node not in docstrings:
+            kept.update(_rows(node)[1:])  # a line of a text may look like a comment
+    for text in docstrings:
+        first, last = _rows(text)[0], _rows(text)[-1]
+        around = lines[first - 1][: text.col_offset] + lines[last - 1][text.end_col_offset :]
+        if not around.strip():
+            prose.update(_rows(text))
+    return b"\n".join(
+        line.rstrip()
+        for row, line in enumerate(lines, start=1)
+        if row in kept or (row not in prose and line.strip() and not line.lstrip().startswith(b"#"))
+    )
+
+
+def _rows(node: ast.expr) -> range:
+    """Return the numbers of a node's lines, from 1."""
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _docstring(node: ast.AST) -> ast.expr | None:
+    """Return the docstring of a module, class or function."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    match node.body[:1]:
+        case [ast.Expr(value=ast.Constant(value=str()) as text)]:
+            return text
+    return None
 
 
 def _file(module: str) -> Path | None:
