@@ -133,7 +133,7 @@ def test_what_it_cannot_serve_is_refused(data):
     fewer = make("label_dp_two_stage")
     fewer.prepare(LabelKind(CLASSES))
     fewer.labels(torch.zeros(10, dtype=torch.int64), LENDER)
-    with pytest.raises(SpecError, match="labels it was given first") as caught:
+    with pytest.raises(SpecError, match="needs the same labels as in the first stage") as caught:
         fewer.load_state_dict(kept)
     assert caught.value.got == "10 training rows"
 

@@ -92,7 +92,7 @@ def test_several_wrong_specs_are_told_together(path):
 
 def test_a_defense_must_serve_the_task(path):
     overrides = ["defense=dcor+potential", "label.task=regression"]
-    with pytest.raises(SpecError, match="'potential' is about classes") as caught:
+    with pytest.raises(SpecError, match="'potential' needs classes") as caught:
         plan.of_experiment(path, overrides)
     assert caught.value.where == "plan.toml: defense"
     with pytest.raises(ConfigError, match=r"label\.task") as caught:
@@ -129,7 +129,7 @@ def test_a_defense_that_means_nothing_for_the_labels(path):
     assert (caught.value.where, caught.value.got) == ("plan.toml: defense", "10 classes")
     with pytest.raises(SpecError, match="'tpsl' needs every row to weigh the same"):
         plan.of_experiment(path, ["defense=tpsl", "label.class_weight=balanced"])
-    with pytest.raises(SpecError, match="'label_dp' is about classes") as caught:
+    with pytest.raises(SpecError, match="'label_dp' needs classes") as caught:
         plan.of_experiment(path, ["defense=label_dp:flip=0.1", "label.task=regression"])
     assert caught.value.where == "plan.toml: defense"
 

@@ -252,7 +252,7 @@ class UnknowableBottom(Bottom):
 
 def test_a_bottom_that_cannot_be_counted_is_refused(terms, asked, monkeypatch):
     monkeypatch.setitem(BOTTOMS._members, "unknowable", UnknowableBottom)
-    with pytest.raises(SpecError, match="cannot be counted") as refused:
+    with pytest.raises(SpecError, match="cannot be computed") as refused:
         asked(with_bottom(terms, "unknowable"))
     assert "party's own file" in refused.value.fix
 
