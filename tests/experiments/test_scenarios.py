@@ -219,7 +219,9 @@ def test_the_attack_inside_another_decides_what_is_done_anew(monkeypatch):
     before = [runner._key(job) for job in jobs]
 
     def changed(module):
-        return read_source(module) + (b"#" if module == "vfl.attacks.labels.clusters" else b"")
+        return read_source(module) + (
+            b"\nx = 1" if module == "vfl.attacks.labels.clusters" else b""
+        )
 
     monkeypatch.setattr(identity, "_source", changed)
     after = [runner._key(job) for job in jobs]
