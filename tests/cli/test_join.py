@@ -162,6 +162,26 @@ def test_a_dealer_has_no_table(well, refused):
     assert "has no data" in refused("join", "loans/notary", "--table", "x.csv").err
 
 
+@pytest.mark.parametrize(
+    ("setting", "table"), [("source", []), ("predict", ["--table", "bank.csv"])]
+)
+def test_a_function_that_the_sender_names_is_refused_before_it_runs(
+    refused, received, tmp_path, monkeypatch, setting, table
+):
+    ran = tmp_path / "ran"
+    (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\n\ndef rows(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = received / "party.toml"
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(f"{setting} =")]
+    lines.insert(lines.index("[data]") + 1, f'{setting} = "theirs:rows"')
+    path.write_text("\n".join(lines) + "\n")
+    before = path.read_text()
+    done = refused("join", "bank", *table)
+    assert "names a function that would run" in done.err
+    assert f"data.{setting}" in done.err
+    assert (path.read_text(), ran.exists()) == (before, False)
+
+
 @pytest.mark.parametrize("name", ["node.key", "party.toml", "store", "peers/shop.pub", "more/a"])
 def test_a_link_that_leads_out_of_the_received_folder_is_refused(refused, received, name, tmp_path):
     outside = tmp_path / "outside"

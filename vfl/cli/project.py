@@ -216,6 +216,8 @@ def join(
     if not leads:
         joining.require_no_way_out(folder)
     party = read_party_file(file)
+    if not leads:
+        joining.require_no_loader(party, table)
     facts: dict[str, Any] = {"party": party.party, "file": str(file)}
     if party.role == "data" or table is not None:
         report = joining.merge_table(folder, table, ids, label, query)

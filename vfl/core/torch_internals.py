@@ -38,6 +38,25 @@ PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 
 
+def before_steps(
+    build: OptimizerFactory, act: Callable[[list[nn.Parameter]], None]
+) -> OptimizerFactory:
+    """Build optimisers that call `act` with their weights before every step.
+
+    >>> build = before_steps(lambda weights: optim.SGD(weights, 0.1), lambda weights: print("step"))
+    >>> build([nn.Parameter(torch.zeros(1))]).step()
+    step
+    """
+
+    def built(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+        weights = list(parameters)
+        optimizer = build(weights)
+        optimizer.register_step_pre_hook(lambda *_: act(weights))
+        return optimizer
+
+    return built
+
+
 class Compute:
     """A party's device; no other party knows it or needs to.
 

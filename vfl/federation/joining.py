@@ -17,7 +17,7 @@ from vfl.config.edit import Edit, with_settings, without_keys
 from vfl.config.toml import check
 from vfl.config.validate import UNNAMED_ALIGNMENT
 from vfl.core.errors import ConfigError, MissingDataError
-from vfl.core.storage import database_beside, is_database, write_bytes, write_text
+from vfl.core.storage import database_beside, is_database, is_loader, write_bytes, write_text
 from vfl.datasets.describe import TableReport, describe
 from vfl.federation.project import RULES_OF_NUMBERS, LabelFolder, with_notes
 from vfl.session.secure_mode import third_party
@@ -76,6 +76,30 @@ def require_no_way_out(folder: Path) -> None:
                 want="only files in the folder, so that none of your other files is read or "
                 "written",
                 fix="remove the link; a table elsewhere is named with --table",
+            )
+
+
+def require_no_loader(party: PartyFile, table: str | None) -> None:
+    """Refuse a received file whose [data] names a function, before it could run.
+
+    The sender of the folder chose that name. The owner may name a function by --table.
+
+    Args:
+        party: the received file.
+        table: the owner's table, which replaces the source of the file; None keeps that one.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    data = party.data
+    for name in ("predict",) if table else ("source", "predict"):
+        if data is not None and is_loader(said := getattr(data, name)):
+            raise ConfigError(
+                "a received file names a function that would run on this machine",
+                where=f"{party.path}: data.{name}",
+                got=str(said),
+                want="a table",
+                fix="remove the line; vfl join FOLDER --table TABLE takes a table of yours",
             )
 
 

@@ -28,7 +28,7 @@ from torch.optim import lr_scheduler
 
 from vfl.core.errors import BadOptionError, SpecError
 from vfl.core.registry import MOST, Registry
-from vfl.core.torch_internals import OptimizerFactory, unhooked
+from vfl.core.torch_internals import OptimizerFactory, before_steps, unhooked
 
 Member = TypeVar("Member")
 
@@ -254,16 +254,7 @@ class Optimization:
 
         Where ranks sum their gradients before a step, `build` is theirs: the norm is of the sum.
         """
-        if not self._clip_norm:
-            return build
-
-        def built(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-            weights = list(parameters)
-            optimizer = build(weights)
-            optimizer.register_step_pre_hook(lambda *_: self._clip(weights))
-            return optimizer
-
-        return built
+        return before_steps(build, self._clip) if self._clip_norm else build
 
     def _clip(self, weights: list[nn.Parameter]) -> None:
         nn.utils.clip_grad_norm_(weights, self._clip_norm)

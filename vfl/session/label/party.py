@@ -1046,11 +1046,9 @@ class LabelParty(AnyLabelParty):
                 extra = self._defense.loss(sent, truth, logits, context)
         if not self._ranks.alone:
             loss = loss * self._part(exchange, whole)
-        total = loss if extra is None else loss + extra
-        check_finite(total, "loss", self.data.name, exchange.step)
-        drop_gradients(self._trainable)
+        total = self._whole_loss(loss, extra, exchange)
         if self.private is None:
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
         else:
             # Cuts of the other parties, or their sum.
             leaves = [cut for cut in cuts.values() if cut.is_leaf and cut.requires_grad]
@@ -1113,11 +1111,16 @@ class LabelParty(AnyLabelParty):
                 extra = self._defense.loss(named, truth, logits, context)
             if not self._ranks.alone:
                 loss = loss * self._part(exchange, whole)
-            total = loss if extra is None else loss + extra
-            check_finite(total, "loss", self.data.name, exchange.step)
-            drop_gradients(self._trainable)
-            total.backward()
+            total = self._whole_loss(loss, extra, exchange)
+            total.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
+
+    def _whole_loss(self, loss: Tensor, extra: Tensor | None, exchange: Exchange) -> Tensor:
+        """Add the defense's part to the loss of the task; drop the gradients of the last step."""
+        total = loss if extra is None else loss + extra
+        check_finite(total, "loss", self.data.name, exchange.step)
+        drop_gradients(self._trainable)
+        return total
 
     def _last_cuts(
         self, exchange: Exchange, inputs: Tensor | None, sent: Mapping[str, Tensor], turn: int

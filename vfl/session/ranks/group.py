@@ -26,11 +26,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 from vfl.core.errors import LostRankError, SpecError
-from vfl.core.torch_internals import OptimizerFactory, gloo_at
+from vfl.core.torch_internals import OptimizerFactory, before_steps, gloo_at
 from vfl.core.traffic import Ledger, Traffic
 from vfl.session.schedule import Exchange
 
@@ -158,16 +158,7 @@ class Ranks:
 
     def together(self, build: OptimizerFactory) -> OptimizerFactory:
         """Build optimisers that sum the gradients of all ranks before every step."""
-        if self.alone:
-            return build
-
-        def built(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-            weights = list(parameters)
-            optimizer = build(weights)
-            optimizer.register_step_pre_hook(lambda *_: self._sum_gradients(weights))
-            return optimizer
-
-        return built
+        return build if self.alone else before_steps(build, self._sum_gradients)
 
     def whole(self, outputs: Tensor, loss: float, rows: int) -> tuple[Tensor, float]:
         """Collect all ranks' outputs and losses of a batch.
