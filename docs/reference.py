@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import re
 import typing
@@ -77,6 +78,14 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
         "HolderContract",
     ),
 }
+#: Beginning of the page of methods, and the columns of its file that hold paths.
+FEATURES = (
+    "*Thesis* is the dissertation on split learning and permuted secure computation that the "
+    "project reproduces ([findings](../results/reproduction.md), [printed numbers]"
+    "(../results/published.md)). A source names its first author. `-s` gives a setting, "
+    "`vfl attack RUN --attack SPEC` runs an attack."
+)
+PATHS = ("files", "tests")
 #: Modules whose docstrings describe frames and files, exactly enough to write another reader.
 FORMATS: Mapping[str, str] = {
     "The frame": "vfl.core.frame",
@@ -124,6 +133,7 @@ def pages() -> dict[str, str]:
         "commands": commands_page(),
         "errors": errors_page(),
         "plugins": plugins_page(),
+        "features": features_page(),
         "formats": formats_page(),
         "protocols": protocols_page(),
         "python": python_page(),
@@ -409,6 +419,23 @@ def _blocks(text: str) -> Iterable[str]:
             yield from [escaped(block.replace("``", "`")), ""]
         else:
             yield from _paragraphs(block)
+
+
+def features_page() -> str:
+    """The method, source, file and test of every row of `docs/features.csv`."""
+    lines = ["# From papers to code", "", FEATURES, ""]
+    path = Path(__file__).with_name("features.csv")
+    area = ""
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["area"] != area:
+                area = row["area"]
+                lines += ["", f"## {area}", "", "| method | command | source | files | tests |"]
+                lines.append("| --- | --- | --- | --- | --- |")
+            paths = (", ".join(f"`{one}`" for one in row[key].split(", ")) for key in PATHS)
+            cells = (cell(row["method"]), row["command"], cell(row["source"]), *paths)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def formats_page() -> str:

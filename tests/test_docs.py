@@ -154,11 +154,16 @@ def command_named(words):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_that_are_named_exist_with_their_options(page):
     for words in commands_of(page):
-        command, rest = command_named(words)
-        options = [(*one.opts, *one.secondary_opts) for one in command.params]
-        known = {option for each in options for option in each}
-        asked = {word.partition("=")[0] for word in rest if word.startswith("-")}
-        assert asked <= known | {"--help"}, f"vfl {' '.join(words)}"
+        assert_known(words)
+
+
+def assert_known(words):
+    """That a command and its options exist."""
+    command, rest = command_named(words)
+    options = [(*one.opts, *one.secondary_opts) for one in command.params]
+    known = {option for each in options for option in each}
+    asked = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    assert asked <= known | {"--help"}, f"vfl {' '.join(words)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -180,22 +185,20 @@ def test_settings_that_are_shown_are_settings(page):
         check(content, PartyFile if "party" in content else Experiment, where=page.name)
 
 
-def rows_of_features():
-    """The rows of every table of the page; all tables have the same columns."""
-    lines = text_of(ROOT / "docs" / "features.md").splitlines()
-    rows = [line.strip("|").split("|") for line in lines if line.startswith("|")]
-    header, rule, *body = [[cell.strip() for cell in row] for row in rows]
-    assert set("".join(rule)) <= set("- ")
-    assert header == ["method, command", "source", "file, test"]
-    return [row for row in body if row not in (header, rule)]
+def features():
+    """The rows of the file that leads from papers to code."""
+    with (ROOT / "docs" / "features.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("row", rows_of_features(), ids=lambda row: row[0])
-def test_a_feature_names_its_file_and_its_test(row):
-    """A cell that says `same` takes over the file, the test or both of the row above."""
-    method, source, paths = row
-    assert all([method, source, paths])
-    named = CODE.findall(paths)
-    assert any(not path.startswith("tests/") for path in named) or paths.startswith("same")
-    assert any(path.startswith("tests/") for path in named) or paths.endswith(("same", "same test"))
-    assert CODE.findall(method)
+@pytest.mark.parametrize("row", features(), ids=lambda row: row["method"])
+def test_a_feature_names_its_command_file_and_test(row):
+    assert all(row.values())
+    files, tests = (row[key].split(", ") for key in ("files", "tests"))
+    assert [path for path in (*files, *tests) if not (ROOT / path).exists()] == []
+    assert not any(path.startswith("tests/") for path in files)
+    assert all(path.startswith("tests/") for path in tests)
+    assert CODE.findall(row["command"])
+    for code in CODE.findall(row["command"]):
+        if code.startswith("vfl "):
+            assert_known(shlex.split(code)[1:])
