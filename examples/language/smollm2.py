@@ -43,7 +43,15 @@ from vfl.training.cutting import CutModel
 QUESTION = "\n\nOverall, the film was"
 ANSWERS = ("bad", "good")
 TOKENS, BATCH = 64, 8
-CODECS = ("none", "quantise:values=8,grad=8", "topk:k={k},values=8,grad=8,packer=index")
+#: A codec's row is a token, and a few of its values are a hundred times as large as the others.
+CODECS = (
+    "none",
+    "quantise:values=8,scale=row,grad=8",
+    "quantise:values=4,scale=row,outliers=4,grad=8",
+    "topk:k={half},values=8,scale=row,grad=8,packer=bitmap",
+    "topk:k={quarter},values=8,scale=row,grad=8",
+    "quantise:values=8,grad=8",
+)
 TASKS = ("polarity", "words")
 
 
@@ -105,7 +113,7 @@ def frozen(model: Decoder, rows: Tensor, learned: int, codec: str) -> tuple[Tens
     """Return the outputs of the server's frozen blocks, and the cut's bytes per token."""
     front, width = Front(model.tokens, model.layers[:1], TOKENS), model.shape.width
     sent = SplitModule(
-        {"user": nn.Identity()}, nn.Identity(), {"user": width}, codec=codec.format(k=width // 4)
+        {"user": nn.Identity()}, nn.Identity(), {"user": width}, codec=_codec(codec, width)
     ).eval()
     made = []
     for some in torch.split(rows, BATCH):
@@ -115,6 +123,10 @@ def frozen(model: Decoder, rows: Tensor, learned: int, codec: str) -> tuple[Tens
             hidden = layer(hidden)
         made.append(hidden)
     return torch.cat(made), sent.ledger.total_bytes("up") / rows.numel()
+
+
+def _codec(spec: str, width: int) -> str:
+    return spec.format(half=width // 2, quarter=width // 4)
 
 
 def loss_of(upper: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -163,7 +175,7 @@ def trainings(
     answers = [tokenizer.encode(f" {word}").ids[0] for word in ANSWERS]
     for task in asked.task or TASKS:
         texts = read_texts(task, asked.model, asked.train, asked.test)
-        for codec in CODECS:
+        for codec in asked.codec or CODECS:
             seeds = [one for one in range(asked.seeds) if (task, codec, one) not in done]
             if not seeds:
                 continue
@@ -177,7 +189,7 @@ def trainings(
                 whole = copy.deepcopy(upper) if codec == "none" and not seed else None
                 cut = vfl.split(
                     upper, at=f"layers.{asked.learned - 1}", example=hidden[:2], row_axes=2,
-                    codec=codec.format(k=width // 4),
+                    codec=_codec(codec, width),
                 )  # fmt: skip
                 begun = not seed
                 before = judged(cut, hidden, texts) if begun else {}
@@ -233,6 +245,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("smollm2.jsonl"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--task", action="append", choices=TASKS)
+    parser.add_argument("--codec", action="append", choices=CODECS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--learned", type=int, default=6, help="blocks with adapters")

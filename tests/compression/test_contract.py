@@ -32,6 +32,8 @@ class TestRegisteredCodecs(CodecContract):
         "quantise:values=1,scale=row,grad=4",
         "quantise:values=3,packer=range,grad=bf16",
         "quantise:values=bf16",
+        "quantise:values=4,scale=row,outliers=2,grad=4",
+        "quantise:values=3,packer=range,outliers=1",
         "relu",
         "relu:values=fp32,packer=bitmap",
         "relu:values=2,packer=bitmap,scale=row,grad=4",

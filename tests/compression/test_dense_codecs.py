@@ -46,6 +46,25 @@ def test_quantised_values_come_back_within_half_a_step(bits, packer):
     assert len(np.unique(found.numpy())) <= 2**bits
 
 
+@pytest.mark.parametrize("outliers", [1, 3])
+def test_outliers_of_a_row_do_not_widen_the_steps_of_the_others(outliers):
+    cut = normal()
+    cut[:, :outliers] = 1000 * (1 + torch.arange(outliers))
+    spec = f"quantise:values=4,scale=row,outliers={outliers}"
+    index_bits = (WIDTH - 1).bit_length()
+    sizes = 4 * ROWS, -(-ROWS * WIDTH * 4 // 8), -(-ROWS * outliers * (16 + index_bits) // 8)
+    assert len(make(spec).encode(cut, TRAINING).payload) == sum(sizes)
+    found, others = back(spec, cut), cut[:, outliers:]
+    steps = (others.amax(1) - others.amin(1)) / 2**4
+    assert ((found[:, outliers:] - others).abs().amax(1) <= 0.51 * steps + 0.02).all()
+    torch.testing.assert_close(found[:, :outliers], cut[:, :outliers], rtol=2**-8, atol=0)
+
+
+def test_as_many_outliers_as_values_are_refused():
+    with pytest.raises(WidthError, match="outliers"):
+        make("quantise:outliers=3").check(3)
+
+
 @pytest.mark.parametrize("packer", ["dense", "bitmap", "enumerative", "range"])
 def test_a_rectified_cut_keeps_its_zeros(packer):
     cut = normal().relu()
@@ -164,7 +183,8 @@ def test_a_narrow_cut_trains_a_layer_at_each_end():
 @pytest.mark.parametrize(
     "spec",
     ["size:k=0", "size:k=2,kind=wide", "sign:width=-1", "quantise:values=9", "quantise:scale=all",
-     "l1:target=-1", "l1:weight=inf", "rate:weight=-1", "rate:bits=9", "relu:values=bf16",
+     "quantise:outliers=-1", "l1:target=-1", "l1:weight=inf", "rate:weight=-1", "rate:bits=9",
+     "relu:values=bf16",
      "sign:width=65537", "topk:k=0", "topk:k=-1", "topk:k=two", "topk:k=2,values=9",
      "topk:k=2,packer=zip", "topk:k=2,packer=range", "quantise:values=bf16,packer=range",
      "relu:values=fp32", "randtopk:k=0", "randtopk:k=1,values=16", "randtopk:k=1,law=uniform",
