@@ -7,8 +7,8 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -226,15 +226,21 @@ def _run_supernode(party_file: Path) -> None:
         supervise(start, lambda service: _follow(service, look_after), say)
 
 
+@contextmanager
 def _monitored(
     party: PartyFile, certificates: Mapping[str, Path], is_up: Callable[[], bool]
-) -> AbstractContextManager[None]:
-    """Serve a party's metrics until the block ends, if its file requests it."""
-    if party.monitor is None:
-        return nullcontext()
-    from vfl.federation.monitor import monitored  # it needs torch
+) -> Iterator[None]:
+    """Serve a party's metrics and send its spans until the block ends, if its file says so."""
+    with ExitStack() as stack:
+        if party.monitor is not None:
+            from vfl.federation.monitor import monitored  # it needs torch
 
-    return monitored(party, certificates, is_up, say)
+            stack.enter_context(monitored(party, certificates, is_up, say))
+            if party.monitor.spans is not None:
+                from vfl.federation.spans import traced
+
+                stack.enter_context(traced(party, party.monitor.spans))
+        yield
 
 
 def _play_rank(order: Order) -> None:

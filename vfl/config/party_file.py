@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -54,6 +55,25 @@ def _an_address(text: str) -> str:
 
 def _a_network(text: str) -> str:
     return str(ip_network(text))
+
+
+def _a_collector(text: str) -> str:
+    url = urlsplit(text)
+    host = url.hostname or ""
+    if url.scheme not in ("http", "https") or not host:
+        raise ValueError("want a URL such as http://127.0.0.1:4318/v1/traces")
+    if url.username is not None or url.password is not None:
+        raise ValueError("a password does not belong in a URL; a proxy in front can add it")
+    if url.scheme == "http" and host != "localhost" and not _is_loopback(host):
+        raise ValueError("beyond this machine only with https")
+    return text
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class OwnData(TableSettings):
@@ -278,6 +298,9 @@ class MonitorSettings(Settings):
         host, port: address; port 0 takes a free one. Outside this machine with TLS only.
         allow: addresses and networks of allowed readers, such as "10.0.4.0/24".
         certificate, key: PEM files for TLS.
+        spans: URL of a collector of OpenTelemetry (OTLP over HTTP) that receives a span for each
+            session, such as "http://127.0.0.1:4318/v1/traces"; outside this machine with https
+            only. None sends nothing. It needs the extra `otel`.
     """
 
     host: Host = "127.0.0.1"
@@ -287,6 +310,7 @@ class MonitorSettings(Settings):
     ] = ("127.0.0.1/32", "::1/128")
     certificate: str | None = None
     key: str | None = None
+    spans: Annotated[str, AfterValidator(_a_collector)] | None = None
 
 
 class Node(Settings):

@@ -208,6 +208,21 @@ def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
         return None
 
 
+def lines_after(path: Path, place: int) -> tuple[list[Line], int]:
+    """Lines that were written after a place in a log, without any verification.
+
+    Args:
+        path: the log; it may not exist yet.
+        place: offset in bytes.
+
+    Returns:
+        The readable lines, and the offset after the last whole line.
+    """
+    content = _whole(path)
+    found = (_parsed(text) for text in content[place:].split(b"\n"))
+    return [each[0] for each in found if each is not None], max(place, len(content))
+
+
 @dataclass(frozen=True, slots=True)
 class Verified:
     """Result of the verification of a log.
