@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,36 @@ torch.set_num_threads(1)
 # The same examples in every run, on machines of any speed, and no folder of examples left behind.
 settings.register_profile("vfl", derandomize=True, deadline=None, database=None)
 settings.load_profile("vfl")
+
+
+class Collection:
+    """A quick collection: every worker repeats it."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        """Collect no garbage before the tests: modules and items live until the end."""
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.freeze()
+            gc.enable()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(
+        self, file_path: Path
+    ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        """Look for examples only in modules of the package whose text has one."""
+        found = yield
+        if file_path.name.startswith("test_"):
+            return [one for one in found if type(one) is pytest.Module]
+        if file_path.suffix == ".py" and ">>>" not in file_path.read_text("utf-8"):
+            return []
+        return found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Collection())
 
 
 @pytest.fixture(autouse=True)

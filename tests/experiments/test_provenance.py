@@ -16,7 +16,6 @@ from vfl.experiments.latex import escaped
 from vfl.experiments.provenance import results_schema
 
 ROOT = Path(__file__).parents[2]
-Draft202012Validator = pytest.importorskip("jsonschema").Draft202012Validator
 LABELS = torch.arange(90) % 3
 INPUTS = torch.eye(6)[LABELS] + 0.5 * torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
 
@@ -43,11 +42,18 @@ def studies(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def check():
+    """A validator of the schema; the tests of one worker alone pay for importing jsonschema."""
+    validator = pytest.importorskip("jsonschema").Draft202012Validator
+    validator.check_schema(results_schema())
+    return validator(results_schema())
+
+
 @pytest.mark.parametrize("kind", ["codecs", "attacks"])
-def test_results_hold_to_their_schema(studies, kind):
+def test_results_hold_to_their_schema(studies, check, kind):
     record = json.loads((studies[kind].path / "results.json").read_text())
-    Draft202012Validator.check_schema(results_schema())
-    Draft202012Validator(results_schema()).validate(record)
+    check.validate(record)
     assert record["kind"] == kind
     assert len(record["records"]) == len(studies[kind].table)
     assert record["environments"][0]["torch"] == metadata.version("torch")
@@ -59,9 +65,8 @@ def test_results_hold_to_their_schema(studies, kind):
     assert all(one["made_of"]["built"] for one in trained)
 
 
-def test_a_record_too_many_or_too_few_breaks_the_schema(studies):
+def test_a_record_too_many_or_too_few_breaks_the_schema(studies, check):
     record = json.loads((studies["codecs"].path / "results.json").read_text())
-    check = Draft202012Validator(results_schema())
     del record["records"][0]["guess"]
     assert not check.is_valid(record)
     assert not check.is_valid({key: one for key, one in record.items() if key != "environments"})

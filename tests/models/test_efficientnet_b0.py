@@ -4,7 +4,6 @@ import urllib.error
 
 import pytest
 import torch
-from torchvision.models import efficientnet_b0
 
 from vfl.core import seeds
 from vfl.core.errors import MissingDataError, SpecError
@@ -15,6 +14,8 @@ FETCH = "torchvision.models._api.load_state_dict_from_url"
 
 @pytest.fixture(scope="module")
 def published():
+    from torchvision.models import efficientnet_b0  # slow to import, and only this test needs it
+
     with seeds.scoped(5):
         return efficientnet_b0().eval()
 

@@ -1,6 +1,8 @@
 """Families of pretrained models against `transformers`, by small models of random weights."""
 
 import json
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from safetensors.torch import save_file
 from vfl.models.decoder import cached
 from vfl.models.pretrained import load_pretrained
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers is not installed"
+)
 
 TOKENS = torch.tensor(
     [[5, 17, 3, 60, 89, 0, 41, 8, 22, 31, 7, 64], [9, 4, 33, 2, 1, 77, 6, 50, 3, 3, 12, 5]]
@@ -90,11 +94,16 @@ ENCODERS = {
 }  # fmt: skip
 
 
+def published(name):
+    """A class of `transformers`, imported by the first test that needs it."""
+    return getattr(import_module("transformers"), name)
+
+
 def made(folder, family, settings, kind):
     """A model of random weights in a folder; norms and biases are drawn too."""
-    config = getattr(transformers, f"{CONFIGS.get(family, family)}Config")(**settings)
+    config = published(f"{CONFIGS.get(family, family)}Config")(**settings)
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}{kind}")(config).eval()
+    model = published(f"{family}{kind}")(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
@@ -191,8 +200,8 @@ def test_towers_of_clip(tmp_path):
 @pytest.mark.parametrize("kind", ["Text", "Vision"])
 def test_a_tower_of_clip_by_itself(tmp_path, kind):
     settings = WIDE if kind == "Text" else PICTURES
-    config = getattr(transformers, f"CLIP{kind}Config")(**settings)
-    model = getattr(transformers, f"CLIP{kind}ModelWithProjection")(config).eval()
+    config = published(f"CLIP{kind}Config")(**settings)
+    model = published(f"CLIP{kind}ModelWithProjection")(config).eval()
     model.save_pretrained(tmp_path)
     ours = load_pretrained(tmp_path, "body")
     torch.manual_seed(1)
