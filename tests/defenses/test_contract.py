@@ -59,9 +59,9 @@ class TestRegisteredDefenses(DefenseContract):
         "passport:reach=0,sigma=0",
         "split_guard:start=0,share=0.5,checks=100",
         "vflip",
-        "vflip:parties=2,deviations=0",
+        "vflip:deviations=0",
         "copur",
-        "copur:parties=6,code=1,steps=3",
+        "copur:code=1,steps=3",
         "label_dp:epsilon=1+gradient_noise+gradient_averaging+layer_norm+clipped_noise",
     )
 
@@ -214,7 +214,7 @@ def test_the_contract_finds_a_defense_that_breaks_it(monkeypatch, broken, test, 
         *(f"anchored:rate={rate}" for rate in ("-0.1", "2")),
         *("few_rounds:steps=-1", "few_rounds:epsilon=-1", "tpsl:epsilon=0", "mixup:alpha=0"),
         *("gradient_averaging:rows=-1", "passport:count=0"),
-        *("vflip:parties=1", "vflip:deviations=-1", "copur:code=0", "copur:steps=-1"),
+        *("vflip:deviations=-1", "copur:code=0", "copur:steps=-1"),
         *(f"gradient_sparsification:share={share}" for share in (0, 1.1)),
         *(f"marvell:{option}" for option in ("power=-1", "power=inf", "shape=round")),
         *(

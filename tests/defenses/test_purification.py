@@ -2,14 +2,18 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from vfl.compression import INFERENCE, StepContext
+from vfl.config import Experiment
 from vfl.core.errors import SpecError
 from vfl.core.seeds import generator, scoped
+from vfl.datasets import PartyData, Split
 from vfl.defenses import make
+from vfl.training.local import LocalSession
 
 PARTIES, UNITS = 4, 3
 TRAINING = StepContext(training=True)
@@ -29,6 +33,7 @@ def trained(spec, steps=250):
     """The wrapped top of a defense whose networks have learned how cuts go together."""
     with scoped(0):
         defense = make(spec)
+        defense.merged([UNITS] * PARTIES)
         top = defense.wrap_top(nn.Identity(), PARTIES * UNITS).train()
         optimizer = torch.optim.Adam(top.parameters(), lr=0.005)
         cuts = together(512)
@@ -51,7 +56,7 @@ def error(found, cuts):
     return (found - cuts).square().mean().item()
 
 
-@pytest.mark.parametrize("spec", ["vflip:parties=4,hidden=32", "copur:parties=4,hidden=32,code=3"])
+@pytest.mark.parametrize("spec", ["vflip:hidden=32", "copur:hidden=32,code=3"])
 def test_a_party_that_does_not_fit_is_written_anew(spec):
     top, cuts = trained(spec), together(200, "test")
     with torch.no_grad():
@@ -61,7 +66,7 @@ def test_a_party_that_does_not_fit_is_written_anew(spec):
 
 
 def test_votes_are_counted_as_by_a_loop():
-    top, cuts = trained("vflip:parties=4,hidden=32"), together(60, "test")
+    top, cuts = trained("vflip:hidden=32"), together(60, "test")
     norm = top.scale
     mixed = with_party_of_another_row(cuts, 1)
     rows = (mixed - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
@@ -83,7 +88,7 @@ def test_votes_are_counted_as_by_a_loop():
 
 
 def test_rows_without_a_flag_are_read_as_they_came():
-    top, cuts = trained("vflip:parties=4,hidden=32"), together(60, "test")
+    top, cuts = trained("vflip:hidden=32"), together(60, "test")
     norm = top.scale
     rows = (cuts - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
     calm = ~top.flagged(rows).any(1)
@@ -93,22 +98,52 @@ def test_rows_without_a_flag_are_read_as_they_came():
 
 
 def test_networks_of_a_defense_do_not_teach_the_bottoms():
-    defense = make("vflip:parties=2")
-    top = defense.wrap_top(nn.Linear(4, 2), 4).train()
-    cut = torch.randn(8, 4, generator=generator(0, "cut")).requires_grad_()
+    defense = make("vflip")
+    defense.merged([2, 2, 2])
+    top = defense.wrap_top(nn.Linear(6, 2), 6).train()
+    cut = torch.randn(8, 6, generator=generator(0, "cut")).requires_grad_()
     outputs = top(cut)
     defense.loss({}, torch.zeros(8), outputs, TRAINING).backward()
     assert cut.grad is None
     assert defense.loss({}, torch.zeros(8), outputs, TRAINING) is None
 
 
-def test_a_merged_cut_that_is_not_of_equal_cuts_is_refused():
-    with pytest.raises(SpecError, match="does not consist of 'parties' equal cuts"):
-        make("copur:parties=3").wrap_top(nn.Identity(), 8)
+@pytest.mark.parametrize(
+    ("spec", "widths"),
+    [("copur", [3, 5]), ("copur", [8]), ("layer_norm+vflip", [4, 4])],
+)
+def test_a_merged_cut_without_enough_equal_cuts_is_refused(spec, widths):
+    with pytest.raises(SpecError, match="must stand side by side") as refused:
+        make(spec).merged(widths)
+    assert ", ".join(map(str, widths)) in refused.value.got
+
+
+@pytest.mark.parametrize("merge", ["concat", "sum"])
+def test_a_training_tells_the_number_of_cuts(merge):
+    """The label party's own cut counts; a sum leaves no party's cut to compare."""
+    party, rows = {"width": 4, "bottom": "mlp:hidden=4"}, torch.randn(40, 2, generator=generator(0))
+    experiment = Experiment.model_validate(
+        {
+            "parties": {"bank": party, "shop": party, "lender": party},
+            "label": {"party": "lender"},
+            "defense": "layer_norm+vflip",
+            "merge": merge,
+            "train": {"epochs": 1, "batch_size": 20},
+        }
+    )
+    split = Split(np.arange(40), np.arange(0), np.arange(0))
+    data = {name: PartyData(name, rows, None, None, split, b"rows") for name in ("bank", "shop")}
+    data["lender"] = PartyData("lender", rows, torch.arange(40) % 2, (0, 1), split, b"rows")
+    if merge == "sum":
+        with pytest.raises(SpecError, match="side by side"):
+            LocalSession(experiment, data, outputs=2)
+        return
+    weights = LocalSession(experiment, data, outputs=2).run().weights()["lender"]
+    assert weights["top.means"].shape == (3, 3)
 
 
 def test_a_search_without_steps_is_the_autoencoder():
-    top, cuts = trained("copur:parties=4,hidden=32,code=3,steps=0", steps=30), together(9, "test")
+    top, cuts = trained("copur:hidden=32,code=3,steps=0", steps=30), together(9, "test")
     norm = top.scale
     deviation = (norm.running_var + norm.eps).sqrt()
     with torch.no_grad():

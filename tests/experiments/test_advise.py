@@ -117,6 +117,24 @@ def test_what_the_evidence_supports(changes, asset, status):
     assert statuses(findings_of(made(changes), [asset])) == {asset: status}
 
 
+def of_width_4(*names):
+    return {name: {"width": 4} for name in names}
+
+
+@pytest.mark.parametrize(
+    ("changes", "offered"),
+    [
+        ({}, False),
+        ({"parties": of_width_4("bank", "shop", "post")}, True),
+        ({"parties": of_width_4("bank", "shop", "lender")}, True),
+        ({"parties": of_width_4("bank", "shop", "post"), "merge": "sum"}, False),
+    ],
+)
+def test_vflip_is_offered_where_three_cuts_stand_side_by_side(changes, offered):
+    found = findings_of(experiment(**changes), ["answers"])
+    assert all(("vflip" in {line.name for line in one.take}) is offered for one in found)
+
+
 def test_promises_come_with_their_unit():
     (found, _) = findings_of(experiment(defense="label_dp:epsilon=1"), ["labels"])
     assert any("epsilon 1" in text and "one label" in text for text in found.statements)

@@ -26,7 +26,7 @@ from vfl.training.local import LocalSession
 from vfl.training.specs import read_checked
 
 WIDTH = 6
-COLUMNS = {"bank": 3, "shop": 5}
+COLUMNS = {"bank": 3, "shop": 5, "post": 4}
 
 
 def code_of(build):
@@ -181,7 +181,7 @@ def module_of(start, codec, defense, observers=()):
     """A module with the weights that a session starts with."""
     recipe = models.make_bottom("mlp:hidden=8")
     bottoms = {name: recipe.build((columns,), WIDTH) for name, columns in COLUMNS.items()}
-    top = models.make_top("linear").build(2 * WIDTH, 2)
+    top = models.make_top("linear").build(len(COLUMNS) * WIDTH, 2)
     widths = dict.fromkeys(COLUMNS, WIDTH)
     model = SplitModule(bottoms, top, widths, codec=codec, defense=defense, observers=observers)
     for name in COLUMNS:
@@ -320,7 +320,7 @@ ON_GRADIENTS = [spec for spec in ACCEPTED if uses(make(spec), "loss", "gradient"
 def fresh(codec="none", defense="none", classes=2, observers=(), task="classification"):
     torch.manual_seed(0)
     bottoms = {name: nn.Linear(columns, WIDTH) for name, columns in COLUMNS.items()}
-    top, widths = nn.Linear(2 * WIDTH, classes), dict.fromkeys(COLUMNS, WIDTH)
+    top, widths = nn.Linear(len(COLUMNS) * WIDTH, classes), dict.fromkeys(COLUMNS, WIDTH)
     settings = {"codec": codec, "defense": defense, "observers": observers, "task": task}
     return SplitModule(bottoms, top, widths, **settings)
 
@@ -350,7 +350,7 @@ def test_a_loss_without_its_term_is_refused_before_a_gradient_leaves(spec):
     loss = nn.functional.cross_entropy(model(batch_of(), LABELS), LABELS)
     with pytest.raises(SpecError, match="this loss lacks it"):
         loss.backward()
-    assert [frame.direction for frame in trace] == ["up", "up"]
+    assert [frame.direction for frame in trace] == ["up"] * len(COLUMNS)
     assert all(weights.grad is None for weights in model.bottoms.parameters())
 
 

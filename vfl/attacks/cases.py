@@ -489,7 +489,9 @@ class TrainedParts:
         width = self._terms.merged_width
         with scoped(0):
             top = top_recipe(self.experiment, classes)(width)
-            made = nn.ModuleDict({"top": self._defense().wrap_top(top, width)})
+            defense = self._defense()
+            defense.merged(self._terms.merged_blocks)
+            made = nn.ModuleDict({"top": defense.wrap_top(top, width)})
         self._load(made, self._terms.label_party)
         return made["top"].eval()
 

@@ -3,7 +3,7 @@
 Order of the hooks in one training round, as the data meets them:
 
     label party, once    prepare, labels
-    either, once         wrap_bottom, then fit (feature party); wrap_top (label party)
+    either, once         wrap_bottom, then fit (feature party); merged, wrap_top (label party)
     label party          counts
     each party           batch
     feature party        embedding -> codec ... ; local_loss joins its own backward pass
@@ -146,6 +146,17 @@ class Defense:
             secret: the feature party's.
         """
 
+    def merged(self, widths: Sequence[int]) -> None:
+        """Receive the widths of the merged cut's parts, at the label party, before `wrap_top`.
+
+        Args:
+            widths: one for each party with a cut, in merge order, its own included; the whole width
+                alone where the merger mixes parties.
+
+        Raises:
+            SpecError: the defense has no meaning for such a merged cut.
+        """
+
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         """The top the label party really trains; `width` is that of the merged cut."""
         return top
@@ -255,6 +266,10 @@ class Chain(Defense):
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
         for member in self.members:
             member.fit(bottom, inputs, secret)
+
+    def merged(self, widths: Sequence[int]) -> None:
+        for member in self.members:
+            member.merged(widths)
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         return self._through("wrap_top", top, width)

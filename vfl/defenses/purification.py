@@ -8,7 +8,8 @@ together, and use it at inference alone.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from vfl.core.errors import SpecError
 from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import Cuts, Defense, Loss
 
-_MOST_PARTIES = 1000
 _MOST_HIDDEN = 65536
 _MOST_DEVIATIONS = 1000
 #: More steps of the search amplify roundings, and a row would depend on others of its batch.
@@ -82,9 +82,13 @@ class PurifyingTop(nn.Module):
 class Purification(Defense):
     """Base of the defenses in this file.
 
+    Parties are the cuts that stand side by side in the merged one, of equal width; the label
+    party's own counts where it has columns.
+
+    Attributes:
+        least: the fewest parties that it works for.
+
     Args:
-        parties: how many cuts stand side by side in the merged one, of equal width; the label
-            party's own counts where it has columns.
         hidden: units of the network that learns how cuts go together.
         weight: weight of its loss, beside the task's.
     """
@@ -92,11 +96,12 @@ class Purification(Defense):
     side = "label"
     label_free = True
 
-    def __init__(self, parties: int, hidden: int, weight: float) -> None:
-        require_range("parties", parties, 2, _MOST_PARTIES)
+    least: ClassVar[int] = 2
+
+    def __init__(self, hidden: int, weight: float) -> None:
         require_range("hidden", hidden, 1, _MOST_HIDDEN)
         require_range("weight", weight, 0, MOST_WEIGHT)
-        self.parties = parties
+        self.parties = 0
         self.hidden = hidden
         self.weight = weight
         self._top: PurifyingTop | None = None
@@ -105,14 +110,18 @@ class Purification(Defense):
     def build(self, top: nn.Module, width: int) -> PurifyingTop:
         """The top with the networks of this member."""
 
-    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
-        if width % self.parties:
+    def merged(self, widths: Sequence[int]) -> None:
+        if len(widths) < self.least or len(set(widths)) > 1:
             raise SpecError(
-                "the merged cut does not consist of 'parties' equal cuts",
-                where="option 'parties'",
-                got=f"a merged width of {width} and parties={self.parties}",
-                want="merge = 'concat', cuts of one width, and 'parties' as the number of cuts",
+                f"{type(self).__name__} compares the parties' cuts, which must stand side by side",
+                where="defense",
+                got=f"a merged cut of widths {', '.join(map(str, widths))}",
+                want=f"at least {self.least} cuts of one width, and merge = 'concat'",
             )
+        self.parties = len(widths)
+
+    def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
+        assert self.parties, "`merged` comes first"
         self._top = self.build(top, width)
         return self._top
 
@@ -200,7 +209,7 @@ class VFLIP(Purification):
     other. In a prediction each party's cut is expected from each other party's alone; an error that
     is `deviations` above its mean in training is a vote. Where more than half of the others vote
     against a party, the autoencoder writes the whole merged cut from the parties that are left.
-    Other rows, and rows without any party left, are read as they came. It takes three parties: of
+    Other rows, and rows without any party left, are read as they came. It needs three parties: of
     two, each votes against the other.
 
     Source: Cho et al. 2024, "VFLIP: a backdoor defense for vertical federated learning via
@@ -208,24 +217,26 @@ class VFLIP(Purification):
     "1 to 1"), identification and purification. The autoencoder trains beside the task, not after.
 
     Args:
-        parties: see `Purification`.
         deviations: above the mean error at which a cut is voted against (the paper's rho).
         hidden: units of the autoencoder.
         weight: weight of its loss, beside the task's.
 
-    >>> top = VFLIP(parties=3).wrap_top(nn.Identity(), width=6).eval()
+    >>> defense = VFLIP()
+    >>> defense.merged([2, 2, 2])
+    >>> top = defense.wrap_top(nn.Identity(), width=6).eval()
     >>> top(torch.zeros(2, 6)).shape
     torch.Size([2, 6])
     """
 
+    least = 3
+
     def __init__(
         self,
-        parties: int = 3,
         deviations: float = 2.0,
         hidden: int = 128,
         weight: float = 1.0,
     ) -> None:
-        super().__init__(parties, hidden, weight)
+        super().__init__(hidden, weight)
         require_range("deviations", deviations, 0, _MOST_DEVIATIONS)
         self.deviations = deviations
 
@@ -300,26 +311,26 @@ class CoPur(Purification):
     certificate is computed.
 
     Args:
-        parties: see `Purification`.
         code: numbers of a code.
         steps: of Adam, in the search for a code; at most 100.
         hidden: units of encoder and decoder.
         weight: weight of the autoencoder's loss, beside the task's.
 
-    >>> top = CoPur(parties=3).wrap_top(nn.Identity(), width=6).eval()
+    >>> defense = CoPur()
+    >>> defense.merged([2, 2, 2])
+    >>> top = defense.wrap_top(nn.Identity(), width=6).eval()
     >>> top(torch.zeros(2, 6)).shape
     torch.Size([2, 6])
     """
 
     def __init__(
         self,
-        parties: int = 3,
         code: int = 8,
         steps: int = 100,
         hidden: int = 128,
         weight: float = 1.0,
     ) -> None:
-        super().__init__(parties, hidden, weight)
+        super().__init__(hidden, weight)
         require_range("code", code, 1, _MOST_HIDDEN)
         require_range("steps", steps, 0, _MOST_STEPS)
         self.code = code

@@ -16,10 +16,11 @@ from typing import Any, Literal, get_args
 
 from vfl import compression, defenses
 from vfl.config import Experiment
+from vfl.core.errors import SpecError
 from vfl.core.registry import parse
 from vfl.experiments.tables import Table
 from vfl.privacy import PrivacyStatement
-from vfl.session import secure_mode
+from vfl.session import Terms, secure_mode
 
 #: What an attacker wants: labels, columns, who was trained on, the answers, a party's inputs by a
 #: bottom that was bent, or what lengths of frames reveal.
@@ -97,7 +98,20 @@ class Advice:
         mode = parse(experiment.secure)[0]
         if mode not in _NETWORKS:
             return False
-        return mode in ("none", "sum") or not self.defense
+        if mode not in ("none", "sum"):
+            return not self.defense
+        return all(_takes(wanted.partition(":")[0], experiment) for wanted in self.defense)
+
+
+def _takes(name: str, experiment: Experiment) -> bool:
+    """Whether a defense can work on the merged cut of an experiment."""
+    if defenses.DEFENSES.member(name).merged is defenses.Defense.merged:
+        return True
+    try:
+        defenses.make(name).merged(Terms.of(experiment, "train", experiment.name).merged_blocks)
+    except SpecError:
+        return False
+    return True
 
 
 def _number(given: Mapping[str, str], option: str) -> float:

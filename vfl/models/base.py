@@ -73,6 +73,17 @@ class Merger(ABC):
             SpecError: cuts of these widths cannot be merged.
         """
 
+    def blocks(self, widths: Sequence[int]) -> list[int]:
+        """Return the widths of the columns of the merged cut that belong to one party each.
+
+        Args:
+            widths: widths of the parties' cuts, in merge order.
+
+        Returns:
+            One width for each party, or the whole width where a column mixes parties.
+        """
+        return [self.width(widths)]
+
     @abstractmethod
     def build(self, widths: Sequence[int]) -> nn.Module:
         """A new module; weights of its own are fresh, and train with the top.

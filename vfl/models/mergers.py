@@ -25,6 +25,9 @@ class Concat(Merger):
     def width(self, widths: Sequence[int]) -> int:
         return sum(widths)
 
+    def blocks(self, widths: Sequence[int]) -> list[int]:
+        return list(widths)
+
     def build(self, widths: Sequence[int]) -> nn.Module:
         return _SideBySide()
 

@@ -226,6 +226,11 @@ class Terms(Settings):
         return models.make_merger(self.merge).width(self.widths)
 
     @property
+    def merged_blocks(self) -> list[int]:
+        """Widths of the merged cut's columns that belong to one party each; see `Merger.blocks`."""
+        return models.make_merger(self.merge).blocks(self.widths)
+
+    @property
     def widths(self) -> list[int]:
         """Widths of all cuts, in merge order."""
         return [party.width for party in self.parties.values()]

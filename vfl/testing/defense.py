@@ -23,7 +23,7 @@ from vfl.testing.base import Contract, global_states, require_still
 ROWS = 9
 _FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss", "received")
 _LABEL_HOOKS = (
-    "prepare", "labels", "counts", "wrap_top", "logits", "targets", "loss", "gradient",
+    "prepare", "labels", "counts", "merged", "wrap_top", "logits", "targets", "loss", "gradient",
 )  # fmt: skip
 
 
@@ -33,11 +33,13 @@ class DefenseContract(Contract):
     Attributes:
         specs: the defenses under test, at least one; include the extremes of their options.
         width: width of the cut.
+        parties: number of parties whose cuts of one width a merged cut holds; it divides `width`.
         classes: columns of the top's output.
     """
 
     family = "defense"
     width: ClassVar[int] = 6
+    parties: ClassVar[int] = 3
     classes: ClassVar[int] = 3
 
     def test_a_training_goes_through_its_hooks(self, spec: str) -> None:
@@ -235,6 +237,7 @@ class DefenseContract(Contract):
                 bottom = defense.wrap_bottom(nn.Linear(self.width, self.width), self.width)
                 defense.fit(bottom, self._values()["cut"], Secret.of_simulation(0, "contract"))
                 return bottom
+            defense.merged([self.width // self.parties] * self.parties)
             return defense.wrap_top(nn.Linear(self.width, self.classes), self.width)
 
 

@@ -325,6 +325,7 @@ class SplitModule(Crossings):
             end = nn.ModuleList([self.bottoms[name], self.encoders[name]])
             self._draws[name] = Draws(self._secrets[name], "rng", end, always=always)
         merging, in_order = models.make_merger(merge), [flat[name] for name in bottoms]
+        self._defense.merged(merging.blocks(in_order))
         with scoped(self._label_secret.number("init")):
             self.top = self._defense.wrap_top(top, merging.width(in_order))
             self.merger = merging.build(in_order)

@@ -1303,6 +1303,7 @@ def _own_top(terms: Terms, objective: Objective, defense: Defense) -> nn.Module:
     top = objective.top
     if not isinstance(top, nn.Module):
         top = models.make_top(top).build(terms.merged_width, objective.outputs)
+    defense.merged(terms.merged_blocks)
     return defense.wrap_top(top, terms.merged_width)
 
 
