@@ -76,6 +76,8 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "value": study.value,
         "grid": study.grid,
         "attack": study.attack,
+        "submit": study.submit,
+        "verify": study.verify,
         "compress": study.compress,
         "privacy": privacy.privacy,
         "new": new.new,

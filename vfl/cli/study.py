@@ -260,6 +260,64 @@ def attack(
         _print_results(glance(run).sentence, "\n".join(results), page)
 
 
+def submit(
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a comparison or a grid.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder of the submission.")],
+    author: Annotated[str, typer.Option(metavar="NAME", help="Who submits.")],
+    json: Json = False,
+) -> None:
+    """Write results as a folder that others can repeat in part with `vfl verify`.
+
+    It contains the experiment, every figure with versions and digests, and the files given by
+    --plugin. It contains no rows and no models.
+    """
+    from vfl.experiments import submission
+
+    submission.submit(path, out, author)
+    if json:
+        emit({"submission": str(out), "then": f"vfl verify {out}"})
+    else:
+        print(f"wrote {out}; anyone can repeat a tenth of it: vfl verify {out}")
+
+
+def verify(
+    path: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A submission, from `vfl submit`.")
+    ],
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the trainings, at least one.")
+    ] = 0.1,
+    draw: Annotated[int, typer.Option(help="Seed of the random choice.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Repeated trainings; by default runs/verify-NAME."),
+    ] = None,
+    jobs: Jobs = 1,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Repeat some trainings and attacks of a submission, and compare their figures.
+
+    The exit code is 1 if fewer than 95 % of the figures hold, or the rows differ. Code of the
+    submission's plug-ins runs only if you load it with --plugin FILE.
+    """
+    from vfl.core.seeds import use_one_thread
+    from vfl.experiments import submission
+
+    use_one_thread()
+    target = out or Path("runs") / f"verify-{path.resolve().name}"
+    found = submission.verify(path, target, share, draw, jobs, device, say_cell)
+    if json:
+        emit(found.record())
+    else:
+        print("\n".join([*(str(one) for one in found.checks if not one.holds), found.sentence]))
+    exit_with_failures(found.failed)
+    if not found.holds:
+        raise typer.Exit(1)
+
+
 def compress(
     path: Annotated[
         Path,

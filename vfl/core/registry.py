@@ -133,9 +133,14 @@ def load_plugin(path: Path) -> None:
             got=type(error).__name__,
         ) from error  # fmt: skip
     _RUN[path] = digest
-    known = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
-    if str(path) not in known:
-        os.environ[PLUGINS] = os.pathsep.join([*known, str(path)])
+    known = loaded_plugins()
+    if path not in known:
+        os.environ[PLUGINS] = os.pathsep.join(map(str, [*known, path]))
+
+
+def loaded_plugins() -> list[Path]:
+    """Return the files of loaded plug-ins, in the order of loading."""
+    return [Path(one) for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
 
 
 class _Uncached(SourceFileLoader):
@@ -166,8 +171,7 @@ def command_of(*words: str, settings: Sequence[str] = (), device: str = "cpu") -
 
 def plugin_words() -> list[str]:
     """Options that load the same plug-ins in another command."""
-    files = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
-    return [word for file in files for word in ("--plugin", file)]
+    return [word for file in loaded_plugins() for word in ("--plugin", str(file))]
 
 
 def named(path: str) -> Any:

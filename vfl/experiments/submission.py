@@ -1,0 +1,347 @@
+"""Submissions: the results of a study as a folder that anyone can repeat in part.
+
+    FOLDER/
+      submission.json   author, command, SHA-256 of every other file
+      experiment.toml   what was trained and attacked
+      results.json      every figure, with versions and digests; see `provenance`
+      plugins/          files of plug-ins, which run only after `--plugin FILE`
+
+`submit` writes one from the folder of a comparison or a grid. `verify` draws some of its trainings,
+repeats them with their attacks, and compares each figure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vfl.config import to_toml
+from vfl.core.errors import ConfigError, DataError, RunFolderError
+from vfl.core.registry import loaded_plugins
+from vfl.core.storage import check_format, is_loader, read_json, stamp, write_json, write_text
+from vfl.experiments.cells import Cell, GridFolder
+from vfl.experiments.provenance import provenance
+from vfl.experiments.results import LoadedGrid
+from vfl.experiments.scheduler import FinishedCell
+from vfl.experiments.scores import BASELINES
+from vfl.experiments.statistics import estimate
+from vfl.experiments.study import Kind, plan_study, run_study
+from vfl.training.specs import read_checked
+
+ABOUT, EXPERIMENT, RESULTS, PLUGINS = (
+    "submission.json", "experiment.toml", "results.json", "plugins",
+)  # fmt: skip
+#: Share of the repeated figures that must hold; of 95 % intervals, one in twenty fails by chance.
+HOLDING = 0.95
+#: Least accepted difference, of the larger of 1 and the figure.
+_ROOM = 0.01
+_KINDS: Mapping[str, Kind] = {"codecs": "compare", "attacks": "grid"}
+#: What identifies a figure within a study, and what its repeats have in common.
+_FIGURE = ("cell", "evaluator", "subject", "measure", "k", "draw")
+_REPEATED = ("training", "adversary", "evaluator", "subject", "measure", "k")
+#: Evaluators whose figures do not depend on the machine.
+_COMPARED = ("quality", "attack")
+_LARGEST = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One figure of a submission beside the repeated one.
+
+    Attributes:
+        cell, evaluator, subject, measure, k, draw: as in `vfl.experiments.results.Record`.
+        submitted, again: both values; `again` is None if the repetition has no such figure.
+        room: largest accepted difference.
+    """
+
+    cell: str
+    evaluator: str
+    subject: str
+    measure: str
+    k: int
+    draw: int
+    submitted: float
+    again: float | None
+    room: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both values are the same number."""
+        return self.submitted == self.again
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference is accepted."""
+        return self.again is not None and abs(self.submitted - self.again) <= self.room
+
+    def record(self) -> dict[str, Any]:
+        """Return a record for `--json`."""
+        return asdict(self) | {"holds": self.holds}
+
+    def __str__(self) -> str:
+        """One line."""
+        again = "missing" if self.again is None else f"{self.again:.4f}"
+        leaked = f"  k={self.k} draw {self.draw}" if self.k else ""
+        figure = f"{self.cell}  {self.subject}{leaked}  {self.measure}"
+        return f"{figure}  {self.submitted:.4f} -> {again}  (within {self.room:.4f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Result of `verify`.
+
+    Attributes:
+        path: folder of the repeated trainings.
+        cells: number of repeated trainings, and of all trainings of the submission.
+        checks: compared figures.
+        other_rows: repeated trainings whose rows differ from those of the submission.
+        failed: trainings that ended badly.
+    """
+
+    path: Path
+    cells: tuple[int, int]
+    checks: Sequence[Check]
+    other_rows: Sequence[str]
+    failed: Sequence[FinishedCell]
+
+    @property
+    def holds(self) -> bool:
+        """Whether enough figures hold, on the same rows, and every training ended well."""
+        enough = sum(one.holds for one in self.checks) >= HOLDING * len(self.checks) > 0
+        return enough and not self.other_rows and not self.failed
+
+    @property
+    def sentence(self) -> str:
+        """Main result, in one sentence."""
+        held, equal = (
+            sum(getattr(one, name) for one in self.checks) for name in ("holds", "is_equal")
+        )
+        return (
+            f"{self.cells[0]} of {self.cells[1]} trainings were repeated: {held} of "
+            f"{len(self.checks)} figures hold, {equal} of them bit for bit"
+            + (f"; {len(self.other_rows)} trainings had other rows" if self.other_rows else "")
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return a record for `--json`."""
+        return {
+            "holds": self.holds,
+            "sentence": self.sentence,
+            "folder": str(self.path),
+            "cells": self.cells[0],
+            "all_cells": self.cells[1],
+            "other_rows": list(self.other_rows),
+            "failed": [one.cell.title for one in self.failed],
+            "checks": [one.record() for one in self.checks],
+        }
+
+
+def submit(path: Path, out: Path, author: str) -> Path:
+    """Write a submission from the folder of a comparison or a grid.
+
+    The plug-ins that this process has loaded become part of it.
+
+    Args:
+        path: the folder; every training of it must be complete and up to date.
+        out: new folder of the submission.
+        author: who submits.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RunFolderError: no such study can be repeated from a file, it is incomplete, or the folder
+            of the submission exists.
+    """
+    grid = LoadedGrid(GridFolder(path))
+    _require_complete(grid)
+    if out.exists():
+        raise RunFolderError(
+            "the folder of the submission exists", where=str(out), fix="--out with a new folder"
+        )
+    (out / PLUGINS).mkdir(parents=True)
+    write_text(out / EXPERIMENT, to_toml(grid.experiment))
+    write_json(out / RESULTS, stamp() | provenance(grid))
+    for file in loaded_plugins():
+        (out / PLUGINS / file.name).write_bytes(file.read_bytes())
+    digests = {str(file.relative_to(out)): _sha256(file) for file in _files(out)}
+    about = {"author": author, "command": grid.folder.head("command"), "sha256": digests}
+    write_json(out / ABOUT, stamp() | about)
+    return out
+
+
+def verify(
+    path: Path,
+    out: Path,
+    share: float = 0.1,
+    draw: int = 0,
+    jobs: int = 1,
+    device: str = "cpu",
+    on_end: Callable[[FinishedCell], None] = lambda ended: None,
+) -> Verification:
+    """Repeat a random share of a submission's trainings, with their attacks, and compare.
+
+    A figure holds if it differs by at most sqrt(2) t(0.975, n - 1) s, where s is the deviation of
+    its n repeats in the submission, or by one hundredth: noise that protects is never drawn twice
+    alike. Without such noise, figures on the same machine and versions are equal.
+
+    Args:
+        path: the submission.
+        out: folder of the repeated trainings; an interrupted call continues there.
+        share: share of the trainings, at least one.
+        draw: seed of the choice.
+        jobs: cells at a time, a process each.
+        device: where models run.
+        on_end: receives every cell as it ends.
+
+    Raises:
+        RunFolderError: there is no submission, or a file of it is damaged.
+        DataError: a file differs from its digest, or results do not match the experiment.
+        ConfigError: a plug-in of the submission was not loaded, or its rows come from a function.
+    """
+    submitted = _read(path)
+    experiment, locations = read_checked(path / EXPERIMENT, [])
+    if is_loader(experiment.data.source):
+        raise ConfigError(
+            "a submission names a function that would run on this machine",
+            where=f"{path / EXPERIMENT}: data.source",
+            got=str(experiment.data.source),
+            want="a data set by name, or a file",
+        )
+    study = plan_study(_KINDS[submitted["kind"]], experiment, locations)
+    known = {one["cell"]: one for one in submitted["cells"] if one["trained"]}
+    trained = [cell for cell in study.cells if cell.victim != BASELINES]
+    if {cell.name for cell in trained} != set(known):
+        raise DataError(
+            "the results of this submission belong to another experiment",
+            where=str(path),
+            got=f"{len(known)} trainings",
+            want=f"the {len(trained)} trainings of {EXPERIMENT}",
+        )
+    drawn = random.Random(draw).sample(trained, max(1, round(share * len(trained))))
+    chosen = [cell for cell in study.cells if cell in drawn or _is_baseline_of(cell, drawn)]
+    command = f"vfl verify {path} --share {share:g} --draw {draw}"
+    found = run_study(study, out, command, chosen, jobs, device, on_end)
+    grid = LoadedGrid(GridFolder(out))
+    names = {cell.name for cell in drawn}
+    again = {
+        one["cell"]: one["made_of"] for one in provenance(grid)["cells"] if one["cell"] in names
+    }
+    other = [name for name, made in again.items() if made["data"] != known[name]["made_of"]["data"]]
+    rows = [one.row() for one in grid.records]
+    checks = _checks([one for one in submitted["records"] if one["cell"] in names],
+                     submitted["records"], rows)  # fmt: skip
+    return Verification(out, (len(drawn), len(trained)), checks, other, found.failed)
+
+
+def _require_complete(grid: LoadedGrid) -> None:
+    folder = grid.folder
+    if folder.kind not in _KINDS or folder.modules is not None:
+        raise RunFolderError(
+            "this study cannot be repeated from an experiment file",
+            where=str(grid.path),
+            want="a comparison or a grid of an experiment file",
+        )
+    stale = sum(bool(one.stale) for one in grid.records)
+    states = [one["state"] for one in provenance(grid)["cells"]]
+    if stale or set(states) != {"done"}:
+        raise RunFolderError(
+            "this study is incomplete",
+            where=str(grid.path),
+            got=f"{states.count('done')} of {len(states)} trainings are complete, and {stale} "
+            "figures are of changed code or rows",
+            fix=str(folder.head("command")),
+        )
+
+
+def _read(path: Path) -> Any:
+    """Return the results of a submission once all its files match their digests."""
+    if not (path / ABOUT).exists():
+        raise RunFolderError(
+            "there is no submission in this folder", where=str(path), want=f"a file {ABOUT}"
+        )
+    about = read_json(path / ABOUT)
+    check_format(about, path / ABOUT)
+    digests = {str(file.relative_to(path)): _sha256(file) for file in _files(path)}
+    digests.pop(ABOUT, None)
+    said = about.get("sha256")
+    if digests != said:
+        names = sorted(set(digests) ^ set(said or {})) or [
+            name for name, digest in digests.items() if digest != said[name]
+        ]
+        raise DataError("a file of this submission differs from its digest",
+                        where=str(path), got=names[0])  # fmt: skip
+    loaded = {_sha256(file) for file in loaded_plugins()}
+    for name, digest in digests.items():
+        if Path(name).parts[0] == PLUGINS and digest not in loaded:
+            raise ConfigError(
+                "this submission needs a plug-in, whose code would run on this machine",
+                got=name,
+                fix=f"read {path / name}; then vfl verify {path} --plugin {path / name}",
+            )
+    results = read_json(path / RESULTS)
+    check_format(results, path / RESULTS)
+    if results.get("kind") not in _KINDS:
+        raise DataError("no such study can be repeated", where=str(path / RESULTS),
+                        got=str(results.get("kind"))[:40], want=" or ".join(_KINDS))  # fmt: skip
+    return results
+
+
+def _is_baseline_of(cell: Cell, drawn: Sequence[Cell]) -> bool:
+    return cell.victim == BASELINES and any(one.repeat == cell.repeat for one in drawn)
+
+
+def _checks(
+    chosen: Sequence[Mapping[str, Any]],
+    submitted: Sequence[Mapping[str, Any]],
+    again: Sequence[Mapping[str, Any]],
+) -> list[Check]:
+    """Compare the chosen rows; the deviation of repeats is over all submitted rows."""
+    values: dict[tuple[Any, ...], list[float]] = {}
+    for row in submitted:
+        values.setdefault(_key(row, _REPEATED), []).append(row["value"])
+    now = {_key(row, _FIGURE): row["value"] for row in again}
+    return [
+        Check(
+            **{name: row[name] for name in _FIGURE},
+            submitted=row["value"],
+            again=now.get(_key(row, _FIGURE)),
+            room=_room(row["value"], values[_key(row, _REPEATED)]),
+        )
+        for row in chosen
+        if row["evaluator"] in _COMPARED
+    ]
+
+
+def _room(value: float, repeats: Sequence[float]) -> float:
+    least = _ROOM * max(1.0, abs(value))
+    found = estimate(repeats)
+    if found is None or found.half_width is None:
+        return least
+    return max(least, math.sqrt(2 * found.count) * found.half_width)
+
+
+def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in names)
+
+
+def _files(path: Path) -> list[Path]:
+    """Files of a submission, in order; links are no part of one."""
+    found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
+    for file in found:
+        if file.is_symlink() or file.stat().st_size > _LARGEST:
+            raise DataError(
+                "a submission consists of plain files", where=str(path),
+                got=str(file.relative_to(path)), want=f"no link, and at most {_LARGEST} bytes",
+            )  # fmt: skip
+    return sorted(found)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
