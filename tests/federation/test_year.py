@@ -225,9 +225,18 @@ class Year:
         away.rename(certificates / "ca.key")
         self.lender.vfl("renew", "project")
         for one, loss in losses.items():
-            if self.up[one].poll() is not None:  # some met the certificate while they ran
-                self.bring(one)
+            self.bring_unless_connected(one)
             loss.back_at = time.time()
+
+    def bring_unless_connected(self, name, wait_s=120):
+        """A party that met the expired certificate while it ran has ended, or is about to."""
+        deadline, seen = time.monotonic() + wait_s, 0
+        while seen < 3 and self.up[name].poll() is None:
+            seen = seen + 1 if self.state("project")["parties"][name] else 0
+            assert time.monotonic() < deadline, f"{name} is neither connected nor ended"
+            time.sleep(1)
+        if self.up[name].poll() is not None:
+            self.bring(name)
 
     def back_up(self, name):
         """A party copies its store."""
