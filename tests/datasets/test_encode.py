@@ -353,3 +353,32 @@ def test_texts_of_a_table_become_tokens(reader, tmp_path, memory):
     (reader / "tokenizer.json").write_text((reader / "tokenizer.json").read_text() + "\n")
     with pytest.raises(DataError, match="tokenizer 'reader'"):
         encoder.transform(frame)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_party_with_texts_and_other_columns_has_tokens_and_inputs(reader, tmp_path, memory):
+    frame = pd.DataFrame({"id": range(8), "y": [0, 1] * 4, "age": range(8), "income": range(8)})
+    frame["town"] = ["a", "b"] * 4
+    frame["review"] = [f"good film {number}" for number in range(8)]
+    frame.to_csv(tmp_path / "films.csv", index=False)
+    place = OnDisk(tmp_path, 1 << 24) if memory else None
+    own, plain = (
+        load_table(
+            OwnTable(tmp_path / "films.csv", "id", form=form),
+            {"shop": columns, "bank": ["income"]},
+            [Label("label", "y")],
+            Dealing(0),
+            place=place,
+        )["shop"]
+        for form, columns in (
+            (TableFormat(tokenizer="reader", length=3), ["age", "review", "town"]),
+            (TableFormat(), ["age", "town"]),
+        )
+    )
+    rows = torch.arange(8)
+    found, beside = (np.asarray(each.inputs[rows]) for each in (own, plain))
+    assert found[:, :3].tolist() == [[5, 10, 1]] * 8
+    assert np.array_equal(found[:, 3:], beside)
+    again = read_encoder(own.encoder.to_json())
+    assert np.array_equal(again.transform(frame), found)
+    assert len(again.labels) == found.shape[1]

@@ -49,6 +49,16 @@ def test_features_are_those_of_each_text_alone(model, spec, layer, pool):
     assert cut[2].isfinite().all()
 
 
+def test_values_behind_the_tokens_go_beside_the_features(model):
+    rows = torch.cat([ROWS, torch.randn(3, 2)], 1)
+    cut = built(",tokens=6", width=66, steps=8)(rows)
+    assert torch.equal(cut[:, :64], built("")(ROWS))
+    assert torch.equal(cut[:, 64:], rows[:, 6:])
+    assert make_bottom("pretrained:name=bert,tokens=6").columns((8,)) == 66
+    with pytest.raises(BadOptionError, match="tokens"):
+        built(",tokens=9", steps=8)
+
+
 def test_features_are_normalised_row_by_row(model):
     with scoped(0):
         cut = make_bottom("pretrained:name=bert").build((6,), 64)(ROWS)

@@ -96,7 +96,7 @@ class TableSettings(Settings):
         bins: largest number of bins of a number (`vfl.datasets.encode.BinnedColumn`); 0
             standardises numbers.
         tokenizer: name of a pretrained model on this machine. In a data set of texts, its tokens
-            replace words; in a table, a party whose only column is texts gets their tokens. Rows
+            replace words; in a table, they replace each party's columns of texts. Rows
             contain a token's number plus 1, and 0 is padding.
         length: tokens, words or items of a row; by default 256 tokens for texts of a table.
     """

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -98,6 +98,11 @@ class Encoder(ABC):
             frame: the table.
             unfamiliar: counts cells without an example in the training rows.
         """
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Number of inputs of each column, by name."""
+        return dict.fromkeys(self.names, 1)
 
     def to_json(self) -> str:
         """The fitted state; it contains categories and means, so it stays with its party."""
@@ -664,13 +669,14 @@ class PictureEncoder(Encoder):
 
 @dataclass(frozen=True)
 class TokenEncoder(Encoder):
-    """Encode a column of texts as tokens of a pretrained model.
+    """Encode texts as tokens of a pretrained model.
 
-    Token n becomes n + 1, and 0 is padding. A missing cell becomes a text without tokens. The
-    encoder does not depend on the training rows.
+    Token n becomes n + 1, and 0 is padding. A missing cell becomes a text without tokens; a row's
+    texts of several columns follow one another, a line each. The encoder does not depend on the
+    training rows.
 
     Attributes:
-        names: name of the column.
+        names: names of the columns of texts.
         tokenizer: name of a model on this machine.
         length: tokens a row.
         digest: SHA-256 of the tokenizer's file.
@@ -683,8 +689,8 @@ class TokenEncoder(Encoder):
     digest: str
 
     @classmethod
-    def of(cls, column: str, form: TableFormat) -> TokenEncoder:
-        """Build the encoder of a column in a table whose form names a tokenizer.
+    def of(cls, columns: Sequence[str], form: TableFormat) -> TokenEncoder:
+        """Build the encoder of columns in a table whose form names a tokenizer.
 
         Raises:
             MissingPackageError: the extra "llm" is not installed.
@@ -694,24 +700,29 @@ class TokenEncoder(Encoder):
 
         assert form.tokenizer is not None, "the form of a table with texts"
         digest = tokenizer_digest(form.tokenizer)
-        return cls((column,), form.tokenizer, form.length or TEXT_LENGTH, digest)
+        return cls(tuple(columns), form.tokenizer, form.length or TEXT_LENGTH, digest)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Number of inputs of each column; those of several columns stand at the first."""
+        return dict.fromkeys(self.names, 0) | {self.names[0]: self.length}
 
     @property
     def labels(self) -> list[str]:
         """A name for each input, for people; it holds no cell."""
-        return _numbered(self.names[0], "token", self.length)
+        return _numbered(", ".join(self.names), "token", self.length)
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
         """Tokens of the given rows, float32, axes (rows, length).
 
         Raises:
-            MissingColumnError: the table lacks the column.
+            MissingColumnError: the table lacks a column.
             DataError: the tokenizer differs from that of the training.
         """
         from vfl.datasets.sources.texts import Tokens, tokenizer_digest
 
-        (name,) = self.names
-        check_column(frame.columns, name, f"the encoder's '{name}'")
+        for name in self.names:
+            check_column(frame.columns, name, f"the encoder's '{name}'")
         if tokenizer_digest(self.tokenizer) != self.digest:
             raise DataError(
                 f"the tokenizer '{self.tokenizer}' on this machine is not the one of this run",
@@ -719,30 +730,88 @@ class TokenEncoder(Encoder):
                 fix="vfl model list",
             )
         out = np.zeros((len(frame), self.length), dtype=np.float32)
-        for start, block in _placed(column_blocks(frame, name)):
-            texts = [text or "" for text in as_texts(block)]
+        columns = zip(*(column_blocks(frame, name) for name in self.names), strict=True)
+        start = 0
+        for blocks in columns:
+            cells = zip(*map(as_texts, blocks), strict=True)
+            texts = ["\n".join(filter(None, each)) for each in cells]
             rows = Tokens.of(texts, self.length, self.tokenizer).rows(np.empty(0, np.int64))
-            out[start : start + len(block)] = rows
+            out[start : start + len(texts)] = rows
+            start += len(texts)
         return out
 
 
+@dataclass(frozen=True)
+class MixedEncoder(Encoder):
+    """Encode columns of texts as tokens, and a party's other columns as in any table.
+
+    A row has the tokens first; ``bottom = "pretrained:tokens=..."`` reads both.
+
+    Attributes:
+        texts: encoder of the columns of texts.
+        others: encoder of the other columns.
+    """
+
+    kind: ClassVar[str] = "mixed"
+    texts: TokenEncoder
+    others: TableEncoder
+
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.texts.names, *self.others.names)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return self.texts.widths | self.others.widths
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each input, for people; it holds no cell."""
+        return [*self.texts.labels, *self.others.labels]
+
+    def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
+        """Tokens and other inputs, float32, axes (rows, length + inputs of other columns)."""
+        parts = (self.texts.transform(frame), self.others.transform(frame, unfamiliar))
+        return np.concatenate(parts, axis=1)
+
+
 def token_encoder(
-    blocks: Iterable[Table], names: Sequence[str], form: TableFormat
-) -> TokenEncoder | None:
-    """Build the encoder of a party whose one column contains texts, if its form names a tokenizer.
+    blocks: Iterable[Table],
+    names: Sequence[str],
+    form: TableFormat,
+    fit: Callable[[list[str]], TableEncoder],
+) -> TokenEncoder | MixedEncoder | None:
+    """Build the encoder of a party with texts, if its form names a tokenizer.
+
+    A column that is alone contains texts if its cells are no numbers. Beside others it does if
+    most of its cells differ, too: few different ones are categories.
 
     Args:
-        blocks: rows of the table; the type of the column is read from the first block.
+        blocks: rows of the table; the types of the columns are read from the first block.
         names: the party's columns.
         form: form of the table.
+        fit: builds the encoder of the columns of these names.
     """
-    if form.tokenizer is None or form.cells or len(names) != 1:
+    if form.tokenizer is None or form.cells:
         return None
+    texts: list[str] = []
     for block in blocks:
-        present = block[names[0]].dropna()
-        if len(present):
-            return TokenEncoder.of(names[0], form) if kind_of(present) == "text" else None
-    return None
+        present = {name: block[name].dropna() for name in names}
+        if all(map(len, present.values())):
+            texts = [name for name in names if _is_text(name, present[name], form, len(names) > 1)]
+            break
+    if not texts:
+        return None
+    read, others = TokenEncoder.of(texts, form), [name for name in names if name not in texts]
+    return MixedEncoder(read, fit(others)) if others else read
+
+
+def _is_text(name: str, present: pd.Series, form: TableFormat, beside: bool) -> bool:
+    if kind_of(present) != "text":
+        return False
+    if not beside:
+        return True
+    return name not in form.dates and 2 * present.nunique() > len(present)
 
 
 def _check_shape(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
@@ -763,6 +832,15 @@ def _pixels(frame: Table, names: tuple[str, ...]) -> np.ndarray:
     return pixels
 
 
+_ENCODERS: tuple[type[Encoder], ...] = (
+    TableEncoder,
+    CellEncoder,
+    PictureEncoder,
+    TokenEncoder,
+    MixedEncoder,
+)
+
+
 def read_encoder(text: str) -> Encoder:
     """Read the encoder from a text of `to_json`.
 
@@ -771,9 +849,7 @@ def read_encoder(text: str) -> Encoder:
     """
     try:
         record = json.loads(text)
-        known = {
-            each.kind: each for each in (TableEncoder, CellEncoder, PictureEncoder, TokenEncoder)
-        }
+        known = {each.kind: each for each in _ENCODERS}
         kind = known[record.pop("encoder")]
         return TypeAdapter[Encoder](kind).validate_python(record)
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -30,6 +30,7 @@ from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import (
     Encoder,
     PictureEncoder,
+    TableEncoder,
     Unfamiliar,
     encode_labels,
     encoder_of,
@@ -759,12 +760,16 @@ def fit_inputs(
     if not columns:
         return NO_INPUTS
     if encoder is None:
-        training, form = Part.of(frame, split.train, columns), form or TableFormat()
+        training, own = Part.of(frame, split.train, columns), form or TableFormat()
+
+        def fit_table(names: Sequence[str]) -> TableEncoder:
+            part = Part.of(frame, split.train, names)
+            return encoder_of(own).fit(part, dates=own.dates, bins=own.bins)
+
         encoder = (
             PictureEncoder.fit(training, tuple(shape))
             if shape
-            else token_encoder([training], columns, form)
-            or encoder_of(form).fit(training, dates=form.dates, bins=form.bins)
+            else token_encoder([training], columns, own, fit_table) or fit_table(columns)
         )
     for each in encoder.names:
         check_column(frame.columns, each, f"the encoder's '{each}'", "data.source")

@@ -23,6 +23,7 @@ from vfl.datasets.encode import (
     Encoder,
     LabelFit,
     PictureEncoder,
+    TableEncoder,
     Unfamiliar,
     encoder_of,
     token_encoder,
@@ -195,12 +196,14 @@ class StreamedTable:
         if own.shape:
             return PictureEncoder.fit_blocks(training, columns, tuple(own.shape))
         form = own.form
-        if (texts := token_encoder(training, columns, form)) is not None:
-            return texts
-        training = self._training(columns, part)
-        return encoder_of(form).fit_blocks(
-            training, columns, training_rows, dates=form.dates, bins=form.bins
-        )
+
+        def fit_table(names: Sequence[str]) -> TableEncoder:
+            blocks = self._training(names, part)
+            return encoder_of(form).fit_blocks(
+                blocks, names, training_rows, dates=form.dates, bins=form.bins
+            )
+
+        return token_encoder(training, columns, form, fit_table) or fit_table(columns)
 
     def _encoded(self, encoder: Encoder, part: np.ndarray) -> Inputs:
         counter, found = Unfamiliar(), None

@@ -70,8 +70,8 @@ class TableFormat:
         query: query to a database.
         bins: largest number of bins of a number; 0 standardises numbers.
         cells: whether cells become inputs without scaling; `bins` is then 0.
-        tokenizer: name of a pretrained model, whose tokens replace a party's only column if it
-            contains texts.
+        tokenizer: name of a pretrained model, whose tokens replace a party's columns of texts; see
+            `vfl.datasets.encode.token_encoder`.
         length: tokens a row.
     """
 

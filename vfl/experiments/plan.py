@@ -23,7 +23,7 @@ from vfl.config.toml import mistakes_of, raise_mistakes
 from vfl.core.errors import DataError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
-from vfl.datasets import PartyData, Split, TableEncoder
+from vfl.datasets import PartyData, Split
 from vfl.datasets.alignment.positions import last_version
 from vfl.datasets.describe import TableReport, describe
 from vfl.datasets.doubts import doubts
@@ -215,11 +215,7 @@ def _described(party: PartyFile) -> TableReport:
 
 def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
     """Return a description of each column of a party's table, with its number of inputs."""
-    encoder = data.encoder
-    if isinstance(encoder, TableEncoder):
-        widths = encoder.widths
-    else:
-        widths = dict.fromkeys(encoder.names, 1) if encoder else {}
+    widths = data.encoder.widths if data.encoder else {}
     return [asdict(column.as_used(widths.get(column.name, 0))) for column in found.columns]
 
 

@@ -119,6 +119,8 @@ class PretrainedBottom(Bottom):
         rank: rank of low-rank adapters that train (Hu et al. 2022); 0 freezes the model.
         alpha: scale of the adapters.
         tail: number of a row's last tokens that are read; 0 reads all.
+        tokens: number of a row's first values that are tokens (`data.length`), where inputs of
+            other columns follow; those go to the linear layer beside the features. 0 is all.
         prompt: text behind each row, in a new paragraph, such as a question.
         words: answers joined with dashes, each one token; their logits behind the last token are
             the features. Needs a decoder and pool=last.
@@ -147,7 +149,9 @@ class PretrainedBottom(Bottom):
         precision: Literal["float32", "bfloat16"] = "float32",
         keep: Literal["memory", "disk"] = "memory",
         checkpoint: bool = False,
+        tokens: int = 0,
     ) -> None:
+        require_range("tokens", tokens, 0, 1 << 16)
         require_range("tail", tail, 0, 1 << 16)
         for option, text in (("prompt", prompt), ("words", words)):
             require(option, f"{len(text)} letters", "at most 1,000", len(text) <= _MOST_LETTERS)
@@ -157,7 +161,7 @@ class PretrainedBottom(Bottom):
         require_choice("precision", precision, ("float32", "bfloat16"))
         require_choice("keep", keep, ("memory", "disk"))
         require("keep", keep, "memory where adapters train", keep == "memory" or rank == 0)
-        self.tail, self.prompt, self.words = tail, prompt, words
+        self.tail, self.prompt, self.words, self.tokens = tail, prompt, words, tokens
         self.precision, self.keep, self.checkpoint = precision, keep, checkpoint
         require_range("layer", layer, -1, 1024)
         require_choice("pool", pool, _POOLS)
@@ -176,10 +180,10 @@ class PretrainedBottom(Bottom):
         Raises:
             SpecError: this bottom cannot take rows of that shape.
         """
-        return self._described(shape)[2]
+        return self._described(self._read(shape))[2] + self._beside(shape)
 
     def build(self, shape: Shape, width: int) -> nn.Module:
-        found, question, made = self._described(shape)
+        found, question, made = self._described(self._read(shape))
         on_meta = torch.empty(0).is_meta
         model = found.empty() if on_meta else load_pretrained(found.folder, self._part)
         model = checkpointed(model) if self.checkpoint else model  # type: ignore[assignment]
@@ -194,9 +198,24 @@ class PretrainedBottom(Bottom):
             on_disk=self.keep == "disk" and not on_meta,
         )
         norm = nn.LayerNorm(made, elementwise_affine=False) if self.norm else nn.Identity()
-        return nn.Sequential(
-            features, norm, nn.Identity() if made == width else nn.Linear(made, width)
+        below: list[nn.Module] = [features, norm]
+        if beside := self._beside(shape):
+            below, made = [_Beside(nn.Sequential(*below), self.tokens)], made + beside
+        return nn.Sequential(*below, nn.Identity() if made == width else nn.Linear(made, width))
+
+    def _read(self, shape: Shape) -> Shape:
+        """Axes of what the model reads of a row."""
+        if not self.tokens:
+            return shape
+        steps = sequence_steps(shape, "pretrained")
+        require(
+            "tokens", self.tokens, f"at most {steps}, the values of a row", self.tokens <= steps
         )
+        return (self.tokens,)
+
+    def _beside(self, shape: Shape) -> int:
+        """Number of a row's values that are no tokens."""
+        return shape[0] - self.tokens if self.tokens else 0
 
     @property
     def _part(self) -> Part:
@@ -319,6 +338,18 @@ def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
         numbers = np.frombuffer(record[_KEY_BYTES:], "<f4").astype(np.float32)
         at = end + _CHECK_BYTES
         yield record[:_KEY_BYTES], torch.from_numpy(numbers), at
+
+
+class _Beside(nn.Module):
+    """A module for a row's first values, and the other values beside its outputs."""
+
+    def __init__(self, module: nn.Module, first: int) -> None:
+        super().__init__()
+        self.module, self._first = module, first
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Axes (rows, values) in, (rows, features + other values) out."""
+        return torch.cat([self.module(rows[:, : self._first]), rows[:, self._first :]], 1)
 
 
 class Features(nn.Module):
