@@ -2,10 +2,13 @@
 
     python scripts/attack_permuted_decoder.py
     python scripts/attack_permuted_decoder.py --model FOLDER --question "a text"
+    python scripts/attack_permuted_decoder.py --model FOLDER --texts 8
 
 Orders and rounding are those of `vfl.llm.two_party`, drawn here; tests/attacks/permuted compares
 them with P1's real view. The decoder is random: 32 numbers a token, 4,000 tokens, one block. With
---model it is a real one, whose weights the attacker knows, and the text is the question.
+--model it is a real one, whose weights the attacker knows, and the text is the question. With
+--texts the owner has fine-tuned it, the attacker knows the public weights alone, and a table says
+how often it finds a word among others, and the share of a vector's places that it puts in order.
 """
 
 from __future__ import annotations
@@ -14,28 +17,33 @@ import argparse
 import copy
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vfl.attacks.permuted import by_rank
 from vfl.core.seeds import generator, scoped
 from vfl.llm.attack import (
     Asker,
     averaged_openings,
     layer_from_questions,
+    nearest_multiset,
     permuted_rows,
     words_from_multisets,
 )
 from vfl.llm.text import read_tokenizer
 from vfl.llm.two_party import Form
-from vfl.models.decoder import Decoder, DecoderShape, cached
+from vfl.models.decoder import Decoder, DecoderLayer, DecoderShape, KeyValues, Rotation, cached
 from vfl.models.language import Front
 from vfl.models.pretrained import load_pretrained
 from vfl.mpc.rules import P0, P1
 
 WIDTH, WORDS, BITS, TEXTS, LENGTH = 32, 4000, 30, 5, 12
+#: Words that an attacker of a real model chooses from.
+CANDIDATES = 500
 with warnings.catch_warnings(action="ignore"):  # here it is broken
     FLOATS = Form("thesis", sharing="insecure_float")
 
@@ -88,6 +96,97 @@ def question_read(folder: Path, question: str, layers: int, places: int) -> tupl
         found = words_from_multisets(front, seen.float())
     right = (Counter(found) & Counter(text)).total()
     return [tokenizer.decode([each]) for each in found], right
+
+
+def fine_tuned(model: Decoder, change: float) -> Decoder:
+    """Return the model with noise in all its blocks, of so many of each weight's deviations."""
+    owner = copy.deepcopy(model)
+    with scoped(8):
+        for layer in owner.layers:
+            for weight in layer.parameters():
+                if weight.dim() == 2:
+                    weight += change * weight.std() * torch.randn(weight.shape)
+    return owner
+
+
+def attention_scores(layer: DecoderLayer, x: Tensor, keys: Tensor, shape: DecoderShape) -> Tensor:
+    """Return the score of a step with every step so far; axes (texts, heads x steps).
+
+    Args:
+        layer: the block.
+        x: the step's vectors, axes (texts, 1, width).
+        keys: of all steps, the same and turned, axes (texts, groups, steps, head width).
+        shape: shape of the model.
+    """
+    made = layer.attention_in(layer.attention_norm(x))[..., : shape.queries]
+    q = made.view(len(x), 1, -1, shape.head_width).transpose(1, 2)
+    q = Rotation.at(keys.shape[2] - 1, 1, shape).turn(q)
+    k = keys.repeat_interleave(shape.heads // shape.groups, 1)
+    return (q @ k.transpose(2, 3)).flatten(1) * shape.head_width**-0.5
+
+
+@torch.no_grad()
+def seen_values(
+    model: Decoder, before: Tensor, words: Tensor, blocks: Sequence[int]
+) -> dict[str, Tensor]:
+    """Return what P1 sees of each of some next words, in order; axes (words, values).
+
+    Args:
+        model: the owner's, or the public one.
+        before: the words before, axes (words before,).
+        words: words of which each may follow, axes (words,).
+        blocks: numbers of blocks below what is returned.
+    """
+    text, x, found = model.tokens(before)[None], model.tokens(words)[:, None], {}
+    for index, layer in enumerate(model.layers):
+        cache = KeyValues()
+        text = layer(text, cache)
+        cache, earlier = cache.rows(torch.zeros_like(words)), x
+        x = layer(x, cache)
+        if index in blocks:
+            found[f"{index} blocks" if index else "the embedding"] = earlier[:, 0]
+            scores = attention_scores(layer, earlier, cache.keys, model.shape)
+            found[f"attention in block {index + 1}"] = scores
+    found["scores of all tokens"] = model.head(model.norm(x[:, 0]))
+    return found
+
+
+def read_beside_public_weights(
+    folder: Path, texts: int, changes: Sequence[float], blocks: Sequence[int]
+) -> Iterator[tuple[float, str, float, float]]:
+    """Yield for each change and kind of value how many words and how many places are found.
+
+    The attacker knows the public weights and the words before the one that it looks for, and has
+    `CANDIDATES` words to choose from. The order it finds is that of one who knows the whole text,
+    as the user does.
+
+    Args:
+        folder: folder of the model.
+        texts: number of texts of `LENGTH` random tokens.
+        changes: of the owner's weights, see `fine_tuned`.
+        blocks: numbers of blocks below the attacked values.
+    """
+    public, draw = load_pretrained(folder), generator(0, "candidates")
+    assert isinstance(public, Decoder), "tokens are read"
+    public.requires_grad_(requires_grad=False)
+    known = public.shape.vocabulary
+    rows = torch.randint(known, (texts, LENGTH - 1 + CANDIDATES), generator=draw)
+    before, words = rows[:, : LENGTH - 1], rows[:, LENGTH - 1 :]
+    guesses = [seen_values(public, *each, blocks) for each in zip(before, words, strict=True)]
+    for change in changes:
+        owner = fine_tuned(public, change)
+        right: Counter[str] = Counter()
+        ordered: dict[str, list[float]] = {}
+        for text, guessed in enumerate(guesses):
+            secrets = seen_values(owner, before[text], words[text, :1], blocks)
+            for name, secret in secrets.items():
+                bits = 16 if name == "the embedding" else 14 if name.startswith("scores") else 11
+                (seen,) = permuted_rows(secret, bits, draw).float()
+                right[name] += nearest_multiset(guessed[name], seen) == 0
+                found = secret[0][by_rank(guessed[name][0], secret[0])] == secret[0]
+                ordered.setdefault(name, []).append(float(found.double().mean()))
+        for name, shares in ordered.items():
+            yield change, name, right[name] / texts, sum(shares) / texts
 
 
 def left_unknown(change: float, questions: int) -> float:
@@ -149,8 +248,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What permuted values of a decoder give away.")
     parser.add_argument("--model", type=Path, help="folder of a real model")
     parser.add_argument("--question", default="My doctor says that I have diabetes")
+    parser.add_argument("--texts", type=int, help="of a fine-tuned model, beside public weights")
     parser.add_argument("--blocks", type=int, nargs="*", default=[0, 1], help="attacked behind")
     options = parser.parse_args()
+    if options.model is not None and options.texts:
+        print("| change | P1 sees | words found | places in order |\n| --- | --- | --- | --- |")
+        for change, name, words, places in read_beside_public_weights(
+            options.model, options.texts, (0.0, 0.01, 0.03, 0.1, 0.3), options.blocks
+        ):
+            print(f"| {change:g} | {name} | {words:.2f} | {places:.3f} |", flush=True)
+        return
     if options.model is not None:
         for layers in options.blocks:
             bits = 11 if layers else 16  # `vfl.llm.private_decoder` shows the first norm more

@@ -12,6 +12,7 @@ from vfl.llm.attack import (
     Asker,
     averaged_openings,
     layer_from_questions,
+    nearest_multiset,
     permuted_rows,
     words_from_multisets,
 )
@@ -73,6 +74,14 @@ def test_who_knows_the_weights_reads_the_text(layer):
     if layer:  # attention tells the places of words
         assert found == list(text)
     assert sorted(found) == sorted(text)
+
+
+def test_permuted_scores_tell_the_last_word_among_all():
+    model, text = decoder(), (7, 3, 7, 22)
+    texts = torch.tensor([[*text[:-1], word] for word in range(WORDS)])
+    seen = asked_for_real(text)["scores"]
+    assert nearest_multiset(model(texts)[:, -1], seen) == text[-1]
+    assert nearest_multiset(model(texts.roll(1, 0))[:, -1], seen) == text[-1] + 1
 
 
 def value_map(model):

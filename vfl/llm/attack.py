@@ -83,6 +83,24 @@ def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
     return found
 
 
+def nearest_multiset(candidates: Tensor, seen: Tensor) -> int:
+    """The candidate whose sorted values are nearest to the sorted values that were seen.
+
+    For who has a list of texts, or of next words, and weights near the owner's: every permuted
+    vector is a fingerprint of its text, scores of all tokens and of attention too.
+
+    Args:
+        candidates: the values that each candidate would give, axes (candidates, values).
+        seen: the values of one, in an order of their own, axes (values,).
+
+    >>> candidates = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 5.0]])
+    >>> nearest_multiset(candidates, torch.tensor([5, 4, 0.1]))
+    1
+    """
+    apart = candidates.sort(1).values.double() - seen.sort().values.double()
+    return int(apart.square().sum(1).argmin())
+
+
 def layer_from_questions(
     inputs: Tensor, seen: Tensor, start: Tensor, offset: Tensor | None = None, rounds: int = 50
 ) -> Tensor:
