@@ -337,7 +337,7 @@ class DenseCodec(PackedCodec):
     def _stays(self) -> bool:
         return self.packer == "dense" and isinstance(self._code, AffineValues)
 
-    def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
+    def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
         _, codes = self.coded(cut.contiguous().numpy(), context)
         counts: Counts = "by unit" if self._learned(cut.shape[1], context) else "none"
         choices = 2**self._code.bits
