@@ -119,7 +119,11 @@ def deep_cells() -> Iterator[Cell]:
     for deviation, front in ((s, f) for s in (1, 4) for f in DEEP):
         for attack in (TWO_STAGES, DEEP_INVERSION):
             yield Cell("noise", "reviews", front, 16, False, "none", noise(deviation), attack)
-    codecs = ("quantise:values=8", "topk:k={quarter},packer=index")
+    codecs = (
+        "quantise:values=8,scale=row",
+        "quantise:values=4,scale=row,outliers=4",
+        "topk:k={quarter},packer=index",
+    )
     for codec, front in ((c, f) for c in codecs for f in DEEP):
         yield Cell("codec", "reviews", front, 16, False, codec, "none", TWO_STAGES)
     for words, front in ((w, f) for w in (4, 64) for f in DEEP):
@@ -132,9 +136,11 @@ class Bench:
 
     Attributes:
         leaked: texts that an attacker knows with their cuts.
+        by_token: whether a codec's row is a token, whose scale is then its own; else a text.
     """
 
     leaked = 600
+    by_token = False
 
     def __init__(self, experiment: Path, count: int) -> None:
         asked = read_experiment(experiment)
@@ -158,6 +164,7 @@ class Bench:
         rows = torch.from_numpy(cells.rows(np.arange(0)))
         # A row numbers tokens from 1 on, and these fronts take the tokens themselves.
         made.known, made.texts = (rows[:1600] - 1).clamp(0), {"reviews": (rows[1600:] - 1).clamp(0)}
+        made.by_token = True
         made.count, made.model = count, load_pretrained(existing_model(name), "body")
         made.model.requires_grad_(requires_grad=False)
         return made
@@ -170,9 +177,9 @@ class Bench:
         rows = rows[whole][:count, : cell.words]
         known = self.known[(self.known[:, : cell.words] > 0).all(1)][: self.leaked, : cell.words]
         front = Front(self.model.tokens, self.model.layers[: cell.front], cell.words)
-        width = cell.words * self.model.shape.width
+        width = self.model.shape.width * (1 if self.by_token else cell.words)
         sent = SplitModule(
-            {"user": front}, nn.Identity(), {"user": width},
+            {"user": nn.Identity()}, nn.Identity(), {"user": width},
             codec=cell.codec.format(quarter=width // 4), defense=cell.defense,
         ).eval()  # fmt: skip
         attack = attacks.make(cell.attack)
@@ -180,8 +187,10 @@ class Bench:
             known = known[:1]  # what it does not read is not computed
         with torch.no_grad():
             front.to(torch.float16 if cell.half else torch.float32)
+            found = (front(some).float() for some in (rows, known))
             cuts, leaked = (
-                front(some).float() if cell.half else sent({"user": some}) for some in (rows, known)
+                cut if cell.half else sent({"user": cut.view(-1, width)}).view(cut.shape)
+                for cut in found
             )
             front.float()
             next_word, perplexity = self.task(cell.front, cuts, rows)
