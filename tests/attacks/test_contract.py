@@ -276,6 +276,7 @@ class TestInputAttacks(Few, InputAttackContract):
         "inversion:steps=200",
         "white_box_inversion:steps=150",
         "pseudo_client:steps=200,learning_rate=0.01,align=10",
+        "sdar:steps=200,learning_rate=0.01",
     )
 
 
@@ -325,7 +326,11 @@ class TestGenerative(Few, InputAttackContract):
 class TestPictures(Few, InputAttackContract):
     """A bottom whose architecture leaves one number open."""
 
-    specs = ("inversion:steps=200", "unsplit:rounds=10,input_learning_rate=0.05")
+    specs = (
+        "inversion:steps=200",
+        "unsplit:rounds=10,input_learning_rate=0.05",
+        "fora:steps=200,learning_rate=0.01",
+    )
 
     def recipe(self):
         return nn.Sequential(nn.PReLU(), nn.Flatten())

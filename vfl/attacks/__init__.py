@@ -73,6 +73,8 @@ ATTACKS: Registry[Attack] = Registry(
         "token_network": "vfl.attacks.inputs.texts:TokenNetwork",
         "unsplit": "vfl.attacks.inputs.unsplit:UnSplit",
         "pseudo_client": "vfl.attacks.inputs.pseudo_client:PseudoClient",
+        "sdar": "vfl.attacks.inputs.sdar:SDAR",
+        "fora": "vfl.attacks.inputs.fora:FORA",
         "generative": "vfl.attacks.inputs.generative:Generative",
         "attribute": "vfl.attacks.inputs.attribute:Attribute",
         "membership": "vfl.attacks.membership.loss:Membership",

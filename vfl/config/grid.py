@@ -71,7 +71,15 @@ PACKS: dict[str, tuple[str, ...]] = {
         "regression:at=bottom,learner=neighbours",
     ),
     # Attacks of a label party on received cuts that work despite other parties' columns.
-    "columns": ("inversion", "white_box_inversion", "unsplit", "pseudo_client", "attribute"),
+    "columns": (
+        "inversion",
+        "white_box_inversion",
+        "unsplit",
+        "pseudo_client",
+        "sdar",
+        "fora",
+        "attribute",
+    ),
     # Attacks of a client that asks for predictions, on training rows.
     "members": ("membership", "likelihood_ratio"),
 }

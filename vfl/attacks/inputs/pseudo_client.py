@@ -18,13 +18,12 @@ class PseudoClient(Attack):
     """Trains a bottom on rows of its own so that its own top works on it, and then inverts that.
 
     The label party's top is held fixed. Mean and covariance of the pseudo cuts are drawn to those
-    of the victim's, where SDAR has a discriminator; what is left of a difference, each unit's mean
-    and deviation, is taken out before the inversion. Of the leaked rows it uses columns and
+    of the victim's, where `sdar` has a discriminator; what is left of a difference, each unit's
+    mean and deviation, is taken out before the inversion. Of the leaked rows it uses columns and
     labels, not their cuts: they need not be the victim's own.
 
-    Source: Gao and Zhang 2023 (PCAT); Zhu et al. 2025 (SDAR), with the alignment of Sun and Saenko
-    2016 (CORAL) in place of a discriminator. The bottom's owner must be the only one who feeds the
-    top.
+    Source: Gao and Zhang 2023 (PCAT), with the alignment of Sun and Saenko 2016 (CORAL). The
+    bottom's owner must be the only one who feeds the top.
 
     Args:
         steps: Adam steps, each on 64 rows, of the bottom and then of the inversion.

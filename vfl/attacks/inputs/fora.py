@@ -1,0 +1,98 @@
+"""FORA: a substitute bottom with the victim's distribution of cuts, and an inversion of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl.attacks.base import Attack, key_of, require_at_least, scale_by, through
+from vfl.attacks.inputs.inversion import decoder, regress
+from vfl.attacks.inputs.sdar import adam, descend, discriminator, taken_for_real, told_apart
+from vfl.attacks.view import Grant, View
+from vfl.core.seeds import scoped
+
+_BATCH_SIZE = 64
+#: Kernel widths, as multiples of the mean squared distance of a batch.
+_KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+class FORA(Attack):
+    """Trains a substitute bottom on rows of its own, and inverts it.
+
+    A discriminator and the distance of distributions (`mk_mmd`) draw the substitute's cuts to the
+    victim's. The attack needs no label and no top, so a party in the middle can run it as well as a
+    label party, whoever else feeds the top. Distributions alone leave open which column is which:
+    the architecture must decide that, as convolutions do.
+
+    Source: Xu et al. 2024, "A stealthy wrongdoer: feature-oriented reconstruction attack against
+    split learning" (CVPR): the losses of its substitute client, its inverse network, and its
+    attack on a snapshot of cuts. The snapshot here is the last cut of each row.
+
+    Args:
+        steps: Adam steps, each on 64 rows, of the substitute and then of the inversion.
+        learning_rate: their learning rate.
+        distance: weight of `mk_mmd` beside the discriminator.
+
+    >>> Grant.LABELS in FORA().needs
+    False
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE})
+
+    def __init__(
+        self, steps: int = 1000, learning_rate: float = 0.001, distance: float = 1.0
+    ) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate, distance=distance)
+        self.steps = steps
+        self.learning_rate = learning_rate
+        self.distance = distance
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        inputs, cuts = view.leaked.inputs, view.targets.cuts
+        scale = scale_by("standard", cuts)
+        with scoped(key_of(draw)):
+            substitute = self._substitute(view, scale(cuts), draw)
+            network = decoder(cuts.shape[1], tuple(inputs.shape[1:]))
+        made = scale(through(substitute, inputs))
+        regress(network, made, inputs, self.steps, self.learning_rate, draw)
+        return through(network, scale(cuts))
+
+    def _substitute(self, view: View, wanted: Tensor, draw: torch.Generator) -> nn.Module:
+        """Return a bottom whose cuts, standardised like the victim's, are distributed like them."""
+        inputs, scale = view.leaked.inputs, scale_by("standard", view.targets.cuts)
+        substitute, judge = view.new_bottom().train(), discriminator(wanted.shape[1])
+        own, judging = (adam(one.parameters(), self.learning_rate) for one in (substitute, judge))
+        for _ in range(self.steps):
+            rows = inputs[torch.randint(len(inputs), (_BATCH_SIZE,), generator=draw)]
+            theirs = wanted[torch.randint(len(wanted), (_BATCH_SIZE,), generator=draw)]
+            made = scale(substitute(rows))
+            descend(own, taken_for_real(judge, made) + self.distance * mk_mmd(made, theirs))
+            descend(judging, told_apart(judge, theirs, made.detach()))
+        return substitute
+
+
+def mk_mmd(one: Tensor, other: Tensor) -> Tensor:
+    """Return the squared maximum mean discrepancy under five Gaussian kernels, summed.
+
+    Its widths are multiples of the mean squared distance between all rows (Long et al. 2015).
+
+    Args:
+        one: axes (rows, width).
+        other: axes (other rows, width).
+
+    >>> rows = torch.tensor([[0.0], [1.0]])
+    >>> float(mk_mmd(rows, rows)), round(float(mk_mmd(rows, rows + 9)), 3)
+    (0.0, 7.514)
+    """
+    rows = torch.cat([one, other])
+    squares = (rows[:, None] - rows).square().sum(2)
+    width = squares.detach().mean().clamp(min=torch.finfo(rows.dtype).tiny)
+    kernel = sum((torch.exp(-squares / (times * width)) for times in _KERNELS), torch.zeros(()))
+    first, second = kernel[: len(one)], kernel[len(one) :]
+    return (
+        first[:, : len(one)].mean() + second[:, len(one) :].mean() - 2 * first[:, len(one) :].mean()
+    )
