@@ -10,6 +10,7 @@ from benchmarks.llm import (
     shown,
 )
 from benchmarks.llm_memory import bench_llm_memory
+from benchmarks.llm_sizes import SHOWN, bench_llm_sizes
 from vfl.models.decoder import Decoder, DecoderShape
 from vfl.models.pretrained import save_decoder
 
@@ -43,6 +44,16 @@ def test_next_tokens_beside_the_model_in_float64(monkeypatch):
     assert len(coarse.margins) == coarse.of - coarse.same
     assert all(0 < margin <= 2 * 0.5 for margin in coarse.margins)  # scores are off by one bit
     assert 0 < coarse.near <= 1
+
+
+def test_texts_side_by_side_share_the_messages_of_one():
+    short, long, one, four = bench_llm_sizes(None, (2, 8), (1, 4))
+    assert short.messages == long.messages
+    assert (one.messages, one.of, four.of) == (four.messages, 2, 8)
+    assert short.online_mb < long.online_mb < 4 * short.online_mb
+    assert one.online_mb < four.online_mb < 4 * one.online_mb
+    assert all(row.same == row.of and row.line_s > 0.02 * row.messages for row in (one, four))
+    assert SHOWN([one]).count("\n") == 2
 
 
 @pytest.mark.slow

@@ -1,0 +1,180 @@
+"""Long questions, and questions side by side, of `vfl llm`: bytes, messages, processor time.
+
+The three parties are threads of this process, on one processor. A first token reads the whole
+question; a next token reads one token of each text. The time over a line is computed: processor
+time online, the bytes one after the other, and half a round trip a message. A round of speculative
+decoding (Leviathan et al. 2023) with k - 1 drafted tokens costs what the first token of a text of k
+tokens does, and the scores of k - 1 more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks import harness
+from benchmarks.emulation import Wan
+from vfl.config.toml import Settings
+from vfl.core.seeds import generator, use_one_thread
+from vfl.llm.private_decoder import PrivateDecoder
+from vfl.llm.project import needed_bits
+from vfl.llm.two_party import Form
+from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.pretrained import load_pretrained
+
+_MB = 1e6
+
+
+class SizeRow(Settings):
+    """Cost of a token.
+
+    Attributes:
+        texts: number of questions side by side.
+        prompt_tokens: tokens of a question.
+        token: "first" or "next".
+        online_mb, messages: sent between owner and user, headers included.
+        online_s: processor time of owner and user together.
+        offline_mb, offline_s: of dealing, all three together.
+        line_s: computed seconds over the line.
+        same, of: tokens of plain torch, and all tokens.
+    """
+
+    texts: int
+    prompt_tokens: int
+    token: str
+    online_mb: float
+    messages: int
+    online_s: float
+    offline_mb: float
+    offline_s: float
+    line_s: float
+    same: int
+    of: int
+
+
+class _Cost(NamedTuple):
+    """What a number of tokens took, see `SizeRow`."""
+
+    online: float
+    messages: int
+    online_s: float
+    offline: float
+    offline_s: float
+
+    def minus(self, other: _Cost) -> _Cost:
+        return _Cost(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def bench_llm_sizes(
+    model: Path | None = None,
+    prompts: Sequence[int] = (5, 32, 128),
+    texts: Sequence[int] = (1, 4, 16),
+    line: Wan | None = None,
+) -> Sequence[SizeRow]:
+    """Measure first tokens of questions by their length, and next tokens by their number.
+
+    Args:
+        model: folder of a decoder; without it a small random one.
+        prompts: lengths of questions whose first tokens are measured.
+        texts: numbers of questions of 5 tokens whose next tokens are measured.
+        line: the line; 80mbps,40ms without.
+    """
+    use_one_thread()
+    if model is None:
+        torch.manual_seed(0)
+        plain = Decoder(DecoderShape(vocabulary=512, width=64, layers=2)).eval()
+    else:
+        found = load_pretrained(model)
+        assert isinstance(found, Decoder), "tokens are counted"
+        plain = found
+    line = line or Wan.parse("80mbps,40ms")
+    rows = []
+    bits = needed_bits(plain)
+    form = Form(integer_bits=bits["integer_bits"], inner_bits=bits["inner_bits"])
+    with PrivateDecoder(plain, form, timeout_s=3600) as hidden:
+        for tokens in prompts:
+            cost, same = _asked(hidden, plain, 1, tokens, 1)
+            rows.append(_row(line, 1, tokens, "first", cost, same, 1))
+        for count in texts:
+            first, _ = _asked(hidden, plain, count, 5, 1)
+            both, same = _asked(hidden, plain, count, 5, 2)
+            rows.append(_row(line, count, 5, "next", both.minus(first), same, 2 * count))
+    return rows
+
+
+def _row(line: Wan, texts: int, tokens: int, kind: str, cost: _Cost, same: int, of: int) -> SizeRow:
+    waiting = line.one_way_s * cost.messages + line.seconds_a_byte * cost.online
+    harness.say(f"{texts} texts of {tokens} tokens: done")
+    return SizeRow(
+        texts=texts,
+        prompt_tokens=tokens,
+        token=kind,
+        online_mb=cost.online / _MB,
+        messages=cost.messages,
+        online_s=cost.online_s,
+        offline_mb=cost.offline / _MB,
+        offline_s=cost.offline_s,
+        line_s=cost.online_s + waiting,
+        same=same,
+        of=of,
+    )
+
+
+def _asked(
+    hidden: PrivateDecoder, plain: Decoder, texts: int, tokens: int, count: int
+) -> tuple[_Cost, int]:
+    """Deal and ask; the cost, and how many tokens are plain torch's."""
+    draw = generator(0, "prompts", texts, tokens)
+    prompts = torch.randint(plain.shape.vocabulary, (texts, tokens), generator=draw).tolist()
+
+    def spent(act: Callable[[], object], phase: str) -> tuple[int, int, float]:
+        before, began = _sent(hidden, phase), time.process_time()
+        act()
+        seconds = time.process_time() - began
+        size, frames = (b - a for a, b in zip(before, _sent(hidden, phase), strict=True))
+        return size, frames, seconds
+
+    answers: list[list[int]] = []
+    offline, _, offline_s = spent(lambda: hidden.deal(tokens, count, texts=texts), "offline")
+    online, messages, online_s = spent(
+        lambda: answers.extend(hidden.generate_all(prompts, count)), "online"
+    )
+    wanted = [plain.generate(prompt, count) for prompt in prompts]
+    same = sum(
+        one == other
+        for answer, want in zip(answers, wanted, strict=True)
+        for one, other in zip(answer, want, strict=True)
+    )
+    return _Cost(online, messages, online_s, offline, offline_s), same
+
+
+def _sent(hidden: PrivateDecoder, phase: str) -> tuple[int, int]:
+    """Bytes and messages of a phase so far."""
+    rows = [row for row in hidden.traffic() if row.phase == phase]
+    return sum(row.wire_bytes for row in rows), sum(row.frames for row in rows)
+
+
+SHOWN = harness.table(
+    ("texts", "", "texts"),
+    ("tokens of each", "", "prompt_tokens"),
+    ("token", "", "token"),
+    ("online MB", ".3f", "online_mb"),
+    ("messages", "", "messages"),
+    ("CPU s", ".2f", "online_s"),
+    ("dealing MB", ".2f", "offline_mb"),
+    ("CPU s", ".2f", "offline_s"),
+    ("s over the line, computed", ".2f", "line_s"),
+    ("tokens right", "", lambda row: f"{row.same} of {row.of}"),
+    markdown=True,
+)
+
+
+main = harness.command(bench_llm_sizes, SHOWN)
+
+
+if __name__ == "__main__":
+    main()
