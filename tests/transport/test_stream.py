@@ -153,3 +153,36 @@ def test_who_calls_a_port_where_nobody_listens_does_not_meet_itself(monkeypatch)
         monkeypatch.setattr(socket, "create_connection", lambda *_, **__: own)
         with pytest.raises(ConnectionRefusedError):
             dial("127.0.0.1", own.getsockname()[1], None, Timeouts())
+
+
+@pytest.fixture
+def connection():
+    """Both ends of a TCP connection; a reader's stream is at the first."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        here = listener.accept()[0]
+    yield Stream(here), there
+    here.close()
+    there.close()
+
+
+def test_a_long_frame_in_small_pieces_wakes_its_reader_rarely(connection, pool, monkeypatch):
+    stream, there = connection
+    frame, waits, wait = Frame(Kind.CUT, 1, bytes(range(256)) * 4096), [], stream._wait
+    monkeypatch.setattr(stream, "_wait", lambda *given: waits.append(given) or wait(*given))
+    reading = pool.submit(stream.read, soon())
+    raw, size = to_bytes(frame), 16 * 1024
+    for start in range(0, len(raw), size):
+        there.sendall(raw[start : start + size])
+        time.sleep(0.001)
+    assert reading.result(60).payload == frame.payload
+    assert len(waits) < len(raw) // size // 3
+
+
+def test_a_peer_that_goes_inside_a_long_frame_is_noticed_at_once(connection, pool):
+    stream, there = connection
+    reading = pool.submit(stream.read, soon())
+    there.sendall(to_bytes(Frame(Kind.CUT, 1, bytes(1 << 20)))[:100_000])
+    there.close()
+    with pytest.raises(ConnectionError):
+        reading.result(10)
