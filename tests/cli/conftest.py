@@ -1,4 +1,5 @@
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vfl.cli import app
+from vfl.federation import deployment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -47,6 +49,12 @@ def bank_project(made_project, tmp_path):
     """A project of the feature party "bank", as `vfl init project --party bank` writes it."""
     shutil.copytree(made_project, tmp_path / "project")
     return tmp_path / "project"
+
+
+@pytest.fixture
+def without_worker(monkeypatch):
+    """`vfl up` starts no standing worker: its process imports torch and Flower for seconds."""
+    monkeypatch.setattr(deployment, "kept_worker_of", lambda whose: nullcontext(lambda: None))
 
 
 @pytest.fixture

@@ -15,21 +15,37 @@ def inside(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_its_package_keeps_the_contract_and_names_its_member(well, tmp_path, kind):
-    well("new", kind, "own_member")
-    folder = tmp_path / "own_member"
+#: Runs the tests of packages in folders, each in a child of one process that has imported vfl.
+RUN = """
+import os, sys
+import pytest, vfl.testing
+ended = {}
+for folder in sys.argv[1:]:
+    if not (child := os.fork()):
+        os.chdir(folder)
+        os._exit(pytest.main(["-p", "no:cacheprovider"]))
+    ended[folder] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(any(ended.values()) and str(ended))
+"""
+
+
+def test_packages_keep_the_contract_and_name_their_members(well, tmp_path):
+    for kind in KINDS:
+        well("new", kind, f"own_{kind}")
+    folders = {kind: tmp_path / f"own_{kind}" for kind in KINDS}
     python = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_ADDOPTS": ""}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=folder, env=python, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    (group,) = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert group == f"vfl.{kind}s"
-    written = [
-        file for file in folder.rglob("*.*") if file.suffix in (".py", ".toml", ".md", ".yml")
-    ]
-    left = {word for file in written for word in file.read_text().split()}
-    assert not left & {"NAME", "CLASS", "KIND", "FAMILY", "CONTRACT", "COMMAND", "VERSION"}
+    command = [sys.executable, "-c", RUN, *folders.values()]
+    done = subprocess.run(command, env=python, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" passed") == len(KINDS)
+    for kind, folder in folders.items():
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert list(project["entry-points"]) == [f"vfl.{kind}s"]
+        written = [
+            file for file in folder.rglob("*.*") if file.suffix in (".py", ".toml", ".md", ".yml")
+        ]
+        left = {word for file in written for word in file.read_text().split()}
+        assert not left & {"NAME", "CLASS", "KIND", "FAMILY", "CONTRACT", "COMMAND", "VERSION"}
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ def test_the_supernode_repeats_what_vfl_says_and_nothing_else(vfl, service):
     assert service.stopped == 1
 
 
+@pytest.mark.usefixtures("without_worker")
 def test_a_service_is_ended_with_a_command_that_is_told_to_end(vfl, service, monkeypatch):
     def look():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -90,6 +91,7 @@ def test_a_service_is_ended_with_a_command_that_is_told_to_end(vfl, service, mon
     assert service.stopped == 1
 
 
+@pytest.mark.usefixtures("without_worker")
 def test_a_superlink_that_ends_on_its_own_is_told(vfl, service):
     service.ends = True
     done = vfl("up", Path("project"))
@@ -100,6 +102,7 @@ def test_a_superlink_that_ends_on_its_own_is_told(vfl, service):
     assert "service.log" in done.err
 
 
+@pytest.mark.usefixtures("without_worker")
 def test_a_supernode_that_ends_on_its_own_is_started_again(vfl, service, monkeypatch):
     starts = []
 
@@ -117,6 +120,7 @@ def test_a_supernode_that_ends_on_its_own_is_started_again(vfl, service, monkeyp
     assert service.stopped == 2
 
 
+@pytest.mark.usefixtures("without_worker")
 @pytest.mark.parametrize(
     ("path", "party"),
     [
@@ -132,6 +136,7 @@ def test_up_finds_out_whose_party_it_is(vfl, service, path, party):
     assert said[party] in vfl("up", path).err
 
 
+@pytest.mark.usefixtures("without_worker")
 @pytest.mark.parametrize(
     ("former", "path"), [("superlink", "project"), ("supernode", "project/bank/party.toml")]
 )

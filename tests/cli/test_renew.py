@@ -58,6 +58,7 @@ def test_a_partys_identity_is_replaced(well, refused, label, tmp_path):
     refused("renew", "project", "--identity")
 
 
+@pytest.mark.usefixtures("without_worker")
 @pytest.mark.parametrize("command", [("up", "project"), ("train", "project")])
 def test_a_certificate_that_ends_soon_is_spoken_of_at_the_label_party(
     vfl, label, monkeypatch, command
@@ -74,6 +75,7 @@ def test_a_certificate_that_ends_soon_is_spoken_of_at_the_label_party(
     assert "server.pem expires in 4 days; vfl up renews it if ca.key" in vfl(*command).err
 
 
+@pytest.mark.usefixtures("without_worker")
 def test_a_party_is_told_that_the_authority_ends(vfl, label, tmp_path, monkeypatch):
     def stop(*arguments, **options):
         raise AuthenticationError("stopped here")  # what starting again does not mend
