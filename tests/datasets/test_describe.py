@@ -186,3 +186,74 @@ def test_ids_that_float64_cannot_tell_apart_are_read_letter_by_letter(
     report = describe(tmp_path / "table.csv")
     assert (report.id, report.form.id_type, report.whole_ids) == ("id", id_type, whole)
     assert report.features == ["a", "worth"]  # which is a number still
+
+
+def scored_by_loops(cells, fitted, labels):
+    """Mean label of each bin, one row of the overall mean added; AUC by comparing all pairs."""
+    known = np.array([not pd.isna(cell) for cell in cells])
+    bins = [*cells]
+    if len({*cells[known]}) > 20 and cells.dtype != object:
+        edges = np.quantile(cells[known & fitted], np.linspace(0, 1, 21)[1:-1])
+        bins = [sum(edge < cell for edge in edges) for cell in cells]
+    bins = [one if there else "none" for one, there in zip(bins, known, strict=True)]
+    mean, guesses = labels[fitted].mean(), []
+    for one in (bins[row] for row in np.flatnonzero(~fitted)):
+        own = [labels[row] for row in np.flatnonzero(fitted) if bins[row] == one]
+        guesses.append((sum(own) + mean) / (len(own) + 1))
+    actual = labels[~fitted]
+    pairs = [
+        (up > down) + (up == down) / 2
+        for up in np.array(guesses)[actual == 1]
+        for down in np.array(guesses)[actual == 0]
+    ]
+    return np.mean(pairs), 1 - ((actual - guesses) ** 2).mean() / ((actual - mean) ** 2).mean()
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_scores_of_many_columns_are_those_of_one_column_by_loops(task):
+    draw, rows = np.random.default_rng(2), 160
+    labels = draw.integers(0, 2, rows)
+    many = {f"real {n}": labels * n / 4 + draw.normal(size=rows).round(2) for n in range(5)}
+    many |= {f"whole {n}": draw.integers(0, 5 + n, rows) + labels * n for n in range(4)}
+    many["gaps"] = np.where(draw.random(rows) < 0.3, np.nan, many["real 3"])
+    many["few gaps"] = np.where(draw.random(rows) < 0.1, np.nan, draw.integers(0, 9, rows) * 1.0)
+    many["flag"] = labels.astype(bool) ^ (draw.random(rows) < 0.2)
+    many["town"] = np.where(labels == 1, "a", draw.choice(["a", "b", "c"], rows)).astype(object)
+    frame = pd.DataFrame({"id": range(rows), **many, "y": labels})
+    report = describe(frame, label="y", task=task)
+    truth_draw = np.random.default_rng(0)
+    truth_draw.choice(rows, rows, replace=False, shuffle=False)
+    fitted = truth_draw.permutation(rows) < rows // 2
+    for column in report.columns[1:-1]:
+        cells = frame[column.name].to_numpy()
+        auc, r2 = scored_by_loops(cells, fitted, labels)
+        if task == "regression":
+            assert column.score == pytest.approx(r2, abs=1e-3), column.name
+        else:  # each class against the other one has the same AUC
+            assert column.score == pytest.approx(auc, abs=1e-3), column.name
+
+
+def test_a_description_does_not_depend_on_how_columns_and_rows_are_grouped(tmp_path, monkeypatch):
+    frame, rows = lent(), 9000  # two blocks of rows
+    frame = frame.iloc[np.arange(rows) % len(frame)].reset_index(drop=True)
+    frame["customer"] = [f"{key:08d}" for key in range(rows)]
+    frame["count"] = pd.array(np.arange(rows) % 4500, "Int64")  # repeats in the other block
+    frame.loc[3, "count"] = pd.NA
+    frame.to_parquet(tmp_path / "large.parquet")
+    whole = describe(tmp_path / "large.parquet", label="paid")
+    monkeypatch.setattr("vfl.datasets.facts._GROUP_CELLS", 3 * rows)
+    assert describe(tmp_path / "large.parquet", label="paid") == whole
+    assert describe(frame, label="paid") == whole
+    with pytest.raises(DataError) as caught:
+        describe(frame[["count", "country"]])
+    assert "4 500 different ids in 9 000 rows; 4 499 rows repeat" in str(caught.value.got)
+
+
+def test_progress_of_a_wide_table_is_told():
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 4100))).add_prefix("c")
+    frame.insert(0, "id", range(30))
+    frame["y"] = [0, 1] * 15
+    told = []
+    describe(frame, label="y", told=told.append)
+    assert told[:2] == ["read 2 000 of 4 102 columns", "read 4 000 of 4 102 columns"]
+    assert told[2:] == ["compared 2 000 of 4 100 columns", "compared 4 000 of 4 100 columns"]

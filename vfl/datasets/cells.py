@@ -27,6 +27,7 @@ WORDS = frozenset(
     )
 )
 _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
+_LOOKED_AT = 20  # texts of a column that are tried before the others
 _BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
 _SIGN = "[-+\u2212\u2013]"
 _CODES = (
@@ -221,12 +222,24 @@ def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
     >>> decimal_counts(["73.208,40", "1.000"])
     {'.': 1, ',': 2}
     """
-    every = list(texts)
-    for part in (every[:20], every) if len(every) > 20 else (every,):
-        read = read_with(part)
-        if not every or not (read["."] | read[","]).all():
-            return None
-    return {sign: int(one.sum()) for sign, one in read.items()}
+    return decimal_counts_of_each([list(texts)])[0]
+
+
+def decimal_counts_of_each(columns: Sequence[Sequence[str]]) -> list[dict[str, int] | None]:
+    """`decimal_counts` of several columns, which are parsed together."""
+    found: list[dict[str, int] | None] = [None] * len(columns)
+    able = [at for at, texts in enumerate(columns) if len(texts)]
+    for part in (slice(_LOOKED_AT), slice(None)):
+        read = read_with([text for at in able for text in columns[at][part]])
+        starts = np.cumsum([0, *(len(columns[at][part]) for at in able)])
+        for at, low, high in zip(able, starts[:-1], starts[1:], strict=True):
+            whole = (read["."][low:high] | read[","][low:high]).all()
+            counts = {sign: int(one[low:high].sum()) for sign, one in read.items()}
+            found[at] = counts if whole else None
+        able = [at for at in able if found[at] and len(columns[at]) > _LOOKED_AT]
+        if not able:
+            break
+    return found
 
 
 # Dates.
@@ -244,6 +257,10 @@ DATE_FORMS = (
 EITHER = "|"
 #: Pairs of forms that read the same text as different days.
 AMBIGUOUS = ((DAY_FIRST, MONTH_FIRST), ("%d-%m-%Y", "%m-%d-%Y"), ("%d/%m/%y", "%m/%d/%y"))
+_DIGITS, _LETTERS, _BLANKS = re.compile(r"\d+"), re.compile(r"[^\W\d_]+"), re.compile(r"\s+")
+_SHAPES = {
+    form: re.sub(r"%[bBp]", "a", re.sub(r"(%[YymdHMSI])+", "9", form)) for form in DATE_FORMS
+}
 _MAY_BE_DATE = re.compile(
     r"(?=(?:\D*\d){4})(?:[\d ,./:+-]|T|Z|[AaPp][Mm]"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}){6,40}",
@@ -348,10 +365,49 @@ def forms_of(texts: Sequence[str], forms: Iterable[str] = DATE_FORMS) -> list[st
     >>> forms_of(["31/12/2024"]), forms_of(["2024-01-31 10:00+02:00"]), forms_of(["12345"])
     (['%d/%m/%Y'], ['ISO8601'], [])
     """
-    if not len(texts) or not may_be_dates(texts[:20]):
+    return forms_of_each([texts], [list(forms)])[0]
+
+
+def forms_of_each(
+    columns: Sequence[Sequence[str]], forms: Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """`forms_of` several columns, each with its own possible forms, which are parsed together."""
+    able = [
+        _forms_shaped(texts[:_LOOKED_AT], own) for texts, own in zip(columns, forms, strict=True)
+    ]
+    for part in (slice(_LOOKED_AT), slice(_LOOKED_AT, None)):
+        for form in dict.fromkeys(form for own in able for form in own):
+            tried = [at for at, own in enumerate(able) if form in own and len(columns[at][part])]
+            days = days_of_each([columns[at][part] for at in tried], [form] * len(tried))
+            for at, own in zip(tried, days, strict=True):
+                if np.isnan(own).any():
+                    able[at].remove(form)
+    return able
+
+
+def days_of_each(columns: Sequence[Sequence[str]], forms: Sequence[str]) -> list[np.ndarray]:
+    """`days_of_texts` of several columns, each in its own form; none of an empty form."""
+    found = [np.empty(0)] * len(columns)
+    for form in {*forms} - {""}:
+        places = [at for at, own in enumerate(forms) if own == form]
+        days = days_of_texts([text for at in places for text in columns[at]], form)
+        ends = np.cumsum([len(columns[at]) for at in places])[:-1]
+        for at, own in zip(places, np.split(days, ends), strict=True):
+            found[at] = own
+    return found
+
+
+def _forms_shaped(texts: Sequence[str], forms: Sequence[str]) -> list[str]:
+    """The forms whose digits, letters and separators stand as in the texts."""
+    if not len(texts) or not may_be_dates(texts):
         return []
-    able = [form for form in forms if not np.isnan(days_of_texts(texts[:20], form)).any()]
-    return [form for form in able if not np.isnan(days_of_texts(texts[20:], form)).any()]
+    shapes = {_shape(text) for text in texts}
+    return [form for form in forms if form == "ISO8601" or {_SHAPES[form]} == shapes]
+
+
+def _shape(text: str) -> str:
+    """Write 9 for digits, a for letters, and one blank for several."""
+    return _BLANKS.sub(" ", _LETTERS.sub("a", _DIGITS.sub("9", text)))
 
 
 def date_form(texts: Sequence[str]) -> str | None:

@@ -286,6 +286,11 @@ def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.Dat
     if isinstance(table, LargeTable):
         yield from table.row_blocks(names, rows)
         return
+    if isinstance(table, pd.DataFrame):
+        some = table if list(table.columns) == list(names) else table[list(names)]
+        for start in range(0, len(table), rows):
+            yield some.iloc[start : start + rows].reset_index(drop=True)
+        return
     for start in range(0, len(table), rows):
         part = Part.of(table, np.arange(start, min(start + rows, len(table))), names)
         yield pd.DataFrame({name: part[name] for name in names}, copy=False)
@@ -428,6 +433,25 @@ def as_texts(column: pd.Series) -> np.ndarray:
     found = np.full(len(column), None, dtype=object)
     found[present] = [_text(cell) for cell in column.to_numpy(dtype=object)[present]]
     return found
+
+
+def texts_of(column: pd.Series) -> pa.Array | None:
+    """Convert a column of texts to Arrow's, without blanks at the ends; None for other columns.
+
+    >>> texts_of(pd.Series([" a", None])).to_pylist(), texts_of(pd.Series([1, 2]))
+    (['a', None], None)
+    """
+    dtype = column.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        codes = column.cat.codes.to_numpy()
+        found = pa.array(as_texts(pd.Series(dtype.categories)), pa.large_string())
+        return found.take(pa.array(codes, mask=codes < 0))
+    mixed = dtype == np.dtype(object) and pd.api.types.infer_dtype(column) != "string"
+    if mixed or not pd.api.types.is_string_dtype(dtype):
+        return None
+    cells = pa.array(column, pa.large_string(), from_pandas=True)
+    cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+    return pc.utf8_trim_whitespace(cells)
 
 
 def id_texts(column: pd.Series) -> np.ndarray:

@@ -1,0 +1,217 @@
+"""How well each column of a table alone predicts the label, for many columns at once.
+
+A column is cut into at most 20 bins of equal size, or split by its texts. The prediction of a bin
+is the mean of its fitted labels, shrunk towards the overall mean by one additional row. Rows of a
+bin share one prediction, so AUC comes from counts of bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from vfl.datasets.facts import Facts, column_groups
+from vfl.datasets.table import BLOCK_ROWS, Table, as_days, as_texts, row_blocks, texts_of
+
+_BINS = 20
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Labels of a sample of the rows, in two parts.
+
+    Attributes:
+        rows: positions in the table, ascending.
+        fitted: which of them a column is fitted on; its score uses the others.
+        values: labels, axes (rows, classes) of 0 and 1, or (rows, 1) of numbers.
+    """
+
+    task: str
+    rows: np.ndarray
+    fitted: np.ndarray
+    values: np.ndarray
+    notes: tuple[str, ...] = field(default=())
+
+
+def sampled(table: Table, names: Sequence[str], taken: np.ndarray) -> Iterator[pd.DataFrame]:
+    """Yield some columns at some rows, which are in ascending order, block by block."""
+    start = 0
+    for block in row_blocks(table, names, BLOCK_ROWS):
+        low, high = np.searchsorted(taken, (start, start + len(block)))
+        whole = high - low == len(block)
+        yield block if whole else block.iloc[taken[low:high] - start]
+        start += len(block)
+
+
+def scores(
+    table: Table,
+    facts: Sequence[Facts],
+    truth: Truth,
+    told: Callable[[str], None] | None = None,
+) -> dict[str, tuple[float, float]]:
+    """Score each column alone on rows it was not fitted on: AUC, or R2 of a regression.
+
+    Args:
+        table: the table.
+        facts: the columns to score.
+        truth: labels of a sample of its rows.
+        told: receives a line after every few thousand columns.
+
+    Returns:
+        The score and its standard error, by column; an R2 has an error of 0.
+    """
+    found, by_name = dict[str, tuple[float, float]](), {fact.name: fact for fact in facts}
+    for names in column_groups([*by_name], len(truth.rows), told, "compared"):
+        blocks = list(sampled(table, names, truth.rows))
+        texts = [name for name in names if by_name[name].kind == "text"]
+        for name in texts:
+            codes = _codes_of_texts([block[name] for block in blocks])
+            found[name] = _scores(codes[None], truth)[0]
+        if numbers := [name for name in names if by_name[name].kind != "text"]:
+            own = [by_name[name] for name in numbers]
+            cells = np.concatenate([_numbers(block[numbers], own) for block in blocks], axis=1)
+            found |= zip(
+                numbers, _scores(_codes_of_numbers(cells, truth.fitted), truth), strict=True
+            )
+    return found
+
+
+def _numbers(block: pd.DataFrame, facts: Sequence[Facts]) -> np.ndarray:
+    """Numbers, booleans and days of some columns, float64, axes (columns, rows)."""
+    if all(isinstance(dtype, np.dtype) and dtype.kind in "iufb" for dtype in block.dtypes):
+        plain = all(fact.dates is None for fact in facts)
+        if plain:
+            return np.ascontiguousarray(block.to_numpy(dtype=float).T)
+    cells = np.empty((len(facts), len(block)))
+    dated = dict[str, list[int]]()
+    for at, fact in enumerate(facts):
+        column = block[fact.name]
+        if fact.kind != "date":
+            cells[at] = column.to_numpy(dtype=float, na_value=np.nan)
+        elif fact.dates is None:
+            cells[at] = as_days(column)
+        else:
+            dated.setdefault(fact.dates, []).append(at)
+    for form, places in dated.items():
+        if len(block):
+            texts = np.concatenate([as_texts(block[facts[at].name]) for at in places])
+            name = facts[places[0]].name
+            cells[places] = as_days(pd.Series(texts, name=name), form).reshape(len(places), -1)
+    return cells
+
+
+def _codes_of_texts(blocks: Sequence[pd.Series]) -> np.ndarray:
+    """A number for each different text, from 1 on; 0 for a missing one; axes (rows,)."""
+    parts = [texts_of(block) for block in blocks]
+    if any(part is None for part in parts):
+        parts = [pa.array(as_texts(block), pa.large_string()) for block in blocks]
+    coded = pa.concat_arrays(parts).dictionary_encode()
+    return np.asarray(coded.indices.fill_null(-1).to_numpy(False), dtype=np.int64) + 1
+
+
+def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
+    """The bin of each number, from 1 on; 0 for a missing one; axes (columns, rows).
+
+    Up to 20 different numbers have a bin each; otherwise edges are quantiles of the fitted rows.
+    """
+    ordered = np.sort(cells, 1)  # missing ones are last
+    fresh = ordered[:, 1:] != ordered[:, :-1]
+    fresh &= ~np.isnan(ordered[:, 1:])
+    edges = _quantiles(np.sort(cells[:, fitted], 1))
+    few = fresh.sum(1) < _BINS
+    for at in np.flatnonzero(few | np.isnan(edges[:, 0])):
+        own = np.unique(ordered[at, :-1][fresh[at]])
+        if few[at]:
+            edges[at] = np.inf
+            edges[at, : len(own)] = own
+    codes = np.zeros(cells.shape, dtype=np.int64)
+    for edge in edges.T:
+        codes += cells > edge[:, None]
+    return np.where(np.isnan(cells), 0, codes + 1)
+
+
+def _quantiles(ordered: np.ndarray) -> np.ndarray:
+    """The quantiles 1/20 to 19/20 of ascending numbers, missing ones last; axes (columns, 19).
+
+    They are numpy's, to the last bit.
+    """
+    counts = (~np.isnan(ordered)).sum(1)
+    at = np.maximum(counts - 1, 0)[:, None] * np.linspace(0, 1, _BINS + 1)[1:-1]
+    low = np.floor(at).astype(np.int64)
+    high = np.minimum(low + 1, np.maximum(counts - 1, 0)[:, None])
+    share, rows = at - low, np.arange(len(ordered))[:, None]
+    if not ordered.shape[1]:
+        return np.full((len(ordered), _BINS - 1), np.nan)
+    left, right = ordered[rows, low], ordered[rows, high]
+    gap = right - left
+    found: np.ndarray = np.where(share >= 0.5, right - gap * (1 - share), left + gap * share)
+    return found
+
+
+def _scores(codes: np.ndarray, truth: Truth) -> list[tuple[float, float]]:
+    """The score and its error of each column, from the bins of its rows, axes (columns, rows)."""
+    fitted, values = truth.fitted, truth.values
+    columns, bins, classes = len(codes), int(codes.max(initial=0)) + 1, values.shape[1]
+    mean = values[fitted].mean(0)
+    places = codes + bins * np.arange(columns)[:, None]
+    known, rest = places[:, fitted].ravel(), places[:, ~fitted]
+
+    def sums(at: np.ndarray, own: np.ndarray | None) -> np.ndarray:
+        weights = None if own is None else np.tile(own, columns)
+        return np.bincount(at, weights, columns * bins).reshape(columns, bins)
+
+    counts = sums(known, None) + 1
+    guesses = np.stack(
+        [(sums(known, values[fitted, one]) + mean[one]) / counts for one in range(classes)], axis=1
+    )
+    actual = values[~fitted]
+    if truth.task == "regression":
+        spread = float(((actual - mean) ** 2).mean())
+        guessed = guesses[:, 0].ravel()[rest]
+        error = ((actual[:, 0] - guessed) ** 2).mean(1)
+        return [(float(1 - one / spread) if spread else 0.0, 0.0) for one in error]
+    totals = sums(rest.ravel(), None)
+    positive = np.stack([sums(rest.ravel(), actual[:, one]) for one in range(classes)], axis=1)
+    area, errors = _auc(guesses, positive, totals[:, None] - positive)
+    weights = actual.mean(0) + 1e-12
+    means = (area * weights).sum(1) / weights.sum()
+    return [(float(one), float(error)) for one, error in zip(means, errors.max(1), strict=True)]
+
+
+def _auc(
+    guesses: np.ndarray, positive: np.ndarray, negative: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """AUC, where ties count half, and its standard error (Hanley and McNeil 1982, eq. 2).
+
+    Args:
+        guesses: prediction of each bin; all axes (columns, classes, bins).
+        positive: rows of a bin with the class.
+        negative: rows of a bin without it.
+    """
+    order = np.argsort(guesses, axis=2)
+    guesses, positive, negative = (
+        np.take_along_axis(each, order, 2) for each in (guesses, positive, negative)
+    )
+    tied = np.zeros(guesses.shape, dtype=np.int64)  # equal guesses of several bins count as one bin
+    np.cumsum(guesses[..., 1:] != guesses[..., :-1], axis=2, out=tied[..., 1:])
+    bins = guesses.shape[2]
+    tied += bins * np.arange(guesses[..., 0].size).reshape(*guesses.shape[:2], 1)
+    positive, negative = (
+        np.bincount(tied.ravel(), each.ravel(), guesses.size).reshape(guesses.shape)
+        for each in (positive, negative)
+    )
+    ones, zeros = positive.sum(2), negative.sum(2)
+    below = np.cumsum(negative, axis=2) - negative
+    pairs = (positive * (below + negative / 2)).sum(2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        area = pairs / (ones * zeros)
+        first, second = area / (2 - area), 2 * area**2 / (1 + area)
+        spread = area * (1 - area) + (ones - 1) * (first - area**2)
+        spread = spread + (zeros - 1) * (second - area**2)
+        error = np.sqrt(np.maximum(0.0, spread) / (ones * zeros))
+    both = (ones > 0) & (zeros > 0)
+    return np.where(both, area, 0.5), np.where(both, error, 0.5)

@@ -1,0 +1,391 @@
+"""Facts about the columns of a table, found in one pass over blocks of rows, many columns at once.
+
+Numbers of one type are one array of axes (columns, rows). The different texts of all columns are
+one array too, so that each pattern and each form of dates is tried once for all of them. Memory
+holds the different cells of a few columns; the facts contain no cell.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl.core.errors import DataError
+from vfl.datasets.cells import (
+    AMBIGUOUS,
+    DATE_FORMS,
+    DIGITS,
+    WORDS,
+    date_form,
+    days_of_each,
+    days_of_texts,
+    decimal_counts_of_each,
+    forms_of,
+    forms_of_each,
+    is_open_end,
+)
+from vfl.datasets.table import (
+    BLOCK_ROWS,
+    Table,
+    TableFormat,
+    as_days,
+    as_texts,
+    is_date,
+    kind_of,
+    row_blocks,
+    spaced,
+    texts_of,
+)
+
+Kind = Literal["number", "boolean", "text", "date", "other"]
+
+#: Words for a missing cell besides `WORDS`, in a column of numbers or dates.
+_SIGNS = frozenset(("?", "-", "--", ".", "n.a.", "unknown", "missing", "\u2013", "\u2014"))
+_MOST = 1000  # limit of counted different cells
+_MOST_COLUMNS = 2000  # columns between two lines of progress
+_GROUP_CELLS = 1 << 21  # cells of the columns that are read together
+_WHOLE, _SHORT = r"^\p{Nd}+(\.0*)?$", r"^\p{Nd}{1,18}(\.0*)?$"
+
+
+@dataclass
+class Facts:
+    """Facts about a column before its part in the table is known.
+
+    Attributes:
+        different: number of different cells; None above the limit of counting.
+        unique: whether each row has a cell that no other row has; only for whole numbers, texts and
+            a column that is named as the id.
+        whole_numbers: whether all cells are whole numbers; `long`: whether some exceed the exact
+            range of id_type = "number".
+        repeated: number of cells that equal an earlier one; 0 where `unique` is not looked for.
+        dates: form of dates that are texts or numbers such as 20240131.
+        either: whether the order of day and month is ambiguous.
+        decimal: decimal separator of numbers that are texts.
+        signs: words for a missing cell, besides those of the format.
+        words: number of text cells that are among `WORDS`.
+        open: whether some days are placeholders, such as 9999-12-31.
+    """
+
+    name: str
+    rows: int
+    missing: int
+    different: int | None
+    unique: bool
+    kind: Kind
+    whole_numbers: bool
+    repeated: int = 0
+    dates: str | None = None
+    either: bool = False
+    long: bool = False
+    decimal: str | None = None
+    signs: tuple[str, ...] = ()
+    words: int = 0
+    open: bool = False
+
+    @property
+    def share_missing(self) -> float:
+        """Share of the rows without a cell."""
+        return self.missing / self.rows
+
+    def changed(self, form: TableFormat) -> bool:
+        """Whether the detected format reads the column differently."""
+        named = isinstance(form.missing, Mapping) and self.name in form.missing
+        return bool(self.decimal or self.signs or named or self.dates)
+
+
+def facts_of(
+    table: Table,
+    names: Sequence[str],
+    form: TableFormat,
+    ids: str | None = None,
+    told: Callable[[str], None] | None = None,
+) -> dict[str, Facts]:
+    """Find the facts about some columns of a table.
+
+    Args:
+        table: the table.
+        names: the columns.
+        form: format of the table.
+        ids: column whose repeated cells are counted, whatever its kind.
+        told: receives a line after every few thousand columns.
+    """
+    found = dict[str, Facts]()
+    for some in column_groups(names, len(table), told, "read"):
+        columns = [_Column(name, name == ids) for name in some]
+        for block in row_blocks(table, some, BLOCK_ROWS):
+            _add(columns, block)
+        found |= {column.name: column.facts(form) for column in columns}
+    return found
+
+
+def column_groups(
+    names: Sequence[str], rows: int, told: Callable[[str], None] | None, done: str
+) -> Iterator[Sequence[str]]:
+    """Split columns into groups that fit into memory, and report the progress.
+
+    >>> [len(some) for some in column_groups(["a", "b", "c"], 10**6, None, "read")]
+    [2, 1]
+    """
+    size = max(1, min(_MOST_COLUMNS, _GROUP_CELLS // max(1, rows)))
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
+        before, after = start // _MOST_COLUMNS, (start + size) // _MOST_COLUMNS
+        if told is not None and after > before and start + size <= len(names):
+            told(f"{done} {spaced(start + size)} of {spaced(len(names))} columns")
+
+
+@dataclass
+class _Column:
+    """What is known of a column after some of its blocks.
+
+    Attributes:
+        forms: possible forms of all texts; None where no form is possible.
+        mixed: form of texts in several ways.
+        hashes: for each block, one number for each different cell.
+        hashed: number of cells behind `hashes`.
+        many: whether more than `_MOST` cells differ.
+    """
+
+    name: str
+    is_id: bool
+    rows: int = 0
+    missing: int = 0
+    words: int = 0
+    whole: bool = True
+    long: bool = False
+    open: bool = False
+    many: bool = False
+    mixed: str = ""
+    hashed: int = 0
+    hashes: list[np.ndarray] = field(default_factory=list)
+    kinds: set[Kind] = field(default_factory=set)
+    signs: dict[str, None] = field(default_factory=dict)
+    forms: list[str] | None = field(default_factory=lambda: list(DATE_FORMS))
+    decimals: Counter[str] | None = field(default_factory=Counter)
+
+    def add_hashes(self, different: np.ndarray, cells: int) -> None:
+        """Add the different cells of a block; a column that is no id needs no more than `_MOST`."""
+        self.hashed += cells
+        able = self.is_id or "text" in self.kinds or (self.whole and "number" in self.kinds)
+        if self.many and not able:
+            self.hashes.clear()
+            return
+        self.hashes.append(different)
+        if not self.many and (len(different) > _MOST or len(self.hashes) > 1):
+            known = np.unique(np.concatenate(self.hashes))
+            self.many = len(known) > _MOST
+            if not self.many:
+                self.hashes = [known]
+
+    def facts(self, form: TableFormat) -> Facts:
+        """The facts over all rows."""
+        kinds = self.kinds
+        kind: Kind = next(iter(kinds)) if len(kinds) == 1 else "text" if kinds else "number"
+        number = kind == "number"
+        hashes = np.concatenate(self.hashes) if self.hashes else np.empty(0, np.uint64)
+        different = len(np.unique(hashes)) if len(self.hashes) > 1 else len(hashes)
+        counted = self.is_id or not self.many or kind == "text" or (number and self.whole)
+        repeated = self.hashed - different if counted else 0
+        forms, texts, decimal = self.forms or [], kind == "text", None
+        dates = forms[0] if len(forms) < len(DATE_FORMS) and forms else self.mixed or None
+        said = self.name in form.dates or not self.whole
+        dates = dates if number or (texts and said) else None
+        if texts and dates is None and self.decimals and not self.whole:
+            counts, usual = self.decimals, form.decimal
+            decimal = max(counts, key=lambda sign: (counts[sign], sign == usual))
+        read = dates or decimal
+        others = form.words_of(self.name)[1 if read else 0]
+        signs = tuple(sign for sign in self.signs if sign not in others and (read or sign == "?"))
+        unique = counted and not repeated and not self.missing and bool(self.rows)
+        return Facts(
+            self.name,
+            self.rows,
+            self.missing,
+            None if self.many else different,
+            unique and kind != "other",
+            "date" if dates else kind,
+            self.whole,
+            repeated,
+            None if kind == "date" else dates,
+            any(first == dates and second in forms for first, second in AMBIGUOUS),
+            self.long,
+            decimal,
+            signs,
+            self.words,
+            self.open,
+        )
+
+
+def _add(columns: Sequence[_Column], block: pd.DataFrame) -> None:
+    """Add the next rows of some columns, which are those of the block in its order."""
+    by_type, texts = dict[Any, list[int]](), list[_Texts]()
+    for at, dtype in enumerate(block.dtypes):
+        if isinstance(dtype, np.dtype) and dtype.kind in "iuf":
+            by_type.setdefault(dtype, []).append(at)
+            continue
+        kind, cells = _cells_of(block.iloc[:, at])
+        column = columns[at]
+        if cells is None:  # neither number, text nor date
+            present = int(block.iloc[:, at].notna().sum())
+            column.rows, column.missing = (
+                column.rows + len(block),
+                column.missing + len(block) - present,
+            )
+            column.kinds |= {kind} if present else set()
+        elif isinstance(cells, np.ndarray):
+            _add_numbers([column], cells[None], kind)
+        else:
+            texts.append(_Texts.of(column, cells, kind))
+    for places in by_type.values():
+        numbers = block if len(places) == block.shape[1] else block.iloc[:, places]
+        cells = np.ascontiguousarray(numbers.to_numpy().T)
+        _add_numbers([columns[at] for at in places], cells, "number")
+    _add_texts([own for own in texts if len(own.different)])
+
+
+def _cells_of(column: pd.Series) -> tuple[Kind, np.ndarray | pa.Array | None]:
+    """The kind of a column's cells: numbers and days as an array, texts as Arrow's, others None."""
+    texts = texts_of(column)
+    if texts is not None:
+        return "text", texts
+    present = column[column.notna()]
+    kind: Kind = "date"
+    if not is_date(present):
+        try:
+            kind = kind_of(present)
+        except DataError:
+            return "other", None
+    if kind == "date":
+        return kind, as_days(column)
+    if kind == "number":
+        exact = pd.api.types.is_integer_dtype(column.dtype) and len(present) == len(column)
+        return kind, column.to_numpy(dtype=np.int64 if exact else float, na_value=np.nan)
+    if kind == "boolean":
+        cells = pa.array(column, pa.bool_(), from_pandas=True)
+        return kind, pc.if_else(cells, "True", "False").cast(pa.large_string())
+    return kind, pa.array(as_texts(column), pa.large_string())
+
+
+def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> None:
+    """Add numbers, or days since 1970, of axes (columns, rows), missing ones as NaN."""
+    exact = cells.dtype.kind in "iu"  # beyond the exact range of float64
+    numbers = cells.astype(np.float64, copy=False)
+    known = ~np.isnan(numbers)
+    present = known.sum(1)
+    rounded = numbers == np.round(numbers)
+    whole = (rounded | ~known).all(1)
+    low, high = np.fmin.reduce(numbers, 1), np.fmax.reduce(numbers, 1)
+    large = np.maximum(high, -low) >= 2.0 ** (63 if exact else 53)
+    opened = np.asarray(is_open_end(numbers).any(1)) & (kind == "date")
+    hashes = _hashes(cells, numbers, rounded)
+    if not known.all():  # a present cell in place of a missing one leaves the different ones alike
+        first = hashes[np.arange(len(cells)), known.argmax(1)]
+        hashes = np.where(known, hashes, first[:, None])
+    hashes = np.sort(hashes, 1)
+    fresh = np.ones(hashes.shape, bool)
+    np.not_equal(hashes[:, 1:], hashes[:, :-1], out=fresh[:, 1:])
+    for at, column in enumerate(columns):
+        column.rows += cells.shape[1]
+        column.missing += cells.shape[1] - int(present[at])
+        if not present[at]:
+            continue
+        column.kinds.add(kind)
+        column.open |= bool(opened[at])
+        column.whole = column.whole and kind == "number" and bool(whole[at])
+        column.long |= column.whole and bool(large[at])
+        column.add_hashes(hashes[at][fresh[at]], int(present[at]))
+        if kind == "date":
+            continue
+        column.decimals = None
+        if column.forms is not None:
+            able = column.whole and low[at] >= 19000101 and high[at] <= 21001231
+            able = able and DIGITS in column.forms
+            some = as_texts(pd.Series(np.unique(numbers[at][known[at]]))).tolist() if able else []
+            column.forms = forms_of(some, [DIGITS]) or None
+
+
+def _hashes(cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+    """One number for each cell: a whole number itself, the bits of another; 7 and 7.0 are equal."""
+    if cells.dtype.kind in "iu":
+        return cells.astype(np.int64).view(np.uint64)
+    short = rounded & (np.abs(numbers) < 2.0**63)
+    whole = np.where(short, numbers, 0).astype(np.int64)
+    return np.where(short, whole, np.ascontiguousarray(numbers).view(np.int64)).view(np.uint64)
+
+
+@dataclass
+class _Texts:
+    """The different texts of a column in a block, and how often each occurs."""
+
+    column: _Column
+    kind: Kind
+    different: pa.Array
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, column: _Column, cells: pa.Array, kind: Kind) -> _Texts:
+        """Count the texts; a missing one is null."""
+        counted = cells.drop_null().value_counts()
+        found = cls(column, kind, counted.field("values"), np.asarray(counted.field("counts")))
+        column.rows += len(cells)
+        column.missing += cells.null_count
+        return found
+
+
+def _add_texts(own: Sequence[_Texts]) -> None:
+    """Add the texts of several columns."""
+    if not own:
+        return
+    every = pa.concat_arrays([each.different for each in own])
+    starts = np.cumsum([0, *(len(each.different) for each in own)])
+    whole, short = (
+        np.logical_and.reduceat(pc.match_substring_regex(every, form).to_numpy(False), starts[:-1])
+        for form in (_WHOLE, _SHORT)
+    )
+    word = pc.is_in(every, pa.array([*WORDS], every.type)).to_numpy(False)
+    sign = pc.is_in(pc.utf8_lower(every), pa.array([*_SIGNS], every.type)).to_numpy(False)
+    meant, objects = word | sign, every.to_numpy(False)
+    hashes = pd.util.hash_array(objects, categorize=False)
+    tried = list[tuple[_Column, list[str]]]()
+    for at, each in enumerate(own):
+        column, part = each.column, slice(starts[at], starts[at + 1])
+        column.kinds.add(each.kind)
+        column.whole = column.whole and bool(whole[at])
+        column.long |= column.whole and not short[at]
+        column.add_hashes(np.unique(hashes[part]), int(each.counts.sum()))
+        if each.kind == "text":
+            column.words += int(each.counts[word[part]].sum())
+            column.signs |= dict.fromkeys(objects[part][meant[part]])
+            if not meant[part].all():
+                tried.append((column, objects[part][~meant[part]].tolist()))
+    _try_dates([(column, texts) for column, texts in tried if column.forms is not None])
+    numbers = [(column, texts) for column, texts in tried if column.decimals is not None]
+    counts = decimal_counts_of_each([texts for _, texts in numbers])
+    for (column, _), counted in zip(numbers, counts, strict=True):
+        if counted is None or column.decimals is None:
+            column.decimals = None
+        else:
+            column.decimals = column.decimals + Counter(counted)
+
+
+def _try_dates(tried: Sequence[tuple[_Column, list[str]]]) -> None:
+    """Exclude the forms of dates that these texts cannot have."""
+    able = forms_of_each([texts for _, texts in tried], [one.forms or [] for one, _ in tried])
+    read = list[str]()
+    for (column, texts), forms in zip(tried, able, strict=True):
+        column.mixed = column.mixed or ("" if forms else date_form(texts) or "")
+        if column.mixed and np.isnan(days_of_texts(texts, column.mixed)).any():
+            column.mixed = ""
+        column.forms = forms or ([] if column.mixed else None)
+        read.append(forms[0] if forms else column.mixed)
+    for (column, _), days in zip(
+        tried, days_of_each([each for _, each in tried], read), strict=True
+    ):
+        column.open |= bool(is_open_end(days).any())
