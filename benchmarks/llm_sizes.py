@@ -66,7 +66,14 @@ class _Cost(NamedTuple):
     offline_s: float
 
     def minus(self, other: _Cost) -> _Cost:
-        return _Cost(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+        """What came beside the other's."""
+        return _Cost(
+            self.online - other.online,
+            self.messages - other.messages,
+            self.online_s - other.online_s,
+            self.offline - other.offline,
+            self.offline_s - other.offline_s,
+        )
 
 
 def bench_llm_sizes(

@@ -47,7 +47,7 @@ TOKENS, BATCH = 64, 8
 CODECS = (
     "none",
     "quantise:values=8,scale=row,grad=8",
-    "quantise:values=4,scale=row,outliers=4,grad=8",
+    "quantise:values=6,scale=row,outliers=4,grad=8",
     "topk:k={half},values=8,scale=row,grad=8,packer=bitmap",
     "topk:k={quarter},values=8,scale=row,grad=8",
     "quantise:values=8,grad=8",
