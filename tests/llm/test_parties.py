@@ -4,6 +4,9 @@ import contextlib
 import json
 import shutil
 import stat
+import threading
+import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -28,6 +31,7 @@ from vfl.core.errors import (
 from vfl.core.frame import HEADER_BYTES
 from vfl.llm import command
 from vfl.llm import parties as llm
+from vfl.llm.file import read_llm_file
 from vfl.llm.private_decoder import greedy
 from vfl.llm.text import BytePairs, Streamed, read_tokenizer
 from vfl.models.pretrained import load_pretrained, save_decoder
@@ -86,6 +90,30 @@ def test_several_questions_are_answered_side_by_side_in_the_messages_of_one(proj
     assert alone.tokens == wanted[0]
     assert reply.phases["online"]["messages"] == alone.phases["online"]["messages"]
     assert user.left() == {}
+
+
+def test_who_asks_while_material_is_dealt_need_not_wait_for_all_of_it(project, monkeypatch):
+    folder, lines = project.folder / "user", []
+    monkeypatch.setattr(command, "say", lines.append)
+    project.user().deal(4, 1)
+    dealing = threading.Thread(target=command.deal, args=(folder, 4, 1, 6, 1))
+    dealing.start()
+    while not lines:  # the first of six is dealt
+        time.sleep(0.01)
+    with ExitStack() as held:
+        user = command._user(held, read_llm_file(folder))
+        assert user.ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)
+    before = len([line for line in lines if line.startswith("dealt")])
+    dealing.join()
+    assert before < 6
+    assert user.left() == {"4-1": 6}
+
+
+def test_more_material_than_the_owner_lets_wait_is_refused_before_any_is_dealt(parties):
+    project = parties("owner", "dealer", limits={"max_dealt": 2})
+    with pytest.raises(ConsentError, match="max_dealt"):
+        command.deal(project.folder / "user", 4, 1, 3, 1)
+    assert project.user().left() == {}
 
 
 def test_questions_side_by_side_count_each(parties):

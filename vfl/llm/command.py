@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.output import Json, duration, emit, progress_line, say
-from vfl.core.errors import ConfigError, VFLError
+from vfl.core.errors import ConfigError, RunFolderError, VFLError
 from vfl.core.traffic import size
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from vfl.llm.text import Streamed
     from vfl.llm.two_party import Pick
     from vfl.models.decoder import Decoder, Encoder
+
+#: Between two questions that are dealt, for a command that waits for the folder.
+_TURN_S = 0.3
 
 llm = typer.Typer(
     help="Ask a language model whose owner sees no text, and keeps its weights.",
@@ -135,6 +139,7 @@ def deal(
 
     With the dealer's folder the options mean nothing. With the user's, questions of exactly that
     length can be asked later, and nothing is dealt for them then. A classifier answers no tokens.
+    Who asks meanwhile waits until the question in progress is dealt, not for all.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import Dealer
@@ -143,14 +148,19 @@ def deal(
     file = _file(folder, "dealer", "user")
     if file.party == "dealer":
         Dealer(file, say).serve()
-    with ExitStack() as held:
-        user = _user(held, file)
-        user.deal(prompt_tokens, _answered(user, max_tokens), questions, texts)
-        for kind, count in user.left().items():
-            prompt, _, answer = kind.partition("-")
-            answer, _, beside = answer.partition("x")
-            more = f", {beside} side by side" if beside else ""
-            print(f"questions of {prompt} tokens, answers of up to {answer}{more}: {count} left")
+    for done in range(questions):
+        with ExitStack() as held:
+            user = _user(held, file)
+            user.require_dealable(questions - done, texts)
+            user.deal(prompt_tokens, _answered(user, max_tokens), 1, texts)
+            left = user.left()
+        say(f"dealt {done + 1} of {questions}")
+        time.sleep(_TURN_S)
+    for kind, count in left.items():
+        prompt, _, answer = kind.partition("-")
+        answer, _, beside = answer.partition("x")
+        more = f", {beside} side by side" if beside else ""
+        print(f"questions of {prompt} tokens, answers of up to {answer}{more}: {count} left")
 
 
 @llm.command()
@@ -355,7 +365,11 @@ def _user(held: ExitStack, file: LlmFile) -> User:
     from vfl.llm.parties import User
 
     user = User(file, say)
-    held.enter_context(user.ledger.alone())
+    try:
+        held.enter_context(user.ledger.alone())
+    except RunFolderError as busy:
+        say(f"waiting for another command of this folder ({busy.got})")
+        held.enter_context(user.ledger.alone(math.inf))
     return user
 
 

@@ -837,7 +837,8 @@ class User(Party):
                 with store.putting(name) as keep:
                     role.prepare(_program(layers, _blank(plan), count), keep)
                 owner.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
-                self.say(f"dealt {done} of {len(plan.names)} questions")
+                if len(plan.names) > 1:
+                    self.say(f"dealt {done} of {len(plan.names)} questions")
             dealer.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
             seconds = time.monotonic() - began
             account.add_all(_ELSEWHERE, owner.receive_talk(Kind.DONE).spent)
@@ -912,6 +913,16 @@ class User(Party):
         if not length:
             raise DataError("a question has tokens of the model", got="none", want="at least one")
         self.require_within(self.talk("ask", length, count, texts=texts))
+
+    def require_dealable(self, questions: int, texts: int = 1) -> None:
+        """Require that the owner allows so many more questions to be dealt ahead.
+
+        Raises:
+            ConsentError: it does not.
+        """
+        known = str(self.setup().get("setup", ""))
+        waiting = sum(map(_texts_in, self.store(known).names())) if known else 0
+        self.terms.limits.require(max_dealt=waiting + questions * texts)
 
     def left(self) -> dict[str, int]:
         """Return the number of questions of each kind that need no further dealing."""

@@ -72,13 +72,16 @@ class Spending(Generic[Kept]):
         self.witness = Witness(self._store, party, self.restored_by)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, patience_s: float = 0.0) -> Iterator[None]:
         """Be the only process that spends from the store, until the block ends.
+
+        Args:
+            patience_s: how long to wait for another process that does.
 
         Raises:
             RunFolderError: another process already does.
         """
-        with locked(self._store):
+        with locked(self._store, patience_s):
             private_folder(self.folder)
             yield
 
