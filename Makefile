@@ -33,9 +33,9 @@ build: $(VENV)/.development
 leaderboard: $(VENV)/.runtime
 	$(BIN)/python -m benchmarks.leaderboard
 
-# A random tenth of that page again; DRAW=n draws other ones.
+# A random tenth of that page, of the frontier and of the columns again; DRAW=n draws other ones.
 verify-claims: $(VENV)/.runtime
-	$(BIN)/python -m benchmarks.leaderboard --verify 0.1 --draw $(or $(DRAW),0)
+	$(BIN)/python -m benchmarks.verify --draw $(or $(DRAW),0)
 
 bench: $(VENV)/.runtime
 	$(BIN)/python -m benchmarks.step

@@ -2,7 +2,7 @@
 
     python -m benchmarks.frontier --task fashion            # goes on where it was left
     python -m benchmarks.frontier --task bank --seeds 5
-    python -m benchmarks.frontier --task bank --families mixing --again      # added attacks alone
+    python -m benchmarks.frontier --task bank --families mixing --again      # added attacks
     python -m benchmarks.frontier --redraw                  # page and pictures of the stored rows
 
 The page has some lines of each task. `frontier_places.csv`, beside it, has every defense.
@@ -21,14 +21,14 @@ Rows of every task lie in one CSV file. Page, places and pictures are made of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import nan
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
-from benchmarks import harness
+from benchmarks import frontier_tops, harness
 from benchmarks.studies import (
     EXAMPLES,
     Dot,
@@ -42,6 +42,7 @@ from benchmarks.studies import (
     picture,
     played,
     points_text,
+    read_rows,
     store,
     stored,
     study_of,
@@ -138,6 +139,34 @@ def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) 
         for spec in chosen[one]
         if not all((spec, str(seed)) in known for seed in range(seeds))
     ]
+
+
+def added_attacks(
+    task: str, seeds: int, families: Sequence[str], done: pd.DataFrame
+) -> tuple[list[str], list[str]]:
+    """Return defenses that lack an attack of the task's file on some victim, and these attacks.
+
+    Args:
+        task: of TASKS.
+        seeds: victims of each defense.
+        families: as of `left_of`.
+        done: rows that are stored.
+    """
+    own = done[done.task == task]
+    known = set(own[["defense", "seed", "attack"]].itertuples(index=False, name=None))
+    lacking = {
+        spec: [
+            attack
+            for attack in settings_of(task).attacks
+            if not all((spec, str(seed), attack) in known for seed in range(seeds))
+        ]
+        for spec in left_of(task, seeds, families, done.iloc[:0])
+    }
+    named = {attack for attacks in lacking.values() for attack in attacks}
+    return (
+        [spec for spec, attacks in lacking.items() if attacks],
+        [attack for attack in settings_of(task).attacks if attack in named],
+    )
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -548,6 +577,22 @@ def task_section(found: Frontier, page: Path) -> Iterator[str]:
     yield table_of(found).markdown()
 
 
+def tops_section(found: Sequence[Frontier], page: Path) -> str:
+    """The section on other tops on label-free bottoms; nothing before any was measured."""
+    known = {one.task: one.best.defense for one in found}
+    rows = read_rows(page.with_name(frontier_tops.FILE), frontier_tops.TopRow)
+    rows = [one for one in rows if one.task in known]
+    if not rows:
+        return ""
+    return (
+        "\n## Other tops on label-free bottoms\n\n"
+        f"`python -m benchmarks.frozen_tops`, [rows]({frontier_tops.FILE}). A label-free bottom "
+        "gets gradients of zeros, so a feature party reads the same whatever the top. Gains are "
+        "over the task's own top on its best label-free bottom. "
+        f"{frontier_tops.table_of(rows, known)}\n"
+    )
+
+
 PAGE = StudyPage(
     "Frontier: accuracy against leaked labels\n\n## What is shown",
     _note,
@@ -577,8 +622,8 @@ def bench_frontier(
         out: folder of the grids.
         page: the page; rows lie beside it in a CSV file.
         redraw: whether to train nothing.
-        again: train what has rows already, too, for attacks that its file names since. Stored
-            rows stay.
+        again: train again what has rows, for the attacks that its file names since, and run these
+            alone. Stored rows stay.
     """
     file = page.with_suffix(".csv")
     rows = stored(file, COLUMNS)
@@ -589,13 +634,18 @@ def bench_frontier(
         families = [name for each in families for name in each.split(",")]
         for family in families:
             require_choice("family", family, tuple(families_of(task)))
-        if left := left_of(task, seeds, families, rows.iloc[:0] if again else rows):
-            study = study_of(FOLDER / f"{task}.toml", defenses=left, seeds=list(range(seeds)))
+        attacks = list(settings_of(task).attacks)
+        left = left_of(task, seeds, families, rows)
+        if again:
+            left, attacks = added_attacks(task, seeds, families, rows)
+        if left:
+            victims = list(range(seeds))
+            study = study_of(FOLDER / f"{task}.toml", defenses=left, seeds=victims, attacks=attacks)
             folder = played(study, out / task, jobs)
             rows = added(rows, pd.DataFrame(rows_of(task, folder), columns=COLUMNS), KEY, TASKS)
             store(file, rows)
     found = [frontier_of(rows[rows.task == one]) for one in TASKS if one in set(rows.task)]
-    PAGE.write(page, found, measured=not redraw)
+    replace(PAGE, method=tops_section(found, page) + METHOD).write(page, found, not redraw)
     places = [row for one in found for row in place_rows(one)]
     write_rows(page.with_name(f"{page.stem}_places.csv"), PlaceRow, places)
     return found

@@ -3,7 +3,6 @@
     make leaderboard                                     # all of it, where it was left
     python -m benchmarks.leaderboard --tasks bank_marketing --attack light --seeds 0,1,2
     python -m benchmarks.leaderboard --plan              # time and memory; nothing is trained
-    make verify-claims                                   # a random tenth of the page again
 
 The tasks are `examples/leaderboard/*.toml`: two tables, pictures, a text. Every defense is trained
 as it stands there, honestly and against a feature party that tampers. What was trained and
@@ -14,16 +13,11 @@ The page has four lines of each task. All rows lie beside it: `leaderboard.csv` 
 attack on each defense at each number of leaked labels, `leaderboard_access.csv` the same by what
 the attacker holds, and `leaderboard_tasks.csv` one row a task. The page is made of these files
 alone; `--redraw` does that and trains nothing.
-
-`--verify 0.1` draws a tenth of the defenses on the page, trains their victims again, with the seeds
-of the page, and compares utility, the worst attack's reach and the verdict with the rows that are
-stored beside the page. Exit code 1 where one does not come out again.
 """
 
 from __future__ import annotations
 
 import csv
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +170,7 @@ def store_rows(paths: Sequence[Path], page: Path) -> None:
     for kind, rows in new.items():
         if rows:
             done = {row["task"] for row in rows}
-            kept = [row for row in _stored(beside(page, kind)) if row["task"] not in done]
+            kept = [row for row in rows_stored(beside(page, kind)) if row["task"] not in done]
             whole = sorted([*kept, *rows], key=lambda row: TASKS.index(row["task"]))
             text = csv_text(list(rows[0]), whole)
             beside(page, kind).write_text(text, encoding="utf-8")
@@ -206,16 +200,16 @@ class Board:
     def of(cls, page: Path, task: str) -> Board:
         """The rows of a task beside the page."""
         found: dict[str, list[Row]] = {}
-        for row in _stored(page.with_suffix(".csv")):
+        for row in rows_stored(page.with_suffix(".csv")):
             if row["task"] == task:
                 found.setdefault(row["defense"], []).append(row)
         worst = [max(rows, key=_badness) for rows in found.values()]
         cuts = {
             row["defense"]: row
-            for row in _stored(beside(page, "_access"))
+            for row in rows_stored(beside(page, "_access"))
             if (row["task"], row["holds"]) == (task, ACCESS["cut"])
         }
-        about = next(row for row in _stored(beside(page, "_tasks")) if row["task"] == task)
+        about = next(row for row in rows_stored(beside(page, "_tasks")) if row["task"] == task)
         return cls(about, sorted(worst, key=_badness), cuts)
 
     @property
@@ -308,69 +302,10 @@ PAGE = StudyPage("Leaderboard: which defense holds against what", _note, summari
 
 def write_page(page: Path, measured: bool = True) -> list[dict[str, str]]:
     """Write the page of the rows that lie beside it; those rows."""
-    rows = _stored(page.with_suffix(".csv"))
+    rows = rows_stored(page.with_suffix(".csv"))
     there = {row["task"] for row in rows}
     PAGE.write(page, [Board.of(page, task) for task in TASKS if task in there], measured)
     return rows
-
-
-# --- a part of the page again ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One stored row of the page beside the same one again.
-
-    Attributes:
-        stored, again: as in the page's CSV file; `again` is None where no victim came out.
-    """
-
-    stored: Mapping[str, str]
-    again: Mapping[str, Any] | None
-
-    @property
-    def holds(self) -> bool:
-        """Whether utility and reach lie within a point, or both half widths; and the verdict.
-
-        Noise that protects is never drawn twice alike, so that such rows differ by chance; a
-        verdict may then become undecided, and no more. A row of one victim has no half width.
-        """
-        if self.again is None:
-            return False
-        pairs = [("utility", "utility_half_width"), ("reaches", "above_half_width")]
-        for name, width in pairs:
-            room = max(0.01, float(self.stored[width] or 0) + float(self.again[width] or 0))
-            if not abs(float(self.stored[name]) - float(self.again[name])) <= room:
-                return False
-        verdicts = {self.stored["verdict"], self.again["verdict"]}
-        return len(verdicts - {"undecided", "inconclusive"}) <= 1
-
-    def __str__(self) -> str:
-        """One line."""
-        of = self.stored
-        line = f"{of['task']}  {of['defense']}  k={of['k']}  "
-        if self.again is None:
-            return line + "has no victim any more  FALLEN"
-        line += f"utility {float(of['utility']):.3f} -> {self.again['utility']:.3f}  "
-        line += f"reaches {float(of['reaches']):.3f} -> {self.again['reaches']:.3f}  "
-        line += f"{of['verdict']} -> {self.again['verdict']}"
-        return line + ("" if self.holds else "  FALLEN")
-
-
-def drawn(rows: Sequence[Mapping[str, str]], share: float, draw: int) -> dict[str, list[str]]:
-    """At least one defense of the page's rows, drawn without repetition, by task."""
-    pairs = sorted({(row["task"], row["defense"]) for row in rows if row["defense"] != UNDEFENDED})
-    chosen = random.Random(draw).sample(pairs, max(1, round(share * len(pairs))))
-    return {task: [d for t, d in sorted(chosen) if t == task] for task in TASKS}
-
-
-def checks_of(rows: Sequence[Mapping[str, str]], folder: GridFolder) -> list[Check]:
-    """The stored rows of one task's chosen defenses beside what a grid gave."""
-    found = {
-        (one["defense"], str(one["k"])): one
-        for one in standings_of(folder.path.name, entries_of(folder.path))
-    }
-    return [Check(row, found.get((row["defense"], row["k"]))) for row in rows]
 
 
 def bench_leaderboard(
@@ -382,9 +317,7 @@ def bench_leaderboard(
     page: Path = Path("docs/results/leaderboard.md"),
     plan: bool = False,
     redraw: bool = False,
-    verify: float | None = None,
-    draw: int = 0,
-) -> Sequence[dict[str, Any] | Check]:
+) -> Sequence[dict[str, Any]]:
     """Which defense holds against what: tell time and memory, run what is left, write the page.
 
     Args:
@@ -396,24 +329,10 @@ def bench_leaderboard(
         page: the page; its rows lie beside it in CSV files.
         plan: tell time and memory; train nothing.
         redraw: write the page of the rows that are stored; train nothing.
-        verify: a share of the page's defenses, again.
-        draw: which of them; a number.
     """
     tasks = TASKS if tasks is None else tasks
     for task in tasks:
         require_choice("task", task, TASKS)
-    if verify:
-        rows = [row for row in _stored(page.with_suffix(".csv")) if row["task"] in tasks]
-        chosen = drawn(rows, verify, draw)
-        return [
-            check
-            for task, defenses in chosen.items()
-            if defenses
-            for check in checks_of(
-                [row for row in rows if row["task"] == task and row["defense"] in defenses],
-                played(grid_of(task, attack, seeds, defenses), out / f"verify-{draw}" / task, jobs),
-            )
-        ]
     if redraw:
         return write_page(page, measured=False)
     studies = {task: grid_of(task, attack, seeds) for task in tasks}
@@ -430,25 +349,20 @@ def bench_leaderboard(
     return found
 
 
-def _stored(file: Path) -> list[dict[str, str]]:
+def rows_stored(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file as text; none without a file."""
     if not file.exists():
         return []
     with file.open(encoding="utf-8", newline="") as opened:
         return list(csv.DictReader(opened))
 
 
-def shown(rows: Sequence[dict[str, Any] | Check]) -> str:
-    """How many rows came out, or came out again."""
-    checks = [row for row in rows if isinstance(row, Check)]
-    if not checks:
-        return f"{len(rows)} rows"
-    held = sum(one.holds for one in checks)
-    return "\n".join([*map(str, checks), f"{held} of {len(checks)} rows came out again"])
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """How many rows came out."""
+    return f"{len(rows)} rows"
 
 
-main = harness.command(
-    bench_leaderboard, shown, lambda row: not isinstance(row, Check) or row.holds
-)
+main = harness.command(bench_leaderboard, shown)
 
 
 if __name__ == "__main__":

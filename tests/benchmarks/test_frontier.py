@@ -156,3 +156,23 @@ def test_from_a_task_to_its_page_and_on_where_it_was(monkeypatch, tmp_path, caps
     assert {row["seed"] for row in none} == {"0", "1"}
     families = {"undefended", "label-free bottom", "few rounds", "no model"}
     assert {row["family"] for row in stored} == families
+
+
+def test_an_added_attack_runs_alone_where_it_lacks_rows(monkeypatch, tmp_path):
+    (tmp_path / "fashion.toml").write_text(TINY)
+    monkeypatch.setattr(frontier, "FOLDER", tmp_path)
+    attacks = {
+        "logistic": 0.8,
+        "gradient_similarity": 0.9,
+        "gradient_teacher:epochs=2,steps=300": 1,
+    }
+    whole = [
+        rows(spec, family, 0.9, attacks)
+        for family, specs in frontier.families_of("fashion").items()
+        for spec in specs
+    ]
+    there = pd.concat(whole, ignore_index=True)
+    assert frontier.added_attacks("fashion", 3, (), there) == ([], [])
+    lacking = (there.defense == "none") & (there.attack == "logistic") & (there.seed == "2")
+    assert frontier.added_attacks("fashion", 3, (), there[~lacking]) == (["none"], ["logistic"])
+    assert frontier.added_attacks("fashion", 2, (), there[~lacking]) == ([], [])

@@ -81,33 +81,3 @@ def test_the_real_tasks_are_experiments(task, monkeypatch):
     assert len(study.cells) == 1 + 2 * (1 + len(settings.defenses))
     assert "heavy" in settings.attacks
     assert "light" not in settings.attacks
-
-
-STORED = {
-    "task": "tiny", "defense": "layer_norm", "k": "5",
-    "utility": ".80", "utility_half_width": ".02",
-    "attack": "knn", "reaches": ".60", "above_half_width": ".02", "verdict": "leaks",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("again", "holds"),
-    [
-        ({}, True),
-        ({"reaches": 0.63}, True),
-        ({"reaches": 0.65}, False),
-        ({"utility": 0.75}, False),
-        ({"utility": float("nan")}, False),
-        ({"verdict": "undecided"}, True),
-        ({"verdict": "protected"}, False),
-        (None, False),
-    ],
-)
-def test_a_row_holds_within_both_intervals(again, holds):
-    found = None
-    if again is not None:
-        numbers = {"utility": 0.8, "utility_half_width": 0.02, "reaches": 0.6}
-        found = {**STORED, **numbers, "above_half_width": 0.02, **again}
-    check = leaderboard.Check(STORED, found)
-    assert check.holds is holds
-    assert ("FALLEN" in str(check)) is not holds

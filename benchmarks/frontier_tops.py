@@ -1,0 +1,84 @@
+"""Rows of `benchmarks.frozen_tops`, and their table on the page of the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.studies import over, points_text
+from vfl.experiments.statistics import FALSE_CLAIMS, Estimate, chance_above, claims
+from vfl.experiments.tables import Table
+
+#: Rows of all tasks, beside the page of the frontier.
+FILE = "frontier_tops.csv"
+#: Points by which a top must be ahead.
+AHEAD = 0.01
+#: The top of the experiment.
+NETWORK = "network"
+#: Task, bottom and top.
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class TopRow:
+    """One top on one label-free bottom.
+
+    Attributes:
+        task, defense, seed: the bottom, a defense of the frontier.
+        top: of `benchmarks.frozen_tops.NAMES`.
+        utility: accuracy or AUC of the test rows.
+    """
+
+    task: str
+    defense: str
+    seed: int
+    top: str
+    utility: float
+
+
+def _key(row: TopRow) -> Key:
+    return row.task, row.defense, row.top
+
+
+def gains_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> dict[Key, Estimate]:
+    """Return the gain of each top on each bottom over the network on the best bottom.
+
+    Args:
+        rows: of any tasks.
+        best: the best label-free bottom of each task.
+    """
+    value = {(one.task, one.defense, one.top, one.seed): one.utility for one in rows}
+    found: dict[Key, list[float]] = {}
+    for (task, defense, top, seed), utility in value.items():
+        reference = value.get((task, best[task], NETWORK, seed))
+        if top != NETWORK and reference is not None:
+            found.setdefault((task, defense, top), []).append(utility - reference)
+    return {key: over(values) for key, values in found.items()}
+
+
+def ahead_of(gains: Mapping[Key, Estimate]) -> list[Key]:
+    """Return the tops shown to be ahead by more than `AHEAD`, corrected for their number."""
+    chances = claims({key: chance_above(gain, AHEAD) for key, gain in gains.items()})
+    return [key for key, chance in chances.items() if chance <= FALSE_CLAIMS]
+
+
+def table_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> str:
+    """A sentence on all claims, and the best top of each task."""
+    gains = gains_of(rows, best)
+    if not gains:
+        return "No top has a network beside it."
+    head = ["task", "bottom", "top", "victims", "test utility", "gain"]
+    lines = []
+    for task in dict.fromkeys(task for task, _, _ in gains):
+        key = max((key for key in gains if key[0] == task), key=lambda one: gains[one].mean)
+        beside = {one.seed for one in rows if _key(one) == (task, best[task], NETWORK)}
+        reached = over(one.utility for one in rows if _key(one) == key and one.seed in beside)
+        lines.append(
+            [
+                *(task, f"`{key[1]}`", key[2], str(gains[key].count)),
+                *(points_text(reached), points_text(gains[key], "+")),
+            ]
+        )
+    shown = [f"{top} on `{defense}` ({task})" for task, defense, top in ahead_of(gains)]
+    said = f"{', '.join(shown) or 'none'} of {len(gains)} tries"
+    return f"Ahead by more than {100 * AHEAD:g} point: {said}.\n\n{Table(head, lines).markdown()}"

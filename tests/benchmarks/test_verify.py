@@ -1,0 +1,86 @@
+"""Rows of pages again: what is drawn, what holds, and once from end to end."""
+
+import pandas as pd
+import pytest
+
+from benchmarks import frontier, verify
+from benchmarks.studies import store
+from vfl.experiments.statistics import Estimate
+
+AGAIN = Estimate(0.6, 0.02, 3)
+
+
+def figure(mean, half=0.02, again=AGAIN):
+    return verify.Figure("frontier", "tiny", "mixup", "reaches", Estimate(mean, half, 3), again)
+
+
+@pytest.mark.parametrize(
+    ("made", "holds"),
+    [
+        (figure(0.6), True),
+        (figure(0.63), True),
+        (figure(0.65), False),
+        (figure(0.609, None, Estimate(0.6, None, 1)), True),
+        (figure(0.62, None, Estimate(0.6, None, 1)), False),
+        (figure(float("nan")), False),
+        (figure(0.6, again=None), False),
+    ],
+)
+def test_a_figure_holds_within_both_intervals(made, holds):
+    assert made.holds is holds
+    assert ("FALLEN" in str(made)) is not holds
+
+
+def test_a_draw_is_a_share_of_all_and_another_number_draws_others():
+    known = [(task, f"defense-{n}") for task in ("a", "b") for n in range(50)]
+    found = [verify.drawn(known, 0.1, draw) for draw in range(3)]
+    assert [sum(map(len, one.values())) for one in found] == [10, 10, 10]
+    assert found[0] == verify.drawn(known[::-1], 0.1, 0) != found[1]
+    assert all(
+        (task, one) in known for each in found for task, some in each.items() for one in some
+    )
+
+
+TINY = """
+name = "tiny"
+data = { source = "digits", rows = 400, split = "shuffled" }
+label.top = "linear"
+train = { epochs = 2, learning_rate = 0.02 }
+[parties.client]
+width = 8
+bottom = "mlp:hidden=8"
+[grid]
+measure = "accuracy"
+attacks = ["logistic"]
+baselines = ["scratch"]
+leaks = [5]
+draws = 1
+pictures = 0
+seeds = [0]
+defenses = ["none", "label_free:features=0"]
+"""
+
+
+@pytest.mark.slow
+def test_a_frontier_that_was_just_measured_holds_and_another_does_not(
+    monkeypatch, tmp_path, capsys
+):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    monkeypatch.setattr(frontier, "FOLDER", tmp_path)
+    monkeypatch.setattr(frontier, "TASKS", ("tiny",))
+    page = tmp_path / "frontier.md"
+    frontier.bench_frontier("tiny", 1, out=tmp_path / "runs", page=page)
+
+    def again(out):
+        return verify.bench_verify(
+            ["frontier"], share=1.0, jobs=1, out=tmp_path / out, results=tmp_path
+        )
+
+    found = again("once")
+    assert {one.defense for one in found} == {"none", "label_free:features=0"}
+    assert {one.what for one in found} == {"utility", "reaches, logistic"}
+    assert all(one.holds for one in found)
+    file = page.with_suffix(".csv")
+    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+    store(file, rows.assign(reaches="0.01"))
+    assert {one.what for one in again("once") if not one.holds} == {"reaches, logistic"}
