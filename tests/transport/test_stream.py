@@ -1,5 +1,6 @@
 """One stream on a socket pair: pieces, deadlines, how it ends; without TLS it stays here."""
 
+import random
 import socket
 import threading
 import time
@@ -11,6 +12,9 @@ from vfl.core.errors import LostPeerError, OversizedFrameError, UserError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, to_bytes
 from vfl.transport import Admission, Hello, TcpHub, TcpLink, Timeouts, round_trip_s
 from vfl.transport.stream import JOINED_BYTES, Stream, dial, require_loopback
+
+#: Payloads around the bytes that are read at once, and much larger ones.
+SIZES = [0, 1, 0, 4079, 4080, 4081, 4096, 0, 20_000, 3, 2, 100_000, 5]
 
 
 @pytest.fixture
@@ -51,6 +55,31 @@ def test_the_limit_may_change_between_frames(ends):
     assert stream.read(soon()).step == 1
     stream.limit_bytes = 3
     ends[1].sendall(to_bytes(Frame(Kind.CUT, 2, b"1234")))
+    with pytest.raises(OversizedFrameError):
+        stream.read(soon())
+
+
+def test_frames_that_arrive_together_come_out_one_by_one(ends):
+    frames = [Frame(Kind.CUT, step, bytes([step]) * size) for step, size in enumerate(SIZES)]
+    raw, stream, came = b"".join(map(to_bytes, frames)), Stream(ends[0]), []
+    draw = random.Random(0)
+    while len(came) < len(frames):
+        if raw:
+            sent = ends[1].send(raw[: draw.choice([1, 15, 17, 4095, 9000])])
+            raw = raw[sent:]
+        while (frame := stream.poll()) is not None:
+            came.append(frame)
+        if not raw and len(came) < len(frames):
+            came.append(stream.read(soon()))
+    assert came == frames
+    assert stream.inbox_bytes == 0
+
+
+def test_a_limit_holds_for_bytes_that_were_read_before_it(ends):
+    stream = Stream(ends[0], limit_bytes=4)
+    ends[1].sendall(2 * to_bytes(Frame(Kind.CUT, 1, b"1234")))
+    stream.read(soon())
+    stream.limit_bytes = 3
     with pytest.raises(OversizedFrameError):
         stream.read(soon())
 

@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from vfl.core.errors import (
     CorruptFrameError,
@@ -83,6 +83,8 @@ class Kind(IntEnum):
     REFUSAL = 13
 
 
+_KINDS: Mapping[int, Kind] = {int(kind): kind for kind in Kind}
+
 #: Largest accepted payload: for all kinds, or by kind, where other kinds have no payload.
 PayloadLimit = int | Mapping[Kind, int]
 
@@ -109,8 +111,7 @@ class Frame:
         return HEADER_BYTES + len(self.payload)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The checked first 16 bytes of a frame."""
 
     body_bytes: int
@@ -174,10 +175,9 @@ def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Heade
             got=f"{body_bytes} bytes",
             want=f"at most {most} bytes",
         )
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise CorruptFrameError("a frame of unknown kind", got=f"kind {kind}") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise CorruptFrameError("a frame of unknown kind", got=f"kind {kind}")
     (crc,) = _CRC.unpack_from(raw, _FIELDS.size)
     return Header(body_bytes, known, branch, step, crc, fields)
 

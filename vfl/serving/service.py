@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -421,24 +422,26 @@ class Service:
         Each has a descriptor of our own: another thread may close a stream, whose number may then
         be reused.
         """
-        streams = dict[int, int]()
-        for number in serving.streams():
+        streams = dict[int, tuple[int, str | None]]()
+        for number, name in serving.streams():
             with suppress(OSError):  # it was just closed
-                streams[os.fstat(number).st_ino] = number
+                node = os.fstat(number).st_ino
+                streams[node] = number, None if node in streams else name  # some links share one
         for gone in self._watched.keys() - streams.keys():
             self._forget(self._watched.pop(gone))
         for new in streams.keys() - self._watched.keys():
+            number, at = streams[new]
             with suppress(OSError):
-                self._watched[new] = watched = os.dup(streams[new])
-                self.loop.add_reader(watched, self._run, self._arrived)
+                self._watched[new] = watched = os.dup(number)
+                self.loop.add_reader(watched, self._run, partial(self._arrived, at))
 
     def _forget(self, watched: int) -> None:
         self.loop.remove_reader(watched)
         os.close(watched)
 
-    def _arrived(self, serving: ServingParty) -> None:
-        self._take_answer(serving)
-        if -1 in serving.streams():  # else it would wake us forever
+    def _arrived(self, at: str | None, serving: ServingParty) -> None:
+        self._take_answer(serving, at)
+        if serving.broken():  # else it would wake us forever
             self._watch(serving)
 
     def _begin_soon(self) -> None:
@@ -460,7 +463,7 @@ class Service:
 
     def _may_ask(self, serving: ServingParty) -> bool:
         idle = self._asked is None and not self._ends
-        return idle and bool(self._waiting) and -1 not in serving.streams()
+        return idle and bool(self._waiting) and not serving.broken()
 
     def _take(self) -> list[Request]:
         """Waiting requests up to a full batch; a request with inputs or explanations is alone."""
@@ -496,8 +499,8 @@ class Service:
         if not serving.streams():  # parties in this process have answered
             self._take_answer(serving)
 
-    def _take_answer(self, serving: ServingParty) -> None:
-        if not serving.arrived() or self._asked is None:
+    def _take_answer(self, serving: ServingParty, at: str | None = None) -> None:
+        if not serving.arrived(at) or self._asked is None:
             return
         batch, self._asked = self._asked, None
         self._checked = time.monotonic()

@@ -101,6 +101,11 @@ class Peeked:
         self._polled = link if isinstance(link, ObservedPoll | Carried) else None
         self._next: Frame | None = None
 
+    @property
+    def looked(self) -> bool:
+        """Whether the next frame has arrived and was looked at."""
+        return self._next is not None
+
     def look(self) -> Frame | None:
         """The next frame; None if it has not arrived, on a link that can report this."""
         if self._next is None:

@@ -220,16 +220,19 @@ class _StreamLink:
         """Note a failed write, or a failed read after which no frame follows."""
         raise NotImplementedError
 
-    def _read(self, stream: Stream, deadline: float) -> Frame | None:
-        """Read the next frame; returns None if the stream was broken or replaced meanwhile."""
+    def _read(self, stream: Stream, deadline: float | None) -> Frame | None:
+        """Read the next frame; returns None if the stream was broken or replaced meanwhile.
+
+        Without a deadline, the method does not wait, and also returns None if none has arrived.
+        """
         try:
-            frame = stream.read(deadline)
+            frame = stream.poll() if deadline is None else stream.read(deadline)
         except ConnectionError:
             self._note_loss(stream, unreadable=True)
             return None
         except FrameError as error:
             raise self._end(error) from None
-        if not self._count(stream):
+        if frame is None or not self._count(stream):
             return None
         try:
             return in_session(frame, self._peer)
@@ -350,11 +353,7 @@ class TcpLink(_StreamLink):
         Raises:
             LostPeerError, PeerFailedError, FrameError: see `receive`.
         """
-        now = time.monotonic()
-        try:
-            return self._read(self._readable(now), now)
-        except TimeoutError:
-            return None
+        return self._read(self._readable(time.monotonic()), None)
 
     def fileno(self) -> int:
         """File descriptor of the current stream; -1 once the link has ended."""
@@ -508,10 +507,7 @@ class HubLink(_StreamLink):
             stream = self._stream
             if stream is None:
                 self._check_window()
-        try:
-            return None if stream is None else self._read(stream, time.monotonic())
-        except TimeoutError:
-            return None
+        return None if stream is None else self._read(stream, None)
 
     def fileno(self) -> int:
         """File descriptor of the current stream; -1 without one, or once a write to it has failed.

@@ -40,6 +40,8 @@ from vfl.transport.proxies import connect, is_loopback
 JOINED_BYTES = 64 * 1024
 #: Most bytes of one TLS record.
 _RECORD_BYTES = 16 * 1024
+#: Bytes read at once while no payload arrives: a small frame is one read.
+_READ_BYTES = 4096
 #: Most bytes that a reader waits for at once. Each wake-up costs some 10 us of CPU time.
 _WAKE_BYTES = 256 * 1024
 #: Offset of tcpi_bytes_received, a u64, in Linux's struct tcp_info.
@@ -85,9 +87,13 @@ class Stream:
         self._events, self._least_bytes = select.POLLIN, 1
         self._busy = threading.Lock()
         self._inbox: deque[Frame] = deque()
+        # Read bytes that belong to no frame yet are those from `_start` to `_end` of the buffer; a
+        # payload that exceeds them is read into its own bytes.
+        self._buffer, self._start, self._end = bytearray(_READ_BYTES), 0, 0
         self._header: Header | None = None
-        self._bytes = bytearray(HEADER_BYTES)
+        self._body = bytearray()
         self._filled = 0
+        self._tls, self._tls_holds = tls, tls
 
     def handshake(self, deadline: float) -> None:
         """Finish the TLS handshake; does nothing without TLS.
@@ -127,9 +133,24 @@ class Stream:
                 if self._poll_sees_all():
                     self._wait(select.POLLIN, deadline, self._awaited_bytes())
                 self._advance()
-            frame = self._inbox.popleft()
-            self.inbox_bytes -= frame.wire_bytes
-            return frame
+            return self._take()
+
+    def poll(self) -> Frame | None:
+        """The next frame if it has arrived, without waiting.
+
+        Raises:
+            ConnectionError, FrameError: see the module's docstring.
+        """
+        with self._busy:
+            if self._inbox or self._advance():
+                return self._take()
+            self._wake_at(1)  # others wait for the descriptor
+            return None
+
+    def _take(self) -> Frame:
+        frame = self._inbox.popleft()
+        self.inbox_bytes -= frame.wire_bytes
+        return frame
 
     def write(self, frame: Frame, deadline: float, beside: Sequence[Stream] = ()) -> None:
         """Write a whole frame; after an error, this stream can only be read.
@@ -143,11 +164,13 @@ class Stream:
             ConnectionError, TimeoutError, FrameError: see the module's docstring.
         """
         with self._busy:
+            header = pack_header(frame, payload_checked=self._payload_checked)
             if len(frame.payload) < _RECORD_BYTES:
-                return self._write(frame, deadline, beside)
+                return self._push(memoryview(header + frame.payload), deadline, beside)
             self._hold_back(True)
             try:
-                self._write(frame, deadline, beside)
+                for piece in self._pieces(header, memoryview(frame.payload)):
+                    self._push(piece, deadline, beside)
             finally:
                 self._hold_back(False)
 
@@ -174,22 +197,15 @@ class Stream:
                 if not socket.socket.recv(self._socket, JOINED_BYTES):
                     return
 
-    def _write(self, frame: Frame, deadline: float, beside: Sequence[Stream]) -> None:
-        for piece in self._pieces(frame):
-            self._push(piece, deadline, beside)
-
     def _hold_back(self, held: bool) -> None:
         """Let only full segments leave, so that the other end wakes once, not at every record."""
         if self._cork is not None:
             with contextlib.suppress(OSError):  # the connection broke, which the write reports
                 self._socket.setsockopt(socket.IPPROTO_TCP, self._cork, held)
 
-    def _pieces(self, frame: Frame) -> Iterator[memoryview]:
-        payload = memoryview(frame.payload)
-        header = pack_header(frame, payload_checked=self._payload_checked)
+    def _pieces(self, header: bytes, payload: memoryview) -> Iterator[memoryview]:
         yield memoryview(header + payload[:JOINED_BYTES])
-        tls = isinstance(self._socket, ssl.SSLSocket)
-        size = JOINED_BYTES if tls else max(len(payload), 1)
+        size = JOINED_BYTES if self._tls else len(payload)
         for start in range(JOINED_BYTES, len(payload), size):
             yield payload[start : start + size]
 
@@ -204,7 +220,7 @@ class Stream:
                 if beside:
                     beside = self._wait_beside(events, deadline, beside)
                 elif self._wait(events, deadline) & ~select.POLLOUT and room:
-                    self._advance()
+                    self._fill_inbox()
             except OSError as error:
                 raise ConnectionError("the connection broke") from error
 
@@ -224,7 +240,7 @@ class Stream:
         for number, found in ready:
             if number not in others:
                 if found & ~select.POLLOUT and events & select.POLLIN:
-                    self._advance()
+                    self._fill_inbox()
             elif not others[number]._read_ahead():
                 broken.append(others[number])
         return [stream for stream in beside if stream not in broken]
@@ -233,14 +249,21 @@ class Stream:
         """Read the available bytes; returns False for a broken connection, which `read` reports."""
         with self._busy:
             try:
-                self._advance()
+                self._fill_inbox()
             except ConnectionError:
                 return False
         return True
 
+    def _fill_inbox(self) -> None:
+        """Read frames that have arrived, up to a window."""
+        while len(self._inbox) < self.window and self._advance():
+            pass
+
     def _poll_sees_all(self) -> bool:
-        """False if TLS holds bytes that it has read already, or the socket is closed."""
-        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+        """False if this end holds bytes that were read already, or the socket is closed."""
+        if self._header is None and self._end - self._start >= HEADER_BYTES:
+            return False
+        if self._tls_holds and self._socket.pending():  # type: ignore[attr-defined]
             return False
         return self._socket.fileno() >= 0
 
@@ -250,46 +273,72 @@ class Stream:
         The method returns True once a frame is complete, False if more are needed.
         """
         while True:
-            try:
-                with memoryview(self._bytes) as whole, whole[self._filled :] as rest:
-                    count = self._socket.recv_into(rest)
-            except _LATER:
+            if self._header is None and self._begin():
+                return True
+            if self._header is None:
+                self._end += (count := self._receive(self._buffer, self._end))
+            else:
+                self._filled += (count := self._receive(self._body, self._filled))
+            if not count:
                 return False
-            except (OSError, ValueError) as error:
-                raise ConnectionError("the connection broke") from error
-            if count == 0:
-                raise ConnectionError("the other end closed the connection")
-            self._filled += count
-            if self._filled == len(self._bytes) and self._complete():
+            if self._header is not None and self._filled == len(self._body):
+                self._complete(self._header, self._body)
                 return True
 
-    def _complete(self) -> bool:
-        """Process a complete header or payload; returns True if that completes a frame."""
-        if self._header is None:
-            header = parse_header(self._bytes, self.limit_bytes)
-            self.inbox_bytes += HEADER_BYTES + header.body_bytes
-            if self.inbox_limit_bytes is not None and self.inbox_bytes > self.inbox_limit_bytes:
-                raise OversizedFrameError(
-                    "unread frames take more than the agreed limit",
-                    got=f"{self.inbox_bytes} bytes",
-                    want=f"at most {self.inbox_limit_bytes} bytes",
-                )
-            if header.body_bytes:
-                self._header, self._bytes, self._filled = header, bytearray(header.body_bytes), 0
-                return False
-            frame = join(header, bytearray(), payload_checked=self._payload_checked)
-        else:
-            frame = join(self._header, self._bytes, payload_checked=self._payload_checked)
-        self._header, self._bytes, self._filled = None, bytearray(HEADER_BYTES), 0
-        self._inbox.append(frame)
-        return True
+    def _receive(self, whole: bytearray, start: int) -> int:
+        """Read bytes to the end of `whole`; returns their number, 0 if none have arrived."""
+        try:
+            with memoryview(whole) as view, view[start:] as rest:
+                count = self._socket.recv_into(rest)
+                self._tls_holds = self._tls and count == len(rest)
+        except _LATER:
+            return 0
+        except (OSError, ValueError) as error:
+            raise ConnectionError("the connection broke") from error
+        if count == 0:
+            raise ConnectionError("the other end closed the connection")
+        return count
+
+    def _begin(self) -> bool:
+        """Check a header in the buffer, and take its payload's first bytes.
+
+        The method returns True if that completes a frame.
+        """
+        start = self._start
+        if self._end - start < HEADER_BYTES:
+            if start:  # so that a whole header has room
+                self._buffer[: self._end - start] = self._buffer[start : self._end]
+                self._start, self._end = 0, self._end - start
+            return False
+        header = parse_header(self._buffer[start : start + HEADER_BYTES], self.limit_bytes)
+        self.inbox_bytes += HEADER_BYTES + header.body_bytes
+        if self.inbox_limit_bytes is not None and self.inbox_bytes > self.inbox_limit_bytes:
+            raise OversizedFrameError(
+                "unread frames take more than the agreed limit",
+                got=f"{self.inbox_bytes} bytes",
+                want=f"at most {self.inbox_limit_bytes} bytes",
+            )
+        start += HEADER_BYTES
+        stop = min(self._end, start + header.body_bytes)
+        self._start, self._filled = stop, stop - start
+        if self._filled == header.body_bytes:
+            self._complete(header, self._buffer[start:stop])
+            return True
+        self._header, self._body = header, bytearray(header.body_bytes)
+        self._body[: self._filled] = self._buffer[start:stop]
+        return False
+
+    def _complete(self, header: Header, payload: bytearray) -> None:
+        """Queue a complete frame."""
+        self._header, self._body = None, bytearray()
+        self._inbox.append(join(header, payload, payload_checked=self._payload_checked))
 
     def _awaited_bytes(self) -> int:
         """Bytes that are worth a wake-up: many inside a long frame, one otherwise.
 
         TLS may hold most of a record that it has read already; so many bytes may never arrive.
         """
-        left = 0 if self._header is None else len(self._bytes) - self._filled
+        left = 0 if self._header is None else len(self._body) - self._filled
         return max(1, min(left - _RECORD_BYTES, _WAKE_BYTES))
 
     def _wait(self, events: int, deadline: float, least_bytes: int = 1) -> int:
@@ -303,9 +352,7 @@ class Stream:
         """
         if self.wire_limit_bytes is not None:
             self._check_received(self.wire_limit_bytes)
-        if least_bytes != self._least_bytes:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
-            self._least_bytes = least_bytes
+        self._wake_at(least_bytes)
         if events != self._events:
             self._poll.modify(self._socket, events)
             self._events = events
@@ -314,6 +361,12 @@ class Stream:
         if not ready:
             raise TimeoutError("the deadline passed")
         return ready[0][1]
+
+    def _wake_at(self, least_bytes: int) -> None:
+        """Let the socket count as readable from this number of unread bytes on."""
+        if least_bytes != self._least_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
+            self._least_bytes = least_bytes
 
     def _check_received(self, limit_bytes: int) -> None:
         """Check the received bytes.

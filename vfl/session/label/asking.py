@@ -164,9 +164,16 @@ class ServingParty:
                 self._take_in(name, end.link)
         self._patience_s = max(link.patience_s for link in self._links.values())
 
-    def streams(self) -> list[int]:
-        """File descriptors that become readable when a message arrives; -1 for a broken stream."""
-        return [number for link in self._links.values() for number in link.filenos()]
+    def streams(self) -> list[tuple[int, str]]:
+        """File descriptors that become readable when a message arrives, each with its link's name.
+
+        A descriptor is -1 for a broken stream.
+        """
+        return [(number, name) for name, link in self._links.items() for number in link.filenos()]
+
+    def broken(self) -> bool:
+        """Whether a stream is broken now."""
+        return any(-1 in link.filenos() for link in self._links.values())
 
     def begin(self, rows: np.ndarray) -> None:
         """Query every party for some rows; only one query may be open.
@@ -187,10 +194,17 @@ class ServingParty:
         self._late_at = time.monotonic() + self._patience_s
         self._between()
 
-    def arrived(self) -> bool:
-        """Whether all parties have answered the query; without a query, no party may send."""
+    def arrived(self, at: str | None = None) -> bool:
+        """Whether all parties have answered the query; without a query, no party may send.
+
+        Args:
+            at: link at which a message may have arrived; None looks at all of them.
+        """
         away, late_at = list[str](), self._late_at
         for name, link in list(self._links.items()):
+            if at is not None and name != at:
+                away += [] if link.looked else [name]
+                continue
             self.waits_for = name
             if late_at is None and not link.filenos():
                 continue
