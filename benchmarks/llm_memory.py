@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from benchmarks import harness
 from vfl.config.toml import Settings
 from vfl.core.seeds import use_one_thread
@@ -30,7 +32,8 @@ from vfl.llm.project import (
     write_llm_project,
 )
 from vfl.llm.text import read_tokenizer
-from vfl.models.decoder import Decoder
+from vfl.models.decoder import Decoder, DecoderShape
+from vfl.models.pretrained import save_decoder
 
 _POLL_S = 0.02
 
@@ -67,20 +70,26 @@ class MemoryRow(Settings):
 
 
 def bench_llm_memory(
-    model: Path, question: str = "The capital of France is", count: int = 24
+    model: Path | None = None,
+    question: str = "The capital of France is",
+    count: int = 24,
+    layers: int = 22,
 ) -> Sequence[MemoryRow]:
     """Measure peaks and processor seconds of a question's phases; tokens beside plain torch's.
 
     Args:
-        model: folder of a decoder.
+        model: folder of a decoder; without it a random one of the shape of TinyLlama-1.1B.
         question: text to ask, once.
         count: number of answered tokens.
+        layers: number of blocks of the random decoder; with 22 it has 1.1 billion weights.
     """
     use_one_thread()
     with ExitStack() as held:
-        folder = (
-            Path(held.enter_context(tempfile.TemporaryDirectory(prefix="vfl-llm-"))) / "project"
-        )
+        place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="vfl-llm-")))
+        folder = place / "project"
+        if model is None:
+            model = place / "model"
+            save_decoder(model, _random(layers))
         plain = private_model(model)
         assert isinstance(plain, Decoder), "tokens are counted"
         prompt = read_tokenizer(model).encode(question)
@@ -96,6 +105,7 @@ def bench_llm_memory(
             limits={"max_tokens": len(prompt) + count},
             **needed_bits(plain),
         )
+        del plain  # the parties need the memory
         measured = _Measured(folder, weights, start_standing(folder, held))
         sizes = "--prompt-tokens", str(len(prompt)), "--max-tokens"
         rows = [measured.phase("sharing and dealing a token", "deal", *sizes, "1")]
@@ -107,6 +117,25 @@ def bench_llm_memory(
         found = json.loads(measured.said)["tokens"]
         same = sum(one == other for one, other in zip(found, wanted, strict=True))
         return [*rows, asked.model_copy(update={"same": same, "of": count})]
+
+
+def _random(layers: int) -> Decoder:
+    torch.manual_seed(0)
+    shape = DecoderShape(
+        vocabulary=32_000,
+        width=2048,
+        layers=layers,
+        heads=32,
+        groups=4,
+        inner=5632,
+        context=2048,
+        positions="rotary",
+        norm="rms",
+        mlp="silu",
+        bias=False,
+        tied=False,
+    )
+    return Decoder(shape).eval()
 
 
 class _Measured:
