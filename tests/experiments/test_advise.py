@@ -149,7 +149,7 @@ def frontier():
 def test_prices_are_those_of_the_frontier():
     lines = {one.name: one for one in advices()}
     plain = {r["task"]: 100 * float(r["gain"]) for r in frontier() if r["defense"] == "none"}
-    price = lines["label_free"].accuracy
+    price = lines["label_free"].costs
     assert sorted(round(plain[task], 1) for task in ("bank", "credit")) == [0.1, 0.6]
     assert price.startswith("0.1 to 0.6 points")
     assert f"{plain['cifar']:.1f} points on pictures" in price

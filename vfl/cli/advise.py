@@ -84,6 +84,6 @@ def _print(finding: Finding) -> None:
     lines += [("measured", text) for text in finding.measured]
     lines += [("weak", text) for text in finding.weak]
     if finding.status in ("open", "weak"):
-        lines += [("try", f"{one.set}: costs {one.accuracy}") for one in finding.take]
+        lines += [("try", f"{one.set}: costs {one.costs}") for one in finding.take]
     for name, text in lines:
         print(f"{'':<10}{name:<9} {text}")

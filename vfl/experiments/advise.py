@@ -47,7 +47,7 @@ class Advice:
         asset: what is attacked; `also` names further assets that the same setting protects.
         attackers: roles that it holds against.
         set: the setting.
-        accuracy, bytes_and_time: what it costs.
+        costs: accuracy, bytes or time that it costs.
         proven: what holds by proof, or by what is sent; "nothing" where nothing does.
         measured: what attacks reached.
         source: the page with the figures, below docs.
@@ -62,8 +62,7 @@ class Advice:
     asset: Asset
     attackers: Sequence[str]
     set: str
-    accuracy: str
-    bytes_and_time: str
+    costs: str
     proven: str
     measured: str
     source: str
@@ -231,17 +230,16 @@ def _content() -> dict[str, Any]:
 def advice_table() -> Table:
     """Return the table of docs/defenses.md."""
     head = [
-        "what you fear", "who attacks", "what to set", "accuracy it costs", "bytes and time",
-        "proven", "only measured",
+        "what you fear", "who attacks", "what to set", "what it costs", "proven", "only measured",
     ]  # fmt: skip
     lines = [
         [
-            *(one.fear, " or ".join(one.attackers), _code(one.set), one.accuracy),
-            *(one.bytes_and_time, one.proven, f"{one.measured} ([figures]({one.source}))"),
+            *(one.fear, " or ".join(one.attackers), _code(one.set), one.costs),
+            *(one.proven, f"{one.measured} ([figures]({one.source}))"),
         ]
         for one in advices()
     ]
-    return Table(head, lines, 7)
+    return Table(head, lines, 6)
 
 
 def _code(setting: str) -> str:
