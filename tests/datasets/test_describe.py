@@ -7,6 +7,7 @@ import pytest
 from vfl.core.errors import DataError
 from vfl.datasets.csv_file import sniff
 from vfl.datasets.describe import describe, tells_label
+from vfl.datasets.table import TableFormat
 
 ROWS = 1000
 
@@ -87,6 +88,13 @@ def test_every_kind_of_column(written):
     rare = lent()["paid"].value_counts(normalize=True).min()
     assert f"2 classes, the rarest with {rare:.1%} of the rows" in report.notes
     assert "class_weight" in report.notes[1]
+
+
+def test_texts_are_tokens_where_a_tokenizer_is_named():
+    columns = describe(lent(), TableFormat(tokenizer="reader", length=64), "customer").columns
+    found = {column.name: (column.inputs, column.becomes) for column in columns}
+    assert found["remark"] == (64, "64 inputs: tokens of 'reader'")
+    assert found["town"][0] == 3
 
 
 def test_columns_that_tell_the_label(written):

@@ -201,8 +201,7 @@ def describe(
     truth = _truth(table, label, facts, task, len(table)) if label is not None else None
     scored = _scored(table, facts.values(), (ids, label), truth, form, told)
     columns = tuple(
-        _report(fact, ids, label, truth, scored.get(fact.name), form.bins)
-        for fact in facts.values()
+        _report(fact, ids, label, truth, scored.get(fact.name), form) for fact in facts.values()
     )
     notes = () if truth is None else truth.notes
     return TableReport(
@@ -324,7 +323,7 @@ def _scored(
     """Scores of the columns that may be inputs; none without a label."""
     if truth is None:
         return {}
-    kinds = {fact.name: _becomes(fact, form.bins)[0] for fact in facts if fact.name not in beside}
+    kinds = {fact.name: _becomes(fact, form)[0] for fact in facts if fact.name not in beside}
     able = [fact for fact in facts if kinds.get(fact.name, "other") not in ("other", "constant")]
     return scores(table, able, truth, told)
 
@@ -335,9 +334,9 @@ def _report(
     label: str | None,
     truth: Truth | None,
     scored: tuple[float, float] | None,
-    bins: int,
+    form: TableFormat,
 ) -> ColumnReport:
-    kind, becomes, inputs = _becomes(fact, bins)
+    kind, becomes, inputs = _becomes(fact, form)
     notes: list[str] = []
     score = None
     if fact.either:
@@ -368,8 +367,9 @@ def _report(
     )
 
 
-def _becomes(fact: Facts, bins: int) -> tuple[Role, str, int]:
+def _becomes(fact: Facts, form: TableFormat) -> tuple[Role, str, int]:
     """A column's kind, its inputs in words, and the number of inputs."""
+    bins = form.bins
     more, also = (1, ", and whether it is missing") if fact.missing else (0, "")
     if fact.kind == "other":
         return "other", "left out: neither number, text nor date", 0
@@ -392,6 +392,11 @@ def _becomes(fact: Facts, bins: int) -> tuple[Role, str, int]:
     count = fact.different
     present = fact.rows - fact.missing
     if count is None or count > MAX_CATEGORIES or (count > 20 and count > present / 2):
+        if form.tokenizer is not None and not form.cells:
+            from vfl.datasets.sources.texts import TEXT_LENGTH
+
+            length = form.length or TEXT_LENGTH
+            return "text", f"{length} inputs: tokens of '{form.tokenizer}'", length
         many = "many" if count is None else spaced(count)
         return "text", f"left out: {many} different texts are too many categories", 0
     return "category", f"{count + more} inputs: one for each category{also}", count + more
@@ -422,7 +427,7 @@ def left_out(table: OwnTable, read: Collection[str], begin: str) -> list[str]:
     idle = [name for name in names if name not in known]
     rows = first_rows(table.source, table.form, idle) if idle else ()
     facts = facts_of(rows, idle, table.form) if len(rows) else {}  # type: ignore[arg-type]
-    becomes = {name: _becomes(fact, table.form.bins)[1] for name, fact in facts.items()}
+    becomes = {name: _becomes(fact, table.form)[1] for name, fact in facts.items()}
     return left_out_lines(becomes, begin)
 
 
