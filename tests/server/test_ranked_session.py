@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from forked import ForkingSubprocess
 from played_session import Noting, PlayedSession, stand_in
 from stand_in_flower import Flower
 
@@ -34,6 +35,13 @@ ranks = {ranks}
 """
 ROWS = 240
 PARTIES = ("bank", "lender")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_ranks():
+    """A rank is a fork: a new interpreter imports torch for seconds."""
+    with ForkingSubprocess("vfl").at_work():
+        yield
 
 
 @pytest.fixture

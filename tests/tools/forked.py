@@ -1,0 +1,125 @@
+"""Python modules that run in forks of a prepared process, in place of new interpreters.
+
+A new interpreter imports torch for two seconds of a processor. The forks of a test worker share a
+server of `multiprocessing` that has imported it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, reduction
+from typing import IO, Any
+
+import pytest
+
+from vfl.core import processes
+
+_PYTHON = sys.executable
+_FORKS = multiprocessing.get_context("forkserver")
+_IMPORTED = ("pandas", "torch", "vfl.clients.session", "vfl.server.rank", "vfl.training.run")
+
+
+class Fork:
+    """A process with those parts of `subprocess.Popen` that `vfl.core.processes` uses."""
+
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], streams: Sequence[Any]
+    ) -> None:
+        ends = [_ends(number, stream) for number, stream in enumerate(streams)]
+        theirs = [reduction.DupFd(end) for end, _ in ends]
+        arguments = (list(map(str, words)), dict(environment), os.getcwd(), theirs)
+        self._process = _FORKS.Process(target=_run, args=arguments)
+        self._process.start()
+        for end, own in ends:
+            if own is not None:
+                os.close(end)
+        self.stdin, self.stdout, self.stderr = (own for _, own in ends)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("a fork", timeout or 0)
+        return code
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class ForkingSubprocess:
+    """Stands for the module `subprocess`: modules start as forks, other programs as ever.
+
+    Args:
+        module: what `python -m` runs.
+        apart: first arguments of the module that need an interpreter of their own.
+    """
+
+    def __init__(self, module: str, apart: Sequence[str] = ()) -> None:
+        self._module, self._apart = module, apart
+        _FORKS.set_forkserver_preload(list(_IMPORTED))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+            forkserver.ensure_running()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let `vfl.core.processes` start its processes so."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processes, "subprocess", self)
+            yield
+
+    def Popen(self, command: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
+        words = list(map(str, command))
+        start = words.index(_PYTHON) if _PYTHON in words else len(words)
+        variables, words = words[:start], [word for word in words[start + 1 :] if word != "-P"]
+        as_ever = not all("=" in word for word in variables[1:]) or words[:1] != ["-m"]
+        if as_ever or words[1] != self._module or {*words[2:3]} & {*self._apart}:
+            return subprocess.Popen(command, env=env, **options)
+        return Fork(words[1:], env, [options.get(one) for one in ("stdin", "stdout", "stderr")])
+
+
+def _ends(number: int, stream: Any) -> tuple[int, IO[str] | None]:
+    """The child's end of a standard stream, and ours if the stream is a pipe."""
+    if stream == subprocess.PIPE:
+        read, write = os.pipe()
+        if number == 0:
+            return read, os.fdopen(write, "w", encoding="utf-8")
+        return write, os.fdopen(read, encoding="utf-8", errors="replace")
+    return (number if stream is None else stream.fileno()), None
+
+
+def _run(
+    words: list[str], environment: dict[str, str], folder: str, streams: list[reduction.DupFd]
+) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream.detach(), number)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the server ignores
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = words
+    sys.modules.pop(words[0], None)
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    finally:
+        sys.stdout.flush()
