@@ -268,19 +268,66 @@ def test_a_file_that_is_refused_says_where_and_why(tmp_path, name):
     assert want in str(caught.value.got)
 
 
-def test_repeated_ids_come_with_a_query_that_makes_one_row_each(tmp_path):
-    duckdb = pytest.importorskip("duckdb")
-    lines = [f"{row // 2},{row % 7}.5,2024-01-{row % 28 + 1:02d}" for row in range(60)]
-    path = written(tmp_path, "\n".join(["customer_id,amount,day", *lines]))
+REPEATED = """customer_id,amount,day,town,paid
+007,1.5,03.01.2024,Ulm,1
+8,2.5,,Bonn,0
+7,4.5,05.02.2024,,1
+8,3.5,01.01.2024,,0
+9,,01.01.2024,Ulm,1
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "amounts", "towns"),
+    [
+        ("first", [1.5, 2.5, None], ["Ulm", "Bonn", "Ulm"]),
+        ("latest:day", [4.5, 3.5, None], [None, None, "Ulm"]),
+        ("latest:amount", [4.5, 3.5, None], [None, None, "Ulm"]),
+        ("mean", [3.0, 3.0, None], ["Ulm", "Bonn", "Ulm"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["csv", "frame", "large"])
+def test_rows_of_one_id_become_one(tmp_path, how, amounts, towns, kind):
+    source = written(tmp_path, REPEATED)
+    if kind == "frame":
+        source = pd.read_csv(source)
+    if kind == "large":  # more than one block of rows, in a file
+        more = [f"{row},1,01.01.2020,Ulm,1" for row in range(10, 9010)]
+        source = written(tmp_path, REPEATED + "\n".join(more))
+    report = describe(source, id_column="customer_id", repeats=how)
+    assert report.settings()["repeats"] == how
+    found = read_table(source, report.form)
+    assert report.rows == len(found) == 3 + 9000 * (kind == "large")
+    assert [one.kind for one in report.columns][2] == "date"
+    for name, want in (("amount", amounts), ("town", towns)):
+        first = found[name].head(3).tolist()
+        assert [None if pd.isna(cell) else cell for cell in first] == want
+    joined = align({"bank": found}, "customer_id", report.form.id_type)
+    assert joined.ids[:3].tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("latest:town", "needs a column of dates or numbers"),
+        ("latest:dya", "the column of the latest row is not a column of the table"),
+        (None, "do not identify its rows uniquely"),
+    ],
+)
+def test_repeated_ids_that_stay_are_refused_with_the_setting(tmp_path, how, what):
+    path = written(tmp_path, REPEATED)
+
+    def loaded():
+        report = describe(path, id_column="customer_id", repeats=how)
+        load_own("bank", OwnTable(path, "customer_id", form=report.form), None, Dealing(0))
+
+    with pytest.raises(VFLError, match=what) as caught:
+        loaded()
+    assert caught.value.fix is not None
     with pytest.raises(DataError) as caught:
         describe(path)
-    assert "30 different ids in 60 rows; 30 rows repeat another row's id" in str(caught.value.got)
-    fix = str(caught.value.fix)
-    assert "row number" not in fix.replace("row_number()", "")
-    for query in fix.split("--query '")[1:]:
-        report = describe("duckdb:", query=query.rpartition("'")[0].partition("', or")[0])
-        assert (report.id, report.rows) == ("customer_id", 30)
-    assert duckdb
+    assert "3 different ids in 5 rows; 2 rows repeat another row's id" in str(caught.value.got)
+    assert '"--id customer_id --repeats latest:day" keeps the latest' in str(caught.value.fix)
 
 
 def test_one_letter_in_two_normal_forms_is_one_id():

@@ -44,6 +44,7 @@ BASES = {"bank": BANK, "clinic": CLINIC, "parquet": BANK_ON_DISK, "dealer": DEAL
 #: Settings whose difference needs several processes, and where it is tested.
 ELSEWHERE = {
     "data.tokenizer": "needs a model: tests/datasets/test_encode.py, TokenEncoder",
+    "data.repeats": "no id of these tables repeats: tests/datasets/test_tables_as_they_are.py",
     "data.length": "tokens of data.tokenizer: tests/datasets/test_encode.py",
     "consent.min_common": "an alignment: tests/datasets/test_alignment_protocols.py",
     "consent.min_ids": "an alignment: tests/datasets/test_alignment_protocols.py",

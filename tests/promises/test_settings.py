@@ -89,6 +89,7 @@ def task(**settings):
 ELSEWHERE = {
     "name": "names the folders of runs, and nothing that is computed",
     "purpose": "parties consent to it, and logs have it: tests/session/test_consent.py",
+    "data.repeats": "no id of these tables repeats: tests/datasets/test_tables_as_they_are.py",
     "align": "vfl align reads it: tests/training/test_alignment.py",
     "federation": "addresses and patience of a deployment: tests/federation",
     "compare": "vfl compare reads it: tests/experiments",
@@ -163,6 +164,7 @@ class TestSettings(SettingsWalk):
         ("data.skip_lines", "1", "table", "digits"),
         ("data.missing", "['0']", "table", "digits"),
         ("data.numbers", "{d=','}", "table", "digits"),
+        ("data.repeats", "first", "digits"),
         ("data.id_type", "number", "table", "digits"),
         ("data.id", "key", "digits"),
         ("data.id_rules", "zeros", "table"),

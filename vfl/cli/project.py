@@ -86,6 +86,14 @@ def init(
         list[str] | None,
         typer.Option("--query", metavar="[PARTY=]SQL", help="Query to a database."),
     ] = None,
+    repeats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--repeats",
+            metavar="[PARTY=]HOW",
+            help="One row of each repeated id: first, latest:COLUMN or mean.",
+        ),
+    ] = None,
     label_party: Annotated[str, typer.Option(help="The party with the labels.")] = "label",
     dealer: Annotated[str, typer.Option(help="A dealer without data, for --secure.")] = "",
     secure: Annotated[
@@ -144,7 +152,7 @@ def init(
         )
     further = dict(map(_task_of, tasks or ()))
     labels = {label_party: label} | further
-    given = (tables or [], ids or [], queries or [])
+    given = (tables or [], ids or [], queries or [], repeats or [])
     found = described(*given, labels, label_party, project=folder is not None)
     if folder is None:
         _write_party_file(found, label, party or dealer or middle or tasks)
@@ -264,6 +272,7 @@ def described(
     tables: list[str],
     ids: list[str],
     queries: list[str],
+    repeats: list[str],
     labels: dict[str, str],
     label_party: str,
     project: bool,
@@ -274,6 +283,7 @@ def described(
         tables: tables as given.
         ids: id columns as given.
         queries: queries to databases as given.
+        repeats: what becomes of repeated ids, as given.
         labels: label columns by party; "" if not given.
         label_party: the leading label party.
         project: whether the tables belong to several parties.
@@ -299,13 +309,18 @@ def described(
         if name in sources and not labels[name]:
             fix = "--label COLUMN" if name == label_party else f"--task {name}=COLUMN"
             raise ConfigError("the label party's table needs a label column", got=name, fix=fix)
-    asked, by_hand = (dict(_named(text, "") for text in given) for given in (queries, ids))
+    asked, by_hand, once = (
+        dict(_named(text, "") for text in given) for given in (queries, ids, repeats)
+    )
     reports = {}
     for name, source in sources.items():
         own_label = labels.get(name) or (label if label and not project else None)
         id_column = by_hand.get(name, by_hand.get(""))
         query = asked.get(name, asked.get(""))
-        reports[name] = describe(source, None, id_column, own_label, query=query, told=say)
+        how = once.get(name, once.get(""))
+        reports[name] = describe(
+            source, None, id_column, own_label, query=query, told=say, repeats=how
+        )
     alike = {report.form.id_type for report in reports.values()}
     beyond = [
         line

@@ -99,6 +99,9 @@ class TableSettings(Settings):
             replace words; in a table, they replace each party's columns of texts. Rows
             contain a token's number plus 1, and 0 is padding.
         length: tokens, words or items of a row; by default 256 tokens for texts of a table.
+        repeats: one row for an id that several rows have: "first"; "latest:COLUMN", by a column of
+            dates or numbers; or "mean", which averages numbers and takes the first cell elsewhere.
+            By default repeated ids are refused.
     """
 
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -114,6 +117,7 @@ class TableSettings(Settings):
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
     tokenizer: Annotated[str, StringConstraints(max_length=64)] | None = None
     length: int | None = Field(default=None, ge=1, le=65536)
+    repeats: Annotated[str, StringConstraints(pattern=r"^(first|mean|latest:.+)$")] | None = None
 
 
 class DataSettings(TableSettings):

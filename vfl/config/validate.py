@@ -47,7 +47,7 @@ UNNAMED_ALIGNMENT = "alignment"
 OF_A_PROJECT = ("alignment", "id_rules", "missing_rows", "test", "validation")
 #: Settings of [data] for a CSV only, for any table, and for data sets by name.
 _OF_CSV = ("separator", "encoding", "decimal", "skip_lines")
-_OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type")
+_OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type", "repeats")
 _OF_SETS = ("side", "classes", "vocabulary")
 #: Studies, which train networks with one label party.
 _STUDIES = ("compare", "grid", "value")

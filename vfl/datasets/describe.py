@@ -9,27 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from vfl.core.errors import DataError, MisalignedError
+from vfl.core.errors import ConfigError, DataError, MisalignedError
 from vfl.core.storage import is_database
-from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.alignment.join import align
 from vfl.datasets.alone import Truth, sampled, scores
 from vfl.datasets.csv_file import is_csv, sniff
 from vfl.datasets.encode import MAX_CATEGORIES, DateColumn
 from vfl.datasets.facts import Facts, facts_of
 from vfl.datasets.files import column_names, first_rows, read_table
+from vfl.datasets.repeats import Repeats
 from vfl.datasets.table import (
     OwnTable,
     Source,
     Table,
     TableFormat,
     check_column,
+    id_columns,
     spaced,
 )
 
@@ -123,6 +123,8 @@ class TableReport:
         """The [data] table of a party file, without its source; default values are left out."""
         plain, form = TableFormat(), asdict(self.form)
         own = {name: value for name, value in form.items() if value != getattr(plain, name)}
+        if self.form.repeats is not None:
+            own["repeats"] = self.form.repeats.how
         own["columns"] = self.features
         return own | {"id": self.id} | ({"label": self.label} if self.label else {})
 
@@ -151,6 +153,7 @@ def describe(
     task: str | None = None,
     query: str | None = None,
     told: Callable[[str], None] | None = None,
+    repeats: str | None = None,
 ) -> TableReport:
     """Describe a table.
 
@@ -162,6 +165,8 @@ def describe(
         task: "classification" or "regression"; None finds it.
         query: query to a database whose format is to be detected.
         told: receives a line after every few thousand columns.
+        repeats: what becomes of repeated ids, if the format is detected; see `Repeats`. It needs
+            `id_column`.
 
     Raises:
         DataError: the table is not readable, or no column identifies the rows.
@@ -198,6 +203,10 @@ def describe(
     if found_out:
         short = whole and not facts[ids].long
         form = replace(form, id_type="number" if short else "text")
+        if repeats is not None:
+            form = replace(form, repeats=_repeats(id_column, repeats))
+            table = read_table(source, form)
+            facts = facts_of(table, names, form, id_column, told)
     truth = _truth(table, label, facts, task, len(table)) if label is not None else None
     scored = _scored(table, facts.values(), (ids, label), truth, form, told)
     columns = tuple(
@@ -264,22 +273,22 @@ def _id_of(source: Source, facts: Mapping[str, Facts], rows: int, label: str | N
 
 
 def _one_row_each(source: Source, ids: Facts, facts: Mapping[str, Facts]) -> str:
-    """Advice for one row of each id: the latest row, or an aggregate of all its rows."""
-    if not isinstance(source, str | Path) or is_database(source):
-        table = "the query" if is_database(source) else "the frame"
-        return f"make one row of each '{ids.name}' in {table}: the latest, or an aggregate"
+    """Advice for one row of each id."""
+    if is_database(source):
+        return f"make one row of each '{ids.name}' in the query: the latest, or an aggregate"
     dated = next((name for name, fact in facts.items() if fact.kind == "date"), None)
-    table, key = f"FROM '{source}'", f'"{ids.name}"'
-    measured = next((name for name, fact in facts.items() if fact.kind == "number"), None)
-    whole = f', avg("{measured}") AS "{measured}"' if measured and measured != ids.name else ""
-    aggregate = f"SELECT {key}, count(*) AS times{whole} {table} GROUP BY {key}"
-    order = f' ORDER BY "{dated}" DESC' if dated else ""
-    latest = f"SELECT * {table} QUALIFY row_number() OVER (PARTITION BY {key}{order}) = 1"
-    which = "the latest row of each id" if dated else "one row of each id"
-    return (
-        f"if '{ids.name}' is the id, ask for {which} with --from NAME=duckdb: --query '{latest}', "
-        f"or aggregate its rows, such as --query '{aggregate}'"
-    )
+    named = f"--id {ids.name} --repeats"
+    how = f'"{named} latest:{dated}" keeps the latest row' if dated else f'"{named} first"'
+    keeps = how if dated else f"{how} keeps the first row"
+    return f"if '{ids.name}' is the id, {keeps} of each, and \"mean\" averages them"
+
+
+def _repeats(id_column: str | None, how: str) -> Repeats:
+    if id_column is None:
+        raise ConfigError(
+            "repeated ids need the name of the id column", where="--repeats", fix="add --id COLUMN"
+        )
+    return Repeats(id_column, how)
 
 
 def _truth(

@@ -28,6 +28,7 @@ from vfl.core.registry import imported
 from vfl.core.storage import is_database, is_loader, is_object
 from vfl.datasets.cells import plain
 from vfl.datasets.csv_file import CsvRows, written_otherwise
+from vfl.datasets.repeats import one_row_each
 from vfl.datasets.sql import query_blocks
 from vfl.datasets.table import (
     BLOCK_ROWS,
@@ -38,6 +39,7 @@ from vfl.datasets.table import (
     TableFormat,
     cells_of,
     check_names,
+    id_columns,
     name_of,
     series_of,
 )
@@ -73,6 +75,23 @@ def read_table(
         DataError: the table is not readable, or a column has no unique name.
     """
     form, source = form or TableFormat(), _given(source)
+    if form.repeats is None:
+        return _read(source, form, text_columns, setting, columns)
+    known = column_names(source, form, setting)
+    deciding = form.repeats.columns(known)
+    ids = id_columns(form.repeats.id_column, known) if form.text_ids else []
+    needed = None if columns is None else [*dict.fromkeys([*columns, *deciding])]
+    texts = [*dict.fromkeys([*text_columns, *ids])]
+    return one_row_each(_read(source, form, texts, setting, needed), form)
+
+
+def _read(
+    source: Source,
+    form: TableFormat,
+    text_columns: Sequence[str],
+    setting: str | None,
+    columns: Sequence[str] | None,
+) -> Table:
     if isinstance(source, pd.DataFrame):
         return _frame(source, form, columns)
     if is_object(source):

@@ -24,7 +24,6 @@ from vfl.core.errors import (
 )
 from vfl.core.seeds import permutation
 from vfl.datasets.alignment.gaps import MissingRows
-from vfl.datasets.alignment.ids import id_columns
 from vfl.datasets.alignment.join import Ids, align, sort_by_id
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import (
@@ -67,6 +66,7 @@ from vfl.datasets.table import (
     check_column,
     check_features,
     check_owners,
+    id_columns,
     pick_columns,
 )
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,9 @@ from vfl.datasets.cells import (
     plain_numbers,
     without,
 )
+
+if TYPE_CHECKING:
+    from vfl.datasets.repeats import Repeats
 
 BLOCK_ROWS = 8192  # rows of a block with all columns, or where a cell becomes an object
 ROUNDING = 1e-12  # relative to the largest number; float64 itself rounds at 1e-16
@@ -73,6 +76,7 @@ class TableFormat:
         tokenizer: name of a pretrained model, whose tokens replace a party's columns of texts; see
             `vfl.datasets.encode.token_encoder`.
         length: tokens a row.
+        repeats: what becomes of rows that repeat another row's id; None refuses them.
     """
 
     separator: str = ","
@@ -88,6 +92,7 @@ class TableFormat:
     numbers: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str | None = None
     length: int | None = None
+    repeats: Repeats | None = None
 
     def words_of(self, column: str) -> tuple[Collection[str], Collection[str]]:
         """Words for a missing cell of a column among texts, and among numbers and dates.
@@ -291,9 +296,10 @@ def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.Dat
         for start in range(0, len(table), rows):
             yield some.iloc[start : start + rows].reset_index(drop=True)
         return
+    cells = {name: table[name].array for name in names}  # a part of a file reads each column once
     for start in range(0, len(table), rows):
-        part = Part.of(table, np.arange(start, min(start + rows, len(table))), names)
-        yield pd.DataFrame({name: part[name] for name in names}, copy=False)
+        block = {name: own[start : start + rows] for name, own in cells.items()}
+        yield pd.DataFrame(block, copy=False)
 
 
 def column_blocks(table: Table, name: str) -> Iterator[pd.Series]:
@@ -544,6 +550,15 @@ def name_of(label: object) -> str:
     if isinstance(label, tuple):
         return "_".join(str(level) for level in label if str(level))
     return str(label)
+
+
+def id_columns(name: str, columns: Sequence[str]) -> list[str]:
+    """The columns of an id: one column of that name, or the columns that plus signs join.
+
+    >>> id_columns("last+born", ["last", "born", "age"])
+    ['last', 'born']
+    """
+    return [name] if name in columns else [each.strip() for each in name.split("+")]
 
 
 def check_names(names: pd.Series, where: str) -> None:

@@ -141,7 +141,8 @@ def merge_table(
         place = database_beside(source, Path.cwd()) if is_database(source) else Path(source)
         source = place if isinstance(place, str) else _seen_from(folder, place)
     label = label or said.get("label")
-    report = describe(place, None, id_column, label, query=query or said.get("query"))
+    asked = query or said.get("query")
+    report = describe(place, None, id_column, label, query=asked, repeats=old.repeats)
     given = {"source": source} | ({"label": label} if label else {})
     data = report.settings() | said | given
     if (folder / "app").is_dir():

@@ -19,11 +19,11 @@ from vfl.config.party_file import Consent
 from vfl.config.validate import is_file_of_party, of_own_sources, refuse
 from vfl.core.errors import ConfigError
 from vfl.datasets import Split
-from vfl.datasets.alignment.ids import check_unique, id_columns, normalise, read_ids
+from vfl.datasets.alignment.ids import check_unique, normalise, read_ids
 from vfl.datasets.encode import encode_labels
 from vfl.datasets.files import column_names, read_table
 from vfl.datasets.load import Label, fit_inputs, own_columns
-from vfl.datasets.table import OwnTable
+from vfl.datasets.table import OwnTable, id_columns
 from vfl.mpc.rules import P0, P1, Rules
 from vfl.mpc.three_party.intersection import intersect, moments
 from vfl.mpc.three_party.party import Party

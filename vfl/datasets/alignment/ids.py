@@ -31,14 +31,14 @@ from vfl.datasets.table import (
     TableFormat,
     check_column,
     column_blocks,
+    id_columns,
     id_texts,
     spaced,
 )
 
 #: All rules, in the order in which a preview adds them.
 PREVIEW = "plain+space+case+decimal+zeros+date"
-#: Separators between the columns of a composite id, in settings, and between their texts.
-_COLUMNS, _UNIT = "+", "\x1f"
+_UNIT = "\x1f"  # between the texts of a composite id
 _DECIMAL = re.compile(r"\+?(-?[0-9]+)(?:\.0*)?")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")
 _DATE = re.compile(r"(\d{1,4})([-/. ])(\d{1,2})\2(\d{1,4})(?:[T ]00:00(?::00(?:\.0*)?)?Z?)?", re.A)
@@ -180,15 +180,6 @@ def prefixes(spec: str) -> list[str]:
     """
     rules = parts(spec)
     return ["+".join(rules[: count + 1]) for count in range(len(rules))]
-
-
-def id_columns(name: str, columns: Sequence[str]) -> list[str]:
-    """The columns of an id: one column of that name, or the columns that plus signs join.
-
-    >>> id_columns("last+born", ["last", "born", "age"])
-    ['last', 'born']
-    """
-    return [name] if name in columns else [each.strip() for each in name.split(_COLUMNS)]
 
 
 def read_ids(table: Table, name: str, where: str) -> np.ndarray:
@@ -380,5 +371,7 @@ def check_unique(
             got=f"{spaced(repeated)} rows repeat another row's id, {spaced(before)} of them in "
             "the table",
             want="one id in each row, and no id twice",
-            fix=None if before == repeated else "leave out the rule that joins them: --preview",
+            fix='repeats = "first", "latest:COLUMN" or "mean" in [data] makes one row of each id'
+            if before == repeated
+            else "leave out the rule that joins them: --preview",
         )

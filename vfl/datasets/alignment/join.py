@@ -178,7 +178,7 @@ def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
         where=f"column '{id_column}'",
         got=got,
         want="one id in each row, and no id twice",
-        fix="vfl init --from TABLE shows how to take the latest row of each id, or an aggregate",
+        fix='repeats = "first", "latest:COLUMN" or "mean" in [data] makes one row of each id',
     )
 
 

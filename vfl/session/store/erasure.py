@@ -317,6 +317,13 @@ class _Table:
     def require_file(self) -> None:
         """Refuse a table that vfl cannot write."""
         path = Path(self.source)
+        if self.party.table.repeats is not None:
+            raise UserError(
+                "vfl does not write a table with several rows of one id",
+                where=f"party '{self.party.party}'",
+                got=f'repeats = "{self.party.table.repeats}"',
+                fix="delete all rows of these ids there yourself, and leave out --table",
+            )
         if is_database(self.source) or path.suffix not in (".csv", ".parquet"):
             raise UserError(
                 "vfl cannot write this kind of table",

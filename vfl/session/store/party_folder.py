@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vfl import defenses
-from vfl.config import Experiment, OwnData, PartyFile, TableSettings, memory_bytes
+from vfl.config import DataSettings, Experiment, OwnData, PartyFile, memory_bytes
 from vfl.core.errors import DataError, DisagreementError, RunFolderError, TrainedRowsError
 from vfl.core.products import products
 from vfl.core.registry import named
@@ -50,6 +50,7 @@ from vfl.datasets.augment import Augment, augmentation_of
 from vfl.datasets.describe import left_out
 from vfl.datasets.encode import NumberColumn
 from vfl.datasets.on_disk import OnDisk
+from vfl.datasets.repeats import Repeats
 from vfl.privacy import PrivacyStatement
 from vfl.session import secure_mode
 from vfl.session.dp_plan import PrivacyPlan
@@ -505,7 +506,7 @@ class PartyFolder:
         return Seal(kind, self.path.name, run)
 
 
-def table_format(own: TableSettings) -> TableFormat:
+def table_format(own: DataSettings | OwnData) -> TableFormat:
     """Format of a table, from an experiment or from a party's own file."""
     return TableFormat(
         separator=own.separator,
@@ -520,6 +521,7 @@ def table_format(own: TableSettings) -> TableFormat:
         numbers=own.numbers or {},
         tokenizer=own.tokenizer,
         length=own.length,
+        repeats=Repeats(own.id, own.repeats) if own.repeats and own.id else None,
     )
 
 
