@@ -248,6 +248,8 @@ class TestGradientAttacks(GradientAttackContract):
         "gradient_mixture:epochs=1,steps=0",
         "batch_sums",
         "surrogate",
+        "exact",
+        "exact:epochs=2",
     )
     epochs = 3
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from vfl.attacks import Grant, make
-from vfl.attacks.cases import decoded, draw_leak, last_cuts, received_case, training_case
+from vfl.attacks.cases import (
+    TrainedParts,
+    decoded,
+    draw_leak,
+    last_cuts,
+    received_case,
+    training_case,
+)
 from vfl.attacks.scoring import attempt, attempt_all
 from vfl.config import Experiment
 from vfl.core.errors import NotGrantedError, TooFewRowsError
@@ -50,6 +57,18 @@ def received_from_the_bank(victim, leaks=100):
 @pytest.mark.parametrize(("spec", "least"), [("gradient_similarity", 0.95), ("surrogate", 0.9)])
 def test_gradients_tell_the_labels(alone, spec, least):
     assert attempt(heard_by_the_bank(alone), make(spec), generator(0)).value >= least
+
+
+@pytest.mark.parametrize("defense", ["none", "gradient_noise:norm=0.1,sigma=1"])
+def test_the_top_of_the_label_party_tells_every_label(defense):
+    experiment, data, frames, session = trained("bank", top="mlp:hidden=16", defense=defense)
+    draw, parts = generator(0, "leak"), TrainedParts(experiment, data, session.weights())
+    case = training_case(experiment, data, frames, "bank", 0, draw, others_top=parts.top)
+    assert case.view.threat.counterfactual == {Grant.OTHERS_TOP}
+    score = attempt(case, make("exact"), generator(0))
+    assert score.value > 0.98 if defense == "none" else score.value < 0.9
+    with pytest.raises(NotGrantedError, match="the label party's top"):
+        attempt(heard_by_the_bank((experiment, data, frames, session)), make("exact"), draw)
 
 
 def test_nothing_behind_the_cut_tells_every_label():

@@ -64,6 +64,7 @@ ATTACKS: Registry[Attack] = Registry(
         "gradient_teacher": "vfl.attacks.labels.gradients:GradientTeacher",
         "gradient_mixture": "vfl.attacks.labels.gradient_mixture:GradientMixture",
         "batch_sums": "vfl.attacks.labels.batch_sums:BatchSums",
+        "exact": "vfl.attacks.labels.exact:EXACT",
         "surrogate": "vfl.attacks.labels.surrogate:Surrogate",
         "inversion": "vfl.attacks.inputs.inversion:Inversion",
         "white_box_inversion": "vfl.attacks.inputs.white_box_inversion:WhiteBoxInversion",

@@ -614,10 +614,10 @@ def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> 
     return rows[torch.randperm(len(rows), generator=draw)]
 
 
-#: Grants of a feature party during the training.
+#: Grants of a feature party during the training, and the label party's top as a bound.
 TRAINING = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR, Grant.TOP_RECIPE, Grant.CUTS}
-    | {Grant.EPOCHS, Grant.UNLABELLED}
+    | {Grant.EPOCHS, Grant.UNLABELLED, Grant.OTHERS_TOP}
 )
 _COLUMNS_OF_PARTNER = ThreatModel(
     "feature party", "training", frozenset({Grant.INPUTS, Grant.LEAKED, Grant.UNLABELLED})
@@ -636,6 +636,7 @@ def training_case(
     draw: torch.Generator,
     new_top: TopMaker | None = None,
     partners: Sequence[str] = (),
+    others_top: Maker | None = None,
 ) -> Case:
     """Return a case of a feature party that infers training labels; see `seeking`.
 
@@ -648,6 +649,7 @@ def training_case(
         draw: which rows leak.
         new_top: makes an untrained top for cuts of a width; None is the experiment's.
         partners: feature parties that hand it their columns of the same rows.
+        others_top: makes a copy of the label party's top at the end; None grants no top.
 
     Raises:
         TooFewRowsError: a class has fewer rows to leak.
@@ -671,6 +673,7 @@ def training_case(
         exchanges=exchanges,
         prior=_prior_of(label),
         new_top=new_top or top_recipe(experiment, classes),
+        others_top=others_top,
         partners=[
             View(_COLUMNS_OF_PARTNER, classes, Holdings(asked, Evidence(of[leaked]), asked))
             for of in (_inputs_of(data[name]) for name in partners)
@@ -678,6 +681,7 @@ def training_case(
         ],
     )
     grants = _with_leaks(TRAINING, k, classes)
+    grants -= {Grant.OTHERS_TOP} if others_top is None else set()
     grants |= {Grant.PARTNERS} if partners else set()
     threat = ThreatModel("feature party", "training", grants, colluding=tuple(partners))
     return seeking(Case(View(threat, classes, holdings), labels[targets]))

@@ -53,6 +53,7 @@ class Grant(StrEnum):
     LEAKED_INPUTS = "a few leaked rows of the victim's columns"
     LEAKED_ATTRIBUTES = "a hidden attribute of a few rows"
     OTHERS_BOTTOM = "the victim's bottom"
+    OTHERS_TOP = "the label party's top"
     PARTNERS = "what its partners hold"
     PROTOCOL = "what the model's own protocol told it"
 
@@ -262,6 +263,7 @@ class Holdings:
         merge: merges the victim's cuts with the attacker's own before `top`; None if the attacker
             has no columns of its own.
         others_bottom: makes a copy of the victim's trained bottom.
+        others_top: makes a copy of the label party's trained top (feature party).
         snapshots: functions that copy the attacker's bottom after each epoch, in order.
         partners: holdings of colluding parties for the same groups of rows.
         shape: axes of one of the victim's rows, without the rows axis.
@@ -279,6 +281,7 @@ class Holdings:
     top: Maker | None = None
     merge: Merge | None = None
     others_bottom: Maker | None = None
+    others_top: Maker | None = None
     snapshots: Sequence[Maker] | None = None
     partners: Sequence[View] | None = None
     shape: tuple[int, ...] | None = None
@@ -384,6 +387,7 @@ class View:
     top = _Opened[Maker](Grant.TOP)
     merge = _Opened[Merge](Grant.TOP)
     others_bottom = _Opened[Maker](Grant.OTHERS_BOTTOM)
+    others_top = _Opened[Maker](Grant.OTHERS_TOP)
     snapshots = _Opened[Sequence[Maker]](Grant.SNAPSHOTS)
     shape = _Opened[tuple[int, ...]](Grant.BOTTOM_RECIPE, Grant.OTHERS_BOTTOM)
     told = _Opened[Any](Grant.PROTOCOL)

@@ -178,7 +178,7 @@ def _scenario_mistakes(
             where="grid.attacks",
             fix="trained_by = 'split'",
         )
-    if scenario.attacker == "label party" and Grant.TOP in attack.needs:
+    if attack.needs & {Grant.TOP, Grant.OTHERS_TOP}:
         own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
         found, wanted = set(experiment.parties), {party} | own
         if found != wanted:  # an attack through the top stands for all who feed it

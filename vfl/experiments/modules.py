@@ -10,7 +10,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vfl.attacks.base import OwnBottom, before_last
 from vfl.attacks.cases import Frames, Part, Victim, training_case
 from vfl.attacks.scoring import Case
-from vfl.attacks.view import Evidence, Grant, Holdings
+from vfl.attacks.view import Evidence, Grant, Holdings, Maker
 from vfl.config import GridSettings
 from vfl.core.errors import DataError, UserError
 from vfl.core.seeds import generator, scoped
@@ -356,7 +356,22 @@ class _ModuleCases(Cases):
             return super().case(scenario, k, draw)
         assert scenario == TRAINING_TIME, "others were refused"
         found, new_top = self._trained(), self._own_victim.new_top
-        return training_case(self.experiment, self.data, found, self.party, k, draw, new_top)
+        return training_case(
+            self.experiment,
+            self.data,
+            found,
+            self.party,
+            k,
+            draw,
+            new_top,
+            others_top=self._top_alone(),
+        )
+
+    def _top_alone(self) -> Maker | None:
+        """Return a maker of the module's top, where the party alone feeds it."""
+        top = getattr(self._model, "top", None)
+        alone = list(self.experiment.feature_parties) == [self.party]
+        return partial(copy.deepcopy, top) if alone and isinstance(top, nn.Module) else None
 
 
 def _is_tensor(value: object) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vfl import attacks
 from vfl.attacks import Attack, Goal, Grant
@@ -26,6 +26,7 @@ from vfl.attacks.cases import (
     TRAINING,
     Queried,
     Setting,
+    TrainedParts,
     Victim,
     attribute_case,
     queried_case,
@@ -337,6 +338,7 @@ class Cases:
             return training_case(
                 self.experiment, self.data, self._of(self.party, "train"), self.party, k, draw,
                 partners=others if scenario == TRAINING_COLLUSION else (),
+                others_top=self._top,
             )  # fmt: skip
         if scenario == PREDICTIONS:
             return self._queried(draw)
@@ -389,6 +391,10 @@ class Cases:
 
     def _all_weights(self) -> dict[str, dict[str, Tensor]]:
         return {name: self._weights(name) for name in self.data}
+
+    def _top(self) -> nn.Module:
+        """Return the label party's trained top."""
+        return TrainedParts(self.experiment, self.data, self._all_weights()).top()
 
     def _victim(self, name: str) -> Victim:
         return Victim(self.experiment, self.data, name, self._weights(name))

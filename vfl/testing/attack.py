@@ -183,11 +183,13 @@ class GradientAttackContract(AttackContract):
         order = torch.cat([torch.nonzero(rest)[:, 0], leaked])
         trained = labels if leaking else labels[torch.randperm(self.rows, generator=draw)]
         prior = labels.bincount(minlength=self.classes) / self.rows
+        exchanges, top = self._train(inputs[order], trained[order], draw)
         holdings = Holdings(
             targets=Evidence(inputs[rest]),
             leaked=Evidence(inputs[leaked], labels=labels[leaked]),
-            exchanges=self._train(inputs[order], trained[order], draw),
+            exchanges=exchanges,
             prior=prior,
+            others_top=lambda: copy.deepcopy(top),
             new_top=lambda width: make_top(self.top).build(width, self.classes),
         )
         threat = ThreatModel("feature party", "training", grants)
@@ -201,8 +203,8 @@ class GradientAttackContract(AttackContract):
 
     def _train(
         self, inputs: Tensor, labels: Tensor, draw: torch.Generator
-    ) -> list[RecordedExchange]:
-        """Train bottom and top by gradient descent; return the record of the bottom's owner."""
+    ) -> tuple[list[RecordedExchange], nn.Module]:
+        """Train by gradient descent; return the record of the bottom's owner, and the top."""
         with scoped(2):
             bottom = nn.Linear(self.width, self.width)
             top = make_top(self.top).build(self.width, self.classes)
@@ -219,7 +221,7 @@ class GradientAttackContract(AttackContract):
                 assert cuts.grad is not None
                 up = SentCuts(len(exchanges), epoch, rows, cuts.detach())
                 exchanges.append(RecordedExchange.of(up, cuts.grad))
-        return exchanges
+        return exchanges, top
 
 
 class InputAttackContract(AttackContract):

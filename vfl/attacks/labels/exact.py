@@ -1,0 +1,79 @@
+"""EXACT: the class whose gradient, computed through the label party's top, is the received one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from vfl.attacks.base import Attack
+from vfl.attacks.transcript import RecordedExchange
+from vfl.attacks.view import Grant, View
+from vfl.core.errors import DataError
+from vfl.core.registry import require_range
+
+
+class EXACT(Attack):
+    """Enumerates the classes of each row, and takes the one whose gradient is nearest.
+
+    For a row's recorded cut h and each class c it computes the gradient of the cross-entropy of
+    top(h) and c, and scores c by minus its distance from the received gradient. It is a bound: a
+    feature party does not hold the label party's top. The top here is that of the end of the
+    training, so the attack reads the last epochs. The attacking party must be the only one that
+    feeds the top.
+
+    Source: Qiu, Leontiadis, Melis, Sablayrolles, Stock 2024, "Evaluating privacy leakage in split
+    learning" (arXiv 2305.12997; before, "EXACT: extensive attack for split learning"). There the
+    attack enumerates private columns of the label's owner as well; here it enumerates labels alone.
+
+    Args:
+        epochs: how many of the last epochs it reads; distances are averaged.
+
+    >>> EXACT(epochs=2).goal
+    'labels'
+
+    Raises:
+        BadOptionError: no epoch would be read.
+    """
+
+    needs = frozenset({Grant.GRADIENTS, Grant.EPOCHS, Grant.OTHERS_TOP})
+
+    def __init__(self, epochs: int = 1) -> None:
+        require_range("epochs", epochs, 1)
+        self.epochs = epochs
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        seen = view.transcript.last(self.epochs)
+        if not seen.messages:
+            raise DataError(
+                "no training exchange was recorded", fix="record them: [trace] phases = train"
+            )
+        top = view.others_top().eval()
+
+        def nearness(one: RecordedExchange) -> Tensor:
+            received = one.gradients * len(one.rows)  # the task's loss is a mean over the batch
+            candidates = gradients_of_classes(top, one.cuts(), view.classes)
+            distance: Tensor = (candidates - received[:, None]).norm(dim=2)
+            return -distance
+
+        return seen.mean(nearness)[: view.targets.rows]
+
+
+def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
+    """Return the gradient of each row's cross-entropy with every class.
+
+    Args:
+        top: from cuts to logits, in evaluation mode.
+        cuts: axes (rows, width).
+        classes: how many classes there are.
+
+    Returns:
+        Axes (rows, classes, width).
+    """
+    found = []
+    for code in range(classes):
+        leaf = cuts.detach().clone().requires_grad_()
+        truth = torch.full((len(cuts),), code)
+        loss = cross_entropy(top(leaf), truth, reduction="sum")
+        found.append(torch.autograd.grad(loss, leaf)[0])
+    return torch.stack(found, 1)
