@@ -70,6 +70,9 @@ class TestAdversaries(AdversaryContract):
         "lfba:target=1,warmup=1,share=0.2,columns=1",
         "hijacking",
         "hijacking:victim=bank,critic_steps=2",
+        "splitspy:agreement=0.9",
+        "urvfl:steps=50",
+        "urvfl:victim=bank,steps=20,judge_steps=2",
         "noisy_labels",
     )
 

@@ -22,6 +22,8 @@ ADVERSARIES: Registry[ActiveAdversary] = Registry(
         "badvfl": "vfl.attacks.active.badvfl:InferredReplacement",
         "lfba": "vfl.attacks.active.lfba:LabelFree",
         "hijacking": "vfl.attacks.active.hijacking:Hijacking",
+        "splitspy": "vfl.attacks.active.splitspy:SplitSpy",
+        "urvfl": "vfl.attacks.active.urvfl:URVFL",
         "noisy_labels": "vfl.attacks.active.noisy_labels:NoisyLabels",
     },
     group="vfl.adversaries",

@@ -65,15 +65,16 @@ class Hijacking(ActiveAdversary, Attack):
         self.penalty = penalty
         self.critic_steps = critic_steps
         self._decoder: nn.Module | None = None
+        self._cuts: dict[str, Tensor] = {}
 
     def begin(self, view: View, draw: torch.Generator) -> None:
         self._public, self._draw = view.leaked.inputs, draw
         with scoped(key_of(draw)):
             self._encoder = view.new_bottom().train()
-            width = through(self._encoder, self._public[:2]).shape[1]
+            self._width = through(self._encoder, self._public[:2]).shape[1]
             self._encoder.train()
-            self._decoder = decoder(width, tuple(self._public.shape[1:]))
-            self._critic = _critic(width)
+            self._decoder = decoder(self._width, tuple(self._public.shape[1:]))
+            self._critic = _critic(self._width)
         self._coding = self._adam(self._encoder, self._decoder)
         self._judging = self._adam(self._critic)
 
@@ -81,12 +82,12 @@ class Hijacking(ActiveAdversary, Attack):
         if context.training and self.victim in ("all", party):
             with scoped(key_of(self._draw)):
                 self._train(values)
-            self._cut = values
+            self._cuts[party] = values
 
     def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
         if self.victim not in ("all", party):
             return grad
-        cut = self._cut.detach().clone().requires_grad_()
+        cut = self._cuts[party].detach().clone().requires_grad_()
         (bent,) = torch.autograd.grad(-self._critic(cut).mean(), cut)
         return bent
 

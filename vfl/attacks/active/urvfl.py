@@ -1,0 +1,156 @@
+"""URVFL: a label party that bends a bottom towards its own encoder, class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from vfl.attacks.active.base import ActiveAdversary
+from vfl.attacks.base import Attack, key_of, require_at_least, through
+from vfl.attacks.inputs.inversion import decoder
+from vfl.attacks.view import Grant, View
+from vfl.compression import StepContext
+from vfl.core.errors import UserError
+from vfl.core.seeds import scoped
+
+_HIDDEN = 128
+_BATCH_SIZE = 64
+
+
+class URVFL(ActiveAdversary, Attack):
+    """Sends gradients of a discriminator that also classifies, so that they depend on labels.
+
+    Its discriminator has two outputs for each class: one for codes of its own encoder, one for the
+    victim's cuts. Before the training it fits, on labelled rows of its own, an encoder of the
+    victim's architecture, a decoder and a classifier of the codes. A cut gets the
+    gradient that moves it towards its encoder's codes of the same class. A wrong label gives
+    another gradient, as in an honest training, which raises the scores of `split_guard`. After the
+    training, as an `Attack`, it decodes the targets' cuts. As with `hijacking`, a cut has its
+    meaning from the shared architecture.
+
+    Source: Yao, Li, Gong, Hou, Pan 2025, "URVFL: undetectable data reconstruction attack on
+    vertical federated learning" (NDSS; arXiv 2404.19582): its discriminator with auxiliary
+    classifier and its pretrained encoder and decoder. Layers and the weights of losses are ours.
+
+    Args:
+        victim: whose gradient is replaced; "all" for every feature party.
+        steps: Adam steps of all networks before the training, each on 64 rows.
+        learning_rate: their learning rate.
+        judge_steps: steps of the discriminator for each batch.
+        judge_learning_rate: learning rate of these. A discriminator that learns too fast tells the
+            victim's cuts from codes whatever the label; its gradients then hide no tampering.
+
+    >>> URVFL(judge_steps=2).goal
+    'inputs'
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    who = "label party"
+    holds = frozenset({Grant.LEAKED_INPUTS, Grant.LABELS, Grant.BOTTOM_RECIPE})
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS})
+
+    def __init__(
+        self,
+        victim: str = "all",
+        steps: int = 1000,
+        learning_rate: float = 0.001,
+        judge_steps: int = 1,
+        judge_learning_rate: float = 0.00003,
+    ) -> None:
+        require_at_least(0, steps=steps, learning_rate=learning_rate, judge_steps=judge_steps)
+        require_at_least(0, judge_learning_rate=judge_learning_rate)
+        self.victim = victim
+        self.steps = steps
+        self.learning_rate = learning_rate
+        self.judge_steps = judge_steps
+        self.judge_learning_rate = judge_learning_rate
+        self._decoder: nn.Module | None = None
+        self._cuts: dict[str, Tensor] = {}
+
+    def begin(self, view: View, draw: torch.Generator) -> None:
+        self._public, self._known, self._draw = view.leaked.inputs, view.leaked.labels, draw
+        self._classes = view.classes
+        with scoped(key_of(draw)):
+            self._encoder = view.new_bottom()
+            width = through(self._encoder, self._public[:2]).shape[1]
+            self._decoder = decoder(width, tuple(self._public.shape[1:]))
+            self._judge = nn.Sequential(
+                nn.Linear(width, _HIDDEN), nn.LeakyReLU(0.2), nn.Linear(_HIDDEN, 2 * view.classes)
+            )
+            self._pretrain(nn.Linear(width, view.classes))
+        self._judging = torch.optim.Adam(self._judge.parameters(), lr=self.judge_learning_rate)
+
+    def labels(self, labels: Tensor, context: StepContext) -> Tensor:
+        self._labels = labels
+        return labels
+
+    def received(self, party: str, values: Tensor, context: StepContext) -> None:
+        if not context.training or self.victim not in ("all", party):
+            return
+        self._cuts[party] = values
+        for _ in range(self.judge_steps):
+            rows, known = self._some(len(values))
+            with torch.no_grad():
+                codes = self._encoder(rows)
+            own = cross_entropy(self._judge(codes), known)
+            theirs = cross_entropy(self._judge(values), self._classes + self._labels)
+            self._judging.zero_grad()
+            (own + theirs).backward()  # type: ignore[no-untyped-call]
+            self._judging.step()
+
+    def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
+        if self.victim not in ("all", party):
+            return grad
+        cut = self._cuts[party].detach().clone().requires_grad_()
+        (bent,) = torch.autograd.grad(cross_entropy(self._judge(cut), self._labels), cut)
+        return bent
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        if self._decoder is None:
+            raise UserError(
+                "this adversary decodes what it bent itself",
+                got="no training that it took part in",
+                fix="train the victim against it first",
+            )
+        return through(self._decoder, view.targets.cuts)
+
+    def training_state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts().items()} | {
+            "draw": self._draw.get_state()
+        }
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        for name, part in self._parts().items():
+            part.load_state_dict(saved[name])
+        self._draw.set_state(saved["draw"])
+
+    def _parts(self) -> dict[str, Any]:
+        """Return its networks and what changes in the training, by name."""
+        networks = {"encoder": self._encoder, "decoder": self._decoder, "judge": self._judge}
+        return networks | {"judging": self._judging}
+
+    def _pretrain(self, classifier: nn.Module) -> None:
+        """Fit encoder and decoder on its own rows, with codes that tell the classes apart."""
+        assert self._decoder is not None
+        networks = nn.ModuleList([self._encoder, self._decoder, classifier]).train()
+        optimizer = torch.optim.Adam(networks.parameters(), lr=self.learning_rate)
+        for _ in range(self.steps):
+            rows, known = self._some(_BATCH_SIZE)
+            codes = self._encoder(rows)
+            loss = mse_loss(self._decoder(codes), rows) + cross_entropy(classifier(codes), known)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        networks.eval().requires_grad_(False)
+
+    def _some(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return so many rows of its own, and their labels."""
+        rows = torch.randint(len(self._public), (count,), generator=self._draw)
+        return self._public[rows], self._known[rows]
