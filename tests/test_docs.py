@@ -114,6 +114,25 @@ MOST_WORDS = 25_000
 LISTS = {"published.md"}
 
 
+def test_pages_outside_results_are_short():
+    """A fact stands on one page, and others link to it; what a command prints stands on none."""
+    words = {page.name: len(text_of(page).split()) for page in ROOT.glob("docs/*.md")}
+    assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda one: -one[1])[:10]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tables_are_whole(page):
+    """Each table has a head and a rule; an empty line within it would end it."""
+    lines = BLOCK.sub("", text_of(page)).splitlines()
+    starts = [
+        at
+        for at, line in enumerate(lines)
+        if line.startswith("|") and (not at or not lines[at - 1].startswith("|"))
+    ]
+    broken = [lines[at] for at in starts if not re.fullmatch(r"\|([ :]*-+[ :]*\|)+", lines[at + 1])]
+    assert broken == []
+
+
 def test_results_are_short_and_begin_with_the_answer():
     """At most five sentences stand before the first table of a page."""
     pages = [page for page in sorted(RESULTS.glob("*.md")) if page.name not in LISTS]

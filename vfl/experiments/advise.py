@@ -229,17 +229,15 @@ def _content() -> dict[str, Any]:
 
 def advice_table() -> Table:
     """Return the table of docs/defenses.md."""
-    head = [
-        "what you fear", "who attacks", "what to set", "what it costs", "proven", "only measured",
-    ]  # fmt: skip
+    head = ["what you fear", "what to set", "what it costs", "proven", "only measured"]
     lines = [
         [
-            *(one.fear, " or ".join(one.attackers), _code(one.set), one.costs),
-            *(one.proven, f"{one.measured} ([figures]({one.source}))"),
+            *(one.fear, _code(one.set), one.costs, one.proven),
+            f"{one.measured} ([figures]({one.source}))",
         ]
         for one in advices()
     ]
-    return Table(head, lines, 6)
+    return Table(head, lines, 5)
 
 
 def _code(setting: str) -> str:
