@@ -1,5 +1,6 @@
 """A half leaves vfl as one file that computes the same, and a run's halves can be moved."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model_folders import write_model
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
@@ -104,6 +106,34 @@ def test_the_file_gives_the_cut_of_the_party(run, to, party, tmp_path):
         )
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("to", "bottom"),
+    [
+        ("onnx", "textcnn:words=20,embedding=4"),
+        ("onnx", "gru4rec:items=20,embedding=4"),
+        ("torch", "gru4rec:items=20,embedding=4"),
+        ("onnx", "pretrained:name=tiny"),
+    ],
+)
+def test_bottoms_of_words_and_items_leave_as_files(tmp_path, monkeypatch, to, bottom):
+    monkeypatch.setenv("VFL_MODELS", str(tmp_path / "models"))
+    write_model(tmp_path / "models" / "tiny", "bert")
+    (tmp_path / "models" / "tiny" / "tokenizer.json").write_text("{}")
+    experiment = experiment_of(
+        data={"source": "digits"},
+        parties={"clinic": {"width": 6, "bottom": bottom}},
+        train={"epochs": 1},
+        codec="none",
+    )
+    whole = load_data(experiment)
+    numbers = (whole["clinic"].inputs.flatten(1)[:, 20:30] * 16).round()
+    words = dict(whole) | {"clinic": dataclasses.replace(whole["clinic"], inputs=numbers)}
+    monkeypatch.setattr("vfl.training.run.load_data", lambda *_, **__: words)
+    train(experiment, tmp_path, "run")
+    found = export_half(tmp_path / "run", "clinic", to, tmp_path / "out")
+    assert found["difference"] <= TOLERANCE
 
 
 @pytest.mark.parametrize(

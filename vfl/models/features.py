@@ -395,7 +395,7 @@ class Features(nn.Module):
             assert self.model is not None, "one of both"
             return self._computed(self.model, rows)
         kept = self._kept
-        if rows.is_meta:
+        if rows.is_meta or torch.compiler.is_exporting():  # a program repeats the computation
             return self._computed(kept.model, rows)
         keys = [hashlib.blake2b(each.numpy().tobytes(), digest_size=16).digest()
                 for each in rows.detach().cpu().contiguous()]  # fmt: skip
@@ -478,11 +478,7 @@ def _windows(tokens: Tensor, window: int) -> tuple[Tensor, ...]:
 
 def _some(real: Tensor) -> Tensor:
     """The mask, with the first token of rows without any: attention over none is no number."""
-    if real.is_meta or bool(real.any(1).all()):
-        return real
-    real = real.clone()
-    real[:, 0] |= ~real.any(1)
-    return real
+    return torch.cat([real[:, :1] | ~real.any(1, keepdim=True), real[:, 1:]], 1)
 
 
 def _digest(model: Pretrained) -> bytes:

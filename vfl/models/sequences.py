@@ -68,7 +68,14 @@ class LastState(nn.Module):
         items = whole_numbers(rows, self.items.num_embeddings - 1, "gru4rec", "items")
         real = items > 0
         steps = real.sum(dim=1)
-        together = items.gather(1, real.logical_not().to(torch.uint8).argsort(dim=1, stable=True))
+        places = torch.arange(rows.shape[1], device=rows.device)
+        order = (real.logical_not() * rows.shape[1] + places).argsort(dim=1)  # items first
+        together = items.gather(1, order)
+        if torch.compiler.is_exporting():  # a program cannot pack rows of several lengths
+            states, _ = self.gru(self.dropout(self.items(together)))
+            ends = (steps - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[2])
+            found: Tensor = states.gather(1, ends)[:, 0] * (steps > 0)[:, None]
+            return found
         lengths = self._lengths(steps, rows.shape[1])
         vectors = self.dropout(self.items(together[:, : int(lengths.max())]))
         packed = pack_padded_sequence(vectors, lengths, batch_first=True, enforce_sorted=False)

@@ -188,6 +188,15 @@ class _FeatureHalf(_Half):
         self.inputs = {"columns": shape}
         self.model, self._defense = end.model, end.defense
 
+    def sample(self) -> tuple[Tensor, ...]:
+        """Random rows: numbers, or zeros and ones for a bottom of words or items."""
+        (rows,) = super().sample()
+        try:
+            self.model["bottom"](rows)
+        except SpecError:  # a bottom of words or items knows at least those two
+            rows = (rows > 0).float()
+        return (rows,)
+
     def forward(self, columns: Tensor) -> Tensor:
         return self.cut(columns, StepContext())
 
@@ -316,7 +325,9 @@ def _program(half: _Half, sample: Sequence[Tensor]) -> torch.export.ExportedProg
     axes: Any = [{0: rows} for _ in sample]
     shapes = tuple(axes) if isinstance(half, _FeatureHalf) else (tuple(axes),)
     try:
-        return torch.export.export(half, tuple(sample), dynamic_shapes=shapes, strict=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # GRU keeps its weights in a list, too
+            return torch.export.export(half, tuple(sample), dynamic_shapes=shapes, strict=False)
     except Exception as problem:
         raise SpecError(
             "this half cannot be written as a program",
@@ -328,17 +339,24 @@ def _program(half: _Half, sample: Sequence[Tensor]) -> torch.export.ExportedProg
 def _to_onnx(
     program: torch.export.ExportedProgram, half: _Half, sample: Sequence[Tensor], path: Path
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own parts
-        torch.onnx.export(
-            program,
-            tuple(sample),
-            str(path),
-            input_names=list(half.inputs),
-            output_names=["cut" if isinstance(half, _FeatureHalf) else "answers"],
-            external_data=False,
-            verbose=False,
-        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter's own parts
+            torch.onnx.export(
+                program,
+                tuple(sample),
+                str(path),
+                input_names=list(half.inputs),
+                output_names=["cut" if isinstance(half, _FeatureHalf) else "answers"],
+                external_data=False,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as problem:
+        raise SpecError(
+            "this half has an operation that ONNX lacks",
+            got=type(problem).__name__,
+            fix="--to torch",
+        ) from None
 
 
 def _run_onnx(path: Path, names: Sequence[str], sample: Sequence[Tensor]) -> Tensor | None:
