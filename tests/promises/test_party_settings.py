@@ -31,6 +31,7 @@ from vfl.session.serving import Requests, RowRate
 from vfl.session.store.identity import Identity, keys_of
 from vfl.session.store.party_folder import own_data, own_folder, own_ledger
 from vfl.session.store.session_ledger import Meter
+from vfl.session.threads import use_threads
 from vfl.session.trace import expected_bytes as trace_bytes
 from vfl.session.trace import own_recorders
 from vfl.transport import local_pair
@@ -188,6 +189,8 @@ def does(file):
         found["ranks' key"] = outcome(lambda: RanksKey.of(party).secret.hex())
     found["augment"] = str(augmentation_of(party.augment, (4,), own=True))
     found["device"] = device_of(party.device, 1)
+    found["threads"] = use_threads(party.threads)
+    torch.set_num_threads(1)
     folder = own_folder(party, terms()).path
     found["kept"] = str(folder.relative_to(file.parent))
     found["spends"] = outcome(lambda: spent_under(party))
@@ -222,6 +225,7 @@ class TestPartySettings(SettingsWalk):
         ("bottom", "mlp:hidden=9", "bank", "dealer"),
         ("augment", "noise:sigma=0.1", "bank", "dealer"),
         ("device", "meta", "bank"),
+        ("threads", "2", "bank"),
         ("data.source", "other.csv", "bank"),
         ("data.id", "other", "bank"),
         ("data.predict", "other.csv", "bank"),

@@ -31,10 +31,25 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S, _TEND_EVERY_S = 0.2, 3.0
 #: Shortest and longest pause of a rank on another machine after errors.
 _REST_S, _LONGEST_REST_S = 1.0, 10.0
+
+
+def _number_of_ranks(text: str) -> int:
+    from vfl.config.party_file import MAX_RANKS
+    from vfl.core.processes import usable_cores
+
+    if text == "auto":
+        return min(usable_cores(), MAX_RANKS)
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+        raise typer.BadParameter(f"a number from 1 to {MAX_RANKS}, or auto for one per core")
+    return int(text)
+
+
 Ranks = Annotated[
     int | None,
     typer.Option(
-        min=1, max=64, help="Processes that share every batch of a training at this party."
+        parser=_number_of_ranks,
+        metavar="N|auto",
+        help="Processes that share every batch of a training at this party; auto is one per core.",
     ),
 ]
 _OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")

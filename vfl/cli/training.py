@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 #: Options for an experiment file only, and for a project only.
-_OF_A_FILE, _OF_A_PROJECT = ("runs", "download", "device"), ("engine",)
+_OF_A_FILE, _OF_A_PROJECT = ("runs", "download", "device", "threads"), ("engine",)
 Explain = Annotated[
     list[str] | None,
     typer.Option(
@@ -80,6 +80,15 @@ def train(
     ] = None,
     download: Download = False,
     device: Device = "cpu",
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Threads of torch in this process; with 1, weights are the same bit for bit on "
+            "every machine. A party file names its own.",
+        ),
+    ] = 1,
     engine: Annotated[
         Literal["deployment", "simulation"],
         typer.Option(help="For a project: its SuperNodes, or Flower's simulation of all of them."),
@@ -123,12 +132,12 @@ def train(
         return
     from vfl.config import Experiment, Locations
     from vfl.config.run_folder import RunFolder, new_run_name
-    from vfl.core.seeds import use_one_thread
     from vfl.experiments.value import label_alone
+    from vfl.session.threads import use_threads
     from vfl.training import run
     from vfl.training.specs import check_specs, read_checked
 
-    use_one_thread()
+    use_threads(threads)
     if resume:
         experiment, locations = RunFolder.open(resume).experiment(), Locations()
         check_specs(experiment)
@@ -142,7 +151,9 @@ def train(
             folder.parent,
             folder.name,
             data=data,
-            command=command_of("train", str(path), settings=settings or [], device=device),
+            command=command_of(
+                "train", str(path), settings=settings or [], device=device, threads=threads
+            ),
             resume=resume is not None,
             on_epoch=say_epoch,
             on_progress=progress_line.show,

@@ -31,6 +31,7 @@ from vfl.session.exchange import (
 )
 from vfl.session.schedule import QUERY_ROWS, own_rows
 from vfl.session.secure_mode import FeatureRound
+from vfl.session.threads import step_of
 
 
 class FeatureParty:
@@ -235,6 +236,25 @@ class FeatureParty:
         if self._held is not None:
             rows = rows[own_rows(exchange, self._held)]
         return self.inputs.index_select(0, torch.from_numpy(rows)), rows
+
+
+def bottom_step(data: PartyData, terms: Terms, bottom: str | None) -> Callable[[], None]:
+    """Make a trial of a step of a party's bottom, for `use_threads`.
+
+    Args:
+        data: its aligned rows.
+        terms: the session's terms.
+        bottom: the party's own bottom; None is that of the terms.
+    """
+    asked = terms.parties[data.name]
+    assert data.inputs is not None, "a party with a bottom has columns"
+    shape = tuple(data.inputs.shape[1:])
+
+    def build() -> nn.Module:
+        recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
+        return recipe.build(shape, asked.width)
+
+    return step_of(build, terms.train.batch_size, shape)
 
 
 def own_bottom(text: str) -> models.Bottom:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vfl.clients.alignment import take_part_in_alignment
-from vfl.clients.feature_party import FeatureParty
+from vfl.clients.feature_party import FeatureParty, bottom_step
 from vfl.clients.middle_party import MiddleParty
 from vfl.clients.serving import ServedMiddle, ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
@@ -73,6 +73,7 @@ from vfl.session.store.party_folder import (
 from vfl.session.store.session_ledger import Entry, Meter, Spent
 from vfl.session.store.witness import Announcement
 from vfl.session.terms import AlignTerms
+from vfl.session.threads import use_threads
 from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import LinkLimits, Observed, ObservedPoll, TcpLink
 from vfl.transport.link import FanOut
@@ -414,6 +415,8 @@ class _PartySession:
             cuts = takers[0] if terms.middle is not None else FanOut([direct, *takers])
             if terms.serving:
                 cuts = Askers(sealed, terms.takers)
+        if self.trains and ranks is None:
+            use_threads(self.party.threads, bottom_step(data, terms, self.party.bottom))
         feature = FeatureParty(
             data,
             terms,

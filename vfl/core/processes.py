@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,13 @@ PATIENCE_S = 300.0
 _END_S = 10.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Process:

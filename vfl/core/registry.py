@@ -158,14 +158,17 @@ def _restore_module(name: str, former: ModuleType | None) -> None:
         sys.modules[name] = former
 
 
-def command_of(*words: str, settings: Sequence[str] = (), device: str = "cpu") -> str:
-    """Format a vfl command for a shell, with its settings, device and plug-ins.
+def command_of(
+    *words: str, settings: Sequence[str] = (), device: str = "cpu", threads: int = 1
+) -> str:
+    """Format a vfl command for a shell, with its settings, device, threads and plug-ins.
 
     >>> command_of("train", "my loans.toml", settings=["codec=topk:k=4"])
     "vfl train 'my loans.toml' -s codec=topk:k=4"
     """
     given = [word for one in settings for word in ("-s", one)]
     where = [] if device == "cpu" else ["--device", device]
+    where += [] if threads == 1 else ["--threads", str(threads)]
     return shlex.join(["vfl", *words, *given, *where, *plugin_words()])
 
 

@@ -31,6 +31,7 @@ from packaging.specifiers import SpecifierSet
 from vfl.config import PartyFile, read_party_file
 from vfl.core.address import Address, parse_address
 from vfl.core.errors import PeerError, RunFolderError
+from vfl.core.processes import usable_cores
 from vfl.core.storage import is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
@@ -178,10 +179,10 @@ def _wrong(name: str, found: str, wanted: str) -> Check:
 
 def cores() -> Check:
     """Number of cores, and of torch's threads."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS")
     found = f"{count} cores, OMP_NUM_THREADS {threads or 'not set (vfl uses one thread)'}"
-    if threads and threads.isdigit() and int(threads) > (count or 1):
+    if threads and threads.isdigit() and int(threads) > count:
         return Check("cores", "WARN", found, "more threads than cores slow each other down")
     return Check("cores", "OK", found)
 

@@ -46,7 +46,7 @@ from vfl.session.consent import (
 from vfl.session.exchange import Own, refuse_augment
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS, Play, ServingFront, serve_in_turn
-from vfl.session.label.party import AnyLabelParty, LabelParty, Objective, Records
+from vfl.session.label.party import AnyLabelParty, LabelParty, Objective, Records, top_step
 from vfl.session.label.summary import summarise, test_figures, write_predictions
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
 from vfl.session.ranks.machines import further_ranks
@@ -71,6 +71,7 @@ from vfl.session.store.party_folder import (
 )
 from vfl.session.store.session_ledger import Meter
 from vfl.session.terms import AlignTerms
+from vfl.session.threads import use_threads
 from vfl.session.trace import own_recorders, recording
 from vfl.transport import ObservedPoll, local_pair, receive_any
 
@@ -482,6 +483,8 @@ class LabelSession:
                 federation.collect(_COLLECT_S)
                 return whole, whole.reports
             ends = watched or self._ends_of(links, receive)
+            if trains and self.ranks == 1:
+                use_threads(party.threads, top_step(terms, objective))
             label = LabelParty(data, terms.at_label(), ends, own, objective, **more)
             if columns := label.aggregator.begin():
                 layers = mode.layers(columns, terms.merged_width, terms.label_party)

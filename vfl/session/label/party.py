@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, ClassVar, Protocol
@@ -71,6 +71,7 @@ from vfl.session.label.quality import (
 from vfl.session.label.scored import Guessed, Residuals, Scored
 from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
+from vfl.session.threads import step_of
 
 #: Up to this many classes, all outputs of a phase are stored, and an AUC is computed.
 FEW_CLASSES = 50
@@ -1297,6 +1298,18 @@ def _refuse_whole_cuts(defense: Defense) -> None:
                 where="defense",
                 fix="data.missing_rows = 'intersection', or another defense",
             )
+
+
+def top_step(terms: Terms, objective: Objective) -> Callable[[], None]:
+    """Make a trial of a step of the top, for `use_threads`."""
+    width, top = terms.merged_width, objective.top
+
+    def build() -> nn.Module:
+        if isinstance(top, nn.Module):
+            return deepcopy(top)
+        return models.make_top(top).build(width, objective.outputs)
+
+    return step_of(build, terms.train.batch_size, (width,))
 
 
 def _own_top(terms: Terms, objective: Objective, defense: Defense) -> nn.Module:
