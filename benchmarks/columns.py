@@ -1,4 +1,4 @@
-"""What a label party reads of another party's columns, before and behind each protection.
+"""Attacks of a label party on another party's columns, before and behind each protection.
 
     python -m benchmarks.columns --seeds 0,1,2     # goes on where it was left
     python -m benchmarks.columns --redraw          # page and pictures of the stored rows
@@ -77,7 +77,7 @@ READS = {"own": "inputs", "cut": "cut", "both": "cut+inputs"}
 
 @dataclass(frozen=True)
 class Task:
-    """What is looked for in a training of `examples/columns`, the label party's.
+    """Targets of the attacks on a training of `examples/columns` by the label party.
 
     Attributes:
         utility: what the model is judged by.
@@ -101,7 +101,7 @@ TASKS = {
     "fashion_mnist": Task("accuracy", {"right": {"pixels": "r2", "structure": "ssim"}}),
 }  # fmt: skip
 #: What protects, as changes of the experiment. `beaver` opens the sum of linear first layers, which
-#: is what the training named so here sends; its other half, the protocol, tells no more.
+#: is what the training named so here sends; its other half, the protocol, discloses no more.
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "width 4": {"width": 4},
@@ -126,7 +126,7 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 TIMES = {name: 6 for name in PROTECTIONS if name.endswith("six times")}
 #: What a protection changes at every party; all else is a setting of the experiment.
 _OF_PARTIES = ("width", "bottom")
-#: Those whose label party is sent nothing but the sum over the feature parties.
+#: Protections whose label party receives only the sum over the feature parties.
 SUMMED = ("secure sum", "beaver")
 #: Families of protections by how their names begin, and a colour each.
 FAMILIES: Families = {
@@ -139,7 +139,7 @@ FAMILIES: Families = {
 
 @dataclass(frozen=True)
 class ColumnRow:
-    """What was read of one column.
+    """Result of the attacks on one column.
 
     Attributes:
         task, protection, seed: of the training.
@@ -164,7 +164,7 @@ class ColumnRow:
 
 @dataclass(frozen=True)
 class Known:
-    """What the label party has of some rows: its own columns, and what it was sent."""
+    """The label party's view of some rows: its own columns and the received cuts."""
 
     own: Tensor
     cuts: Tensor
@@ -315,8 +315,8 @@ def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> D
 def blended(decoded: Sequence[Decoded], pictures: Tensor) -> Tensor:
     """A weighted sum of guesses of the rows asked for, about the mean picture.
 
-    Weights are those of least squares on the rows held back, of each column of pixels, for own
-    columns tell more of those that are near.
+    Weights are those of least squares on the rows held back, of each column of pixels, because
+    own columns predict near ones better.
 
     Args:
         decoded: of several decoders.
@@ -377,7 +377,7 @@ def codes_of(column: np.ndarray, known: np.ndarray) -> Tensor:
     found = np.full(len(column), len(common))
     for code, value in enumerate(common):
         found[column == value] = code
-    if not (found[known] == len(common)).any():  # nobody is known to be of the others
+    if not (found[known] == len(common)).any():  # no row is known to be of the others
         found = np.minimum(found, len(common) - 1)
     return torch.from_numpy(found)
 
@@ -401,7 +401,7 @@ def experiment_of(name: str, protection: str, seed: int) -> Experiment:
 
 
 def cells_of(name: str, trainings: Sequence[tuple[int, str]]) -> list[Cell]:
-    """The trainings of a task, as those of `vfl value`, which tells what protections cost.
+    """The trainings of a task, as those of `vfl value`, which measures the cost of protections.
 
     Args:
         name: of the task.
@@ -438,7 +438,7 @@ def rows_of(
         run: the training, whose seed is that of who leaked as well.
         data: every party's rows.
         leaks: rows that the attacker knows.
-        alone: what own columns tell of each column, where that is known; no training changes it.
+        alone: prediction of each column from own columns, if known; no training changes it.
     """
     task, experiment = TASKS[name], run.experiment()
     label, seed = data[experiment.label.party], experiment.seed
@@ -521,7 +521,7 @@ def _pictures_read(
 
 
 def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
-    """How well a column is read behind one protection, of each seed.
+    """Accuracy of the reconstruction of a column behind one protection, of each seed.
 
     By cuts or by all that the attacker has, whichever is better on average.
     """
@@ -574,10 +574,10 @@ def by_task(rows: Sequence[ColumnRow]) -> dict[str, list[ColumnRow]]:
 
 
 def opened(rows: Sequence[ColumnRow]) -> list[float]:
-    """Of what own columns leave open, the share that is read behind one protection, of each seed.
+    """Share of the gap left by own columns that is read behind one protection, of each seed.
 
     The mean over columns of (reached - own) / (1 - own), for 1 is the best of every measure here;
-    below 0 where less is read than own columns tell alone.
+    below 0 where less is read than own columns predict alone.
     """
     found: list[list[float]] = []
     for column in dict.fromkeys(row.column for row in rows):
@@ -623,9 +623,9 @@ for a label party that knows 400 customers of the attacked party; each query is 
 | noise of `sigma=0.5` | .58 to .88 | | 3 to 4 points |
 | noise of `sigma=2` | .53 to .65, of six cuts .60 to .81 | | 12 points |
 
-- Each epoch, and each query that is asked again, sends a row with fresh noise. The mean of six cuts
-  reads 44 % of what own columns of bank marketing leave at `sigma=0.5`, and 20 % at `sigma=2` (one
-  seed), where one cut reads 29 and 5 %. Outsiders reported 56 and 28 %.
+- Each epoch, and each query that is asked again, sends a row with fresh noise. At `sigma=0.5` the
+  mean of six cuts reads 44 % of what own columns of bank marketing leave, and one cut 29 %; at
+  `sigma=2` 20 and 5 % (one seed). Outsiders reported 56 and 28 %.
 - Pictures in parts are the same: what leaves hardly more than the label party's own part costs 4 to
   7 points of accuracy.
 - Rows of the two tables are by an `adaptive` of three votes. Of pictures four protections have
@@ -695,11 +695,11 @@ def bench_columns(
     page: Path = Path("docs/results/columns.md"),
     redraw: bool = False,
 ) -> list[ColumnRow]:
-    """What a label party reads of another party's columns; what is stored is not trained again.
+    """Attack columns of another party as its label party; stored cells are not trained again.
 
     Args:
         tasks: files of examples/columns.
-        protections: some of them; all unless told.
+        protections: some of them; all by default.
         seeds: of trainings, splits, and of who leaked.
         leaks: rows that the attacker knows.
         jobs: trainings at a time, a process each.

@@ -3,8 +3,8 @@
 The rows of Tables 6.1 and 6.2 (thesis, 2025) and a small model, all parties as threads of this
 process, one thread each. Bytes are payloads between P0 and P1 online, and all that was sent
 offline. Seconds are of the processor: online of P0 and P1 together, who take turns, offline of all
-three. Of a line with a width and a delay the time is computed (those seconds, the bytes one after
-the other, and half a round trip a message), and measured where `--wan` says so: both ends wait as
+three. The time of a line with a width and a delay is computed: those seconds, the bytes one after
+the other, and half a round trip a message. `--wan` measures it: both ends wait as
 `benchmarks.emulation` says that bytes arrive. A model of 6 billion weights is computed from the
 widest layer that was measured.
 """
@@ -65,7 +65,7 @@ def _forms() -> dict[str, Form]:
 
 
 class DecoderRow(Settings):
-    """What one thing took.
+    """Cost of one computation.
 
     Attributes:
         what: such as "gelu 100000".

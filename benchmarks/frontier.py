@@ -14,7 +14,7 @@ the sum of the batch's gradients disclosed, is `gradient_averaging:rows=0`, whic
 party just that.
 
 What labels leak is what the worst of these attacks reaches above the best that reads nothing a
-label is in: attacks on inputs, and on label-free bottoms, which whoever has the inputs can make.
+label is in: attacks on inputs, and on label-free bottoms, which every holder of inputs can make.
 Rows of every task lie in one CSV file. Page, places and pictures are made of that file alone.
 """
 
@@ -83,7 +83,7 @@ WHOLE = {"bank": 45_211, "credit": 30_000}
 #: Points that a defense may leak and still stand where label-free bottoms do.
 MARGIN = 0.01
 LEAKED = 10
-#: What tells one row from another.
+#: Columns that identify a row.
 KEY = ("task", "family", "defense", "seed", "attack")
 COLUMNS = (*KEY[:4], "utility", "attack", "access", "reaches")
 #: In the place of a family: attackers that hold no model.
@@ -173,7 +173,7 @@ def added_attacks(
 
 
 def rows_of(task: str, folder: GridFolder) -> Iterator[dict[str, Any]]:
-    """What every attack reached on every victim of a grid, means over draws of leaked labels.
+    """Score of every attack on every victim of a grid, means over draws of leaked labels.
 
     Those without a model have a name in the place of the defense, and no utility.
     """
@@ -232,7 +232,7 @@ class Place:
 
     @property
     def above(self) -> float:
-        """What it leaks, at least nothing."""
+        """Leakage, at least 0."""
         return max(0.0, self.leak.mean)
 
 
@@ -257,7 +257,7 @@ class Frontier:
 
     @property
     def front(self) -> list[Place]:
-        """Those beside which none is as accurate and leaks less, by their means; rising."""
+        """Places that no other place beats in both accuracy and leakage, by their means; rising."""
         found: list[Place] = []
         for one in sorted(self.places, key=lambda one: (one.above, -one.utility.mean)):
             if not found or one.utility.mean > found[-1].utility.mean:
@@ -289,7 +289,7 @@ class Claims:
     def of(
         cls, attacks: Sequence[Values], reference: Values, rivals: int, gain: Estimate, free: int
     ) -> Claims:
-        """Those of one defense.
+        """Figures of one defense.
 
         Args:
             attacks: what each reached, by seed.
@@ -328,7 +328,7 @@ def _values(found: pd.Series[float]) -> dict[tuple[str, int], float]:
 
 
 def frontier_of(rows: pd.DataFrame) -> Frontier:
-    """Where the defenses of one task stand.
+    """Places of the defenses of one task.
 
     Args:
         rows: of that task; seeds that some defense lacks are left out.
@@ -381,7 +381,7 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
 
 
 def measure_of(task: str) -> str:
-    """What models and attacks on a task are judged by, in words."""
+    """Name of the measure of models and attacks on a task."""
     return MEASURES[settings_of(task).measure]
 
 

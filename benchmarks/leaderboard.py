@@ -1,4 +1,4 @@
-"""Which defense holds against what: the reference grid of four tasks, and its page.
+"""Defenses against attacks: the reference grid of four tasks, and its page.
 
     make leaderboard                                     # all of it, where it was left
     python -m benchmarks.leaderboard --tasks bank_marketing --attack light --seeds 0,1,2
@@ -44,8 +44,8 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "leaderboard"
 TASKS = ("bank_marketing", "credit_default", "fashion_mnist", "review_polarity")
-#: Measured: seconds of a cell on one core with a light pack, mean over all, and how many times as
-#: long a heavy pack takes on an undefended victim (both tables taken as alike); GB of memory.
+#: Measured mean seconds of a cell on one core with a light pack. A heavy pack takes a multiple on
+#: an undefended victim (both tables taken as alike). GB of memory.
 SECONDS = {
     "bank_marketing": 7.4, "credit_default": 5.5, "fashion_mnist": 26, "review_polarity": 9.2,
 }  # fmt: skip
@@ -80,7 +80,7 @@ Row = Mapping[str, str]
 
 
 def task_row(path: Path, entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
-    """What was trained and attacked of one task."""
+    """Trained and attacked cells of one task."""
     grid, results = LoadedGrid(GridFolder(path)), Results.of(path)
     settings = grid_settings_of(grid.experiment)
     victims = [cell for cell in grid.cells if cell.victim != BASELINES]
@@ -318,7 +318,7 @@ def bench_leaderboard(
     plan: bool = False,
     redraw: bool = False,
 ) -> Sequence[dict[str, Any]]:
-    """Which defense holds against what: tell time and memory, run what is left, write the page.
+    """Run the missing cells of the reference grid and write its page.
 
     Args:
         tasks: files of examples/leaderboard.
@@ -327,7 +327,7 @@ def bench_leaderboard(
         jobs: cells at a time, a process each.
         out: folder of the grids.
         page: the page; its rows lie beside it in CSV files.
-        plan: tell time and memory; train nothing.
+        plan: print time and memory; train nothing.
         redraw: write the page of the rows that are stored; train nothing.
     """
     tasks = TASKS if tasks is None else tasks
@@ -358,7 +358,7 @@ def rows_stored(file: Path) -> list[dict[str, str]]:
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """How many rows came out."""
+    """Number of rows."""
     return f"{len(rows)} rows"
 
 

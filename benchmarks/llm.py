@@ -52,7 +52,7 @@ _MB = 1e6
 
 
 class LlmRow(Settings):
-    """What questions took of one system on one line.
+    """Cost of questions to one system on one line.
 
     Attributes:
         system: "vfl", "plain torch" or another's name.
@@ -105,7 +105,7 @@ class NextTokens(Settings):
 
 
 class Begin(Settings):
-    """What the user's process is told first: its folder, where it finds the others, what to deal.
+    """First message to the user's process: its folder, the others' addresses, the dealing.
 
     Attributes:
         folder, model: the user's, and the weights to compare with.
@@ -129,7 +129,7 @@ class Question(Settings):
 
 
 class Answer(Settings):
-    """What the user's process has of it.
+    """Result of the user's process.
 
     Attributes:
         tokens: of the answer.
@@ -404,7 +404,7 @@ class _Bench:
 
 
 def decoder_task(plain: Decoder, text: Sequence[int], past: int, name: str, path: Path) -> Task:
-    """What another system computes: the token behind a text, of which `past` tokens are known.
+    """Computation of another system: the token behind a text, of which `past` tokens are known.
 
     Args:
         plain: the model.

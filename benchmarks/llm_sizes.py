@@ -57,7 +57,7 @@ class SizeRow(Settings):
 
 
 class _Cost(NamedTuple):
-    """What a number of tokens took, see `SizeRow`."""
+    """Cost of a number of tokens, see `SizeRow`."""
 
     online: float
     messages: int
@@ -66,7 +66,7 @@ class _Cost(NamedTuple):
     offline_s: float
 
     def minus(self, other: _Cost) -> _Cost:
-        """What came beside the other's."""
+        """Difference to another cost."""
         return _Cost(
             self.online - other.online,
             self.messages - other.messages,

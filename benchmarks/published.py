@@ -115,7 +115,7 @@ class PublishedRow:
 
 
 def state_of(printed: Printed, ours: Figure | None) -> State:
-    """How ours compares with a printed number.
+    """Comparison of our number with a printed one.
 
     Two numbers are equal where they differ by no more than half of the last printed digit and the
     noise of both: intervals over seeds, what `within` allows, 5 % of a time, 1 % of bytes.
@@ -529,7 +529,7 @@ def bench_published(check: bool = False, folder: Path = FOLDER) -> list[Publishe
 
 
 def shown(rows: Sequence[PublishedRow]) -> str:
-    """How many rows have which state."""
+    """Number of rows in each state."""
     return _summary(rows)
 
 

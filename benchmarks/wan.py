@@ -1,4 +1,4 @@
-"""What several cuts in flight, or local steps, gain over a slow link, and what they cost.
+"""Gain and cost of several cuts in flight, or of local steps, over a slow link.
 
 Label party and feature parties are processes of their own, with slow lines between them
 (`benchmarks.emulation`), or one process that computes what the lines take. Every depth starts from
@@ -55,7 +55,7 @@ class WanJob(SessionJob):
 
 
 class Mark(Settings):
-    """How far a training has come.
+    """Progress of a training.
 
     Attributes:
         exchanges: batches trained.
@@ -71,7 +71,7 @@ class Mark(Settings):
 
 
 class Marks(Settings):
-    """What a training over a slow link led to; a feature party has nothing to tell."""
+    """Result of a training over a slow link; a feature party has no marks."""
 
     marks: tuple[Mark, ...] = ()
 

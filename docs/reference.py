@@ -211,7 +211,7 @@ def plain(bounds: str) -> str:
 
 
 def meanings_of(model: type) -> dict[str, str]:
-    """What `Attributes` and `Args` of a class's docstring, and those above it, say of each name.
+    """Meaning of each name in `Attributes` and `Args` of a class and of the classes above it.
 
     A meaning that only names the class above leaves what that one says.
     """
@@ -334,7 +334,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 
 def context(command: Any) -> Any:
-    """What click wants to know to write a metavar."""
+    """Context that click needs to write a metavar."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import click
@@ -492,7 +492,7 @@ def protocols_page() -> str:
 
 
 def range_of(field: FieldInfo) -> str:
-    """What a field may hold: numbers, lengths and the pattern of texts.
+    """Range of a field: numbers, lengths and the pattern of texts.
 
     >>> range_of(Introduction.model_fields["rows"])
     '>= 0, < 1099511627776'

@@ -7,7 +7,7 @@
 Orders and rounding are those of `vfl.llm.two_party`, drawn here; tests/attacks/permuted compares
 them with P1's real view. The decoder is random: 32 numbers a token, 4,000 tokens, one block. With
 --model it is a real one, whose weights the attacker knows, and the text is the question. With
---texts the owner has fine-tuned it, the attacker knows the public weights alone, and a table says
+--texts the owner has fine-tuned it, and the attacker knows the public weights alone. A table says
 how often it finds a word among others, and the share of a vector's places that it puts in order.
 """
 

@@ -34,6 +34,8 @@ LONG = "word " * 31
         ('raise ValueError(f"party {name} was told twice")\n', ["'told'"]),
         ('print("it was told twice")\n', []),
         ("x = '# told'\n", []),
+        (f"x = 1  # {'word ' * 20}\ny = 2  # {'word ' * 20}\n", []),
+        (f'"""A folder:\n\n    name  told {LONG}\n\nEnd.\n"""\n', []),
     ],
 )
 def test_code(tmp_path, content, found):
@@ -47,7 +49,8 @@ def test_pages_without_their_tables_code_and_links(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "# Told\n\nA party reads `told`, and [a page](told.md).\n\n| told |\n| --- |\n\n"
-        "```\ntold\n```\n\n- One point.\n- Another is told.\n"
+        "```\ntold\n```\n\n- One point.\n- Another is told.\n\n"
+        f"1. {'word ' * 20}\n2. {'word ' * 20}\n"
     )
     found = [
         (text.line, what) for text in sentences.texts_of(page) for what in sentences.findings(text)

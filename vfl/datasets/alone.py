@@ -1,4 +1,4 @@
-"""How well each column of a table alone predicts the label, for many columns at once.
+"""Prediction of the label by each column of a table alone, for many columns at once.
 
 A column is cut into at most 20 bins of equal size, or split by its texts. The prediction of a bin
 is the mean of its fitted labels, shrunk towards the overall mean by one additional row. Rows of a

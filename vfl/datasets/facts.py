@@ -143,7 +143,7 @@ def column_groups(
 
 @dataclass
 class _Column:
-    """What is known of a column after some of its blocks.
+    """Facts of a column after some of its blocks.
 
     Attributes:
         forms: possible forms of all texts; None where no form is possible.

@@ -35,7 +35,7 @@ _WHOLE = re.compile(r"(-?)0*(\d+)(?:\.0*)?")
 
 @dataclass(frozen=True)
 class Repeats:
-    """What becomes of the rows of one id.
+    """Treatment of the rows of one id.
 
     Attributes:
         id_column: the id column, or several joined with plus signs.

@@ -207,12 +207,12 @@ class LocalApi:
     secret to another process on that port. All files are in one folder that only the owner can
     read, `folder`:
 
-    address     host and port on the loopback, written once the service listens
-    secret      secret that each request must contain
-    superexec   key that signs the requests of Flower's SuperExec for work
-    ca.pem      certificate of the authority that signed server.pem; its key is deleted
-    server.pem  certificate of the service
-    server.key  key of this certificate
+        address     host and port on the loopback, written once the service listens
+        secret      secret that each request must contain
+        superexec   key that signs the requests of Flower's SuperExec for work
+        ca.pem      certificate of the authority that signed server.pem; its key is deleted
+        server.pem  certificate of the service
+        server.key  key of this certificate
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,14 +1,14 @@
 """A project on disk: one folder for each owner, to be copied to the owner's machine.
 
-PROJECT/README.md             one command line for each party
-PROJECT/label/party.toml      the label party's own file
-PROJECT/label/app/            bundle for Flower: experiment.toml and a small program that calls vfl
-PROJECT/label/certificates/   certificates and keys of the SuperLink and of its authority
-PROJECT/label/keys/           the other parties' public keys
-PROJECT/label/identity.key    key that signs the log of its sessions
-PROJECT/NAME/                 a feature party or a dealer: party.toml, ca.pem, README.md
-PROJECT/NAME/node.key         also identity.key; only if all parties are on one machine
-PROJECT/NAME/peers/           public identity keys of other parties for a secure mode; likewise
+    PROJECT/README.md           one command line for each party
+    PROJECT/label/party.toml    the label party's own file
+    PROJECT/label/app/          bundle for Flower: experiment.toml and a program that calls vfl
+    PROJECT/label/certificates/ certificates and keys of the SuperLink and of its authority
+    PROJECT/label/keys/         the other parties' public keys
+    PROJECT/label/identity.key  key that signs the log of its sessions
+    PROJECT/NAME/               a feature party or a dealer: party.toml, ca.pem, README.md
+    PROJECT/NAME/node.key       also identity.key; only if all parties are on one machine
+    PROJECT/NAME/peers/         public identity keys of other parties for a secure mode; likewise
 
 A project for several hosts contains no key of another party: each makes its own, with `vfl join`.
 """

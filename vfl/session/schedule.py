@@ -93,7 +93,7 @@ def shuffled_in_blocks(
     block are always in one window. Two neighbouring positions therefore hold rows of one block with
     probability (B - 1) / (W B - 1), about 1 / W. In a full shuffle it is (B - 1) / (K B - 1). Let r
     be the share of the variance that lies between blocks. The mean of a batch of b rows then has a
-    larger variance than in a full shuffle, by a factor of about 1 + (b - 1) r (1 / W - 1 / K). If
+    larger variance than in a full shuffle. The factor is about 1 + (b - 1) r (1 / W - 1 / K). If
     the order of the table carries no information, the factor is 1.
 
     Args:

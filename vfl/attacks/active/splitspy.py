@@ -21,11 +21,11 @@ _SPAN = 0.9
 class SplitSpy(Hijacking):
     """FSHA that evades SplitGuard: it looks for false batches and sends them honest gradients.
 
-    A shadow model of the task learns from the received cuts and the true labels. Where it agrees
+    A shadow model of the task learns from the received cuts and the true labels. If it agrees
     with the labels of a batch less often than in the batches before, the adversary takes the rows
-    for false and sends the gradient of the task, which its own top has anyway. All other batches
-    get the gradient of `hijacking`. So a false batch gets another gradient than a regular one, as
-    from an honest party, and `split_guard` finds nothing.
+    for false. It then sends the gradient of the task, which its own top has anyway. All other
+    batches get the gradient of `hijacking`. So a false batch gets another gradient than a regular
+    one, as from an honest party, and `split_guard` finds nothing.
 
     Source: Fu, Ma, Zhu, Hu, Zhao, Jia, Xu, Jin, Zhang 2023, "Focusing on Pinocchio's nose: a
     gradients scrutinizer to thwart split-learning hijacking attacks using intrinsic attributes"

@@ -41,8 +41,9 @@ class URVFL(ActiveAdversary, Attack):
         steps: Adam steps of all networks before the training, each on 64 rows.
         learning_rate: their learning rate.
         judge_steps: steps of the discriminator for each batch.
-        judge_learning_rate: learning rate of these. A discriminator that learns too fast tells the
-            victim's cuts from codes whatever the label; its gradients then hide no tampering.
+        judge_learning_rate: learning rate of these. A discriminator that learns too fast
+            separates the victim's cuts from codes whatever the label; its gradients then hide no
+            tampering.
 
     >>> URVFL(judge_steps=2).goal
     'inputs'
@@ -137,7 +138,7 @@ class URVFL(ActiveAdversary, Attack):
         return networks | {"judging": self._judging}
 
     def _pretrain(self, classifier: nn.Module) -> None:
-        """Fit encoder and decoder on its own rows, with codes that tell the classes apart."""
+        """Fit encoder and decoder on its own rows, with codes that separate the classes."""
         assert self._decoder is not None
         networks = nn.ModuleList([self._encoder, self._decoder, classifier]).train()
         optimizer = torch.optim.Adam(networks.parameters(), lr=self.learning_rate)

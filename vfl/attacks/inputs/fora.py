@@ -21,8 +21,8 @@ class FORA(Attack):
 
     A discriminator and the distance of distributions (`mk_mmd`) draw the substitute's cuts to the
     victim's. The attack needs no label and no top, so a party in the middle can run it as well as a
-    label party, whoever else feeds the top. Distributions alone leave open which column is which:
-    the architecture must decide that, as convolutions do.
+    label party, also if other parties feed the top. Distributions alone leave open which column is
+    which: the architecture must decide that, as convolutions do.
 
     Source: Xu et al. 2024, "A stealthy wrongdoer: feature-oriented reconstruction attack against
     split learning" (CVPR): the losses of its substitute client, its inverse network, and its

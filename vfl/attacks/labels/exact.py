@@ -17,10 +17,10 @@ class EXACT(Attack):
     """Enumerates the classes of each row, and takes the one whose gradient is nearest.
 
     For a row's recorded cut h and each class c it computes the gradient of the cross-entropy of
-    top(h) and c, and scores c by minus its distance from the received gradient. It is a bound: a
-    feature party does not hold the label party's top. The top here is that of the end of the
-    training, so the attack reads the last epochs. The attacking party must be the only one that
-    feeds the top.
+    top(h) and c. The score of c is minus the distance of this gradient from the received one.
+    It is a bound: a feature party does not hold the label party's top. The top here is that of the
+    end of the training, so the attack reads the last epochs. The attacking party must be the only
+    one that feeds the top.
 
     Source: Qiu, Leontiadis, Melis, Sablayrolles, Stock 2024, "Evaluating privacy leakage in split
     learning" (arXiv 2305.12997; before, "EXACT: extensive attack for split learning"). There the
