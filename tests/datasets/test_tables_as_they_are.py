@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import datetime as dt
 import gzip
 import io
+import lzma
 import zipfile
 from decimal import Decimal
 
@@ -245,6 +247,15 @@ def _workbook():
     return packed.getvalue()
 
 
+def _zipped(**files):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name.replace("__", "."), text)
+    return content.getvalue()
+
+
+PLAIN = table(["1.5", "2.25"])
 REFUSED = {
     "long row": (table(["1"]) + "5,6,7\n", "line 32: 3 cells, where 2 columns have a name"),
     "short row": (table(["1"], ["2"], names="id,x,y") + "5,6\n", "line 32: 2 cells, where 3"),
@@ -256,8 +267,93 @@ REFUSED = {
     "json": ('{"id": 1}', "JSON"),
     "page": ("<html></html>", "HTML"),
     "nothing but blanks": ("\n\n\n", "blank lines"),
+    "spreadsheet": (_zipped(mimetype="", content__xml=""), "an OpenDocument file (.ods)"),
+    "two tables": (_zipped(a__csv=PLAIN, b__csv=PLAIN), "a zip archive of 2 files"),
+    "half an archive": (_zipped(a__csv=PLAIN)[:60], "a damaged zip archive"),
+    "archive of archives": (gzip.compress(bytes(257) + b"ustar" + bytes(99)), "a tar archive"),
+    "Zstandard": (b"\x28\xb5\x2f\xfd" + bytes(9), "Zstandard"),
+    "pickle": (b"\x80\x04\x95\x10\x00\x00\x00", "binary data"),
+    "measurements of SAS": (bytes(12) + b"\xc2\xea\x81\x60", "binary data"),
+    "arff": ("@relation a\n@data\n1,2\n", "Weka"),
+    "dump": ("INSERT INTO t VALUES (1, 2);\n", "SQL"),
+    "two encodings": (
+        "id,x\n1,\u00fc\n".encode() + "2,\u00fc\n".encode("latin-1"),
+        "line 2 is UTF-8",
+    ),
+    "footer": (PLAIN + "(30 rows)\n", "line 32: 1 cells"),
     "twice": ("a,a\n1,2\n", "1 different names"),
 }
+
+
+ODD = {
+    "zip of one table": _zipped(t__csv=PLAIN, __MACOSX="").replace(b"__MACOSX", b"._MACOSX"),
+    "bzip2": bz2.compress(PLAIN.encode()),
+    "xz": lzma.compress(PLAIN.encode()),
+    "tabs, packed": gzip.compress(table(["1.5", "2.25"], sep="\t").encode()),
+    "blanks between cells": table(["1.5", "2.25"], sep="   "),
+    "carets": table(["1.5", "2.25"], sep="^"),
+    "colons": table(["1.5", "2.25"], sep=":"),
+    "remarks with separators": "# ours, 2024, all\n# of them\n" + PLAIN,
+    "names twice": "id,x\n" + PLAIN,
+    "two files joined": PLAIN.replace("1015,", "\ufeffid,x\n1015,"),
+    "marks in cells": PLAIN.replace("\n1", "\n\ufeff1"),
+    "blanks without width": PLAIN.replace("\n1", "\u200b\n1") + "\u200b",
+    "nulls behind": PLAIN.encode() + bytes(100),
+    "end of file of CP/M": PLAIN + "\x1a",
+    "table of a client": PLAIN.replace(",", " | ").replace("\n", "\n-----+----\n", 1),
+    "page of notes": "".join(
+        f"| {line.replace(',', ' | ')} |\n" + "|---|---|\n" * (line == "id,x")
+        for line in PLAIN.splitlines()
+    ),
+    "texts of Excel": table(['="1.5"', '="2.25"']),
+    "separators at the end": PLAIN.replace("\n", ",,\n"),
+    "name of two lines": PLAIN.replace("id,x", 'id,"x\n"'),
+    "unit": table(["1.5 kg", "2.25 kg"]),
+    "unit without a blank": table(["1.5cm", "2.25cm"]),
+    "degrees": table(["1,5 °C", "2,25 °C"], names="id;x", sep=";"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files_are_read(tmp_path, name):
+    report, frame = read_as_described(written(tmp_path, ODD[name]))
+    kinds = {one.name: one.kind for one in report.columns}
+    assert (kinds["id"], kinds["x"], report.rows) == ("id", "number", ROWS)
+    assert frame["x"].head(2).tolist() == [1.5, 2.25]
+    assert report.form.id_type == "number"
+
+
+@pytest.mark.parametrize("word", ["#DIV/0!", "#REF!", "\\N", "k.A.", "*", "n/a", "-"])
+def test_words_of_programs_and_people_mean_a_missing_cell(tmp_path, word):
+    report, frame = read_as_described(written(tmp_path, table(["1.5", word, "2.5"])))
+    assert report.columns[1].kind == "number"
+    assert frame["x"].isna().sum() == ROWS // 3
+
+
+def test_lines_that_are_no_rows_are_noted(tmp_path):
+    report = describe(written(tmp_path, PLAIN + "Total,56.25\n"))
+    assert report.columns[0].notes[0].startswith("1 of 31 ids are no numbers")
+    report = describe(written(tmp_path, PLAIN.replace("\n", "\n[-],[kg]\n", 1)))
+    assert report.columns[1].notes[0].startswith("30 of 31 cells are numbers")
+    with pytest.raises(DataError) as caught:
+        describe(written(tmp_path, PLAIN.replace("\n", "\n,EUR\n", 1)))
+    assert "'id' is nearest: 30 different ids in 31 rows" in str(caught.value.got)
+    assert "delete the rows without an id" in str(caught.value.fix)
+
+
+def test_codes_that_end_with_a_letter_are_ids(tmp_path):
+    path = written(tmp_path, "\n".join(["code,x", *(f"{n}X,{n / 7:.2f}" for n in range(ROWS))]))
+    assert describe(path).id == "code"
+
+
+def test_a_frame_of_texts_is_read_as_a_file_with_the_same_cells(tmp_path):
+    frame = pd.DataFrame({"id": range(ROWS), "day": ["31.01.2024", "NA", "-"] * 10})
+    frame["x"] = ["1 kg", "2 kg", "?"] * 10
+    frame["y"] = [0, 1] * 15
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    of_frame, of_file = describe(frame, label="y"), describe(tmp_path / "t.csv", label="y")
+    assert of_frame.columns == of_file.columns
+    assert [one.kind for one in of_frame.columns] == ["id", "date", "number", "label"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -91,7 +91,7 @@ class TableSettings(Settings):
         dates: text columns that contain dates, and their form, such as "%d.%m.%Y"; several forms
             are joined with "|".
         numbers: text columns that contain numbers with currency, grouping or percent, and their
-            decimal separator: "." or ",".
+            decimal separator: "." or ",", and after a blank their unit, as in ". kg".
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
         bins: largest number of bins of a number (`vfl.datasets.encode.BinnedColumn`); 0
             standardises numbers.
@@ -112,7 +112,9 @@ class TableSettings(Settings):
     skip_lines: int = Field(default=0, ge=0, le=10_000)
     missing: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     dates: dict[str, str] | None = None
-    numbers: dict[str, Literal[".", ","]] | None = None
+    numbers: dict[str, Annotated[str, StringConstraints(pattern=r"^[.,]( \S{1,8})?$")]] | None = (
+        None
+    )
     id_type: Literal["text", "number"] = "text"
     bins: int = Field(default=0, ge=0, le=MAX_BINS)
     tokenizer: Annotated[str, StringConstraints(max_length=64)] | None = None

@@ -23,7 +23,7 @@ WORDS = frozenset(
     (
         *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
         *("n/a", "NA", "na", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "Null", "null"),
-        *("None", "none"),
+        *("None", "none", "\\N", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
     )
 )
 _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
@@ -35,6 +35,7 @@ _CODES = (
     "|ZAR|KRW|SGD|HKD|THB|ILS|AED|SAR|Euro|euro|kr\\.?|Fr\\.?|Rs\\.?|zł|Kč|Ft|lei"
 )
 _MONEY = rf"(?:[A-Z]{{0,3}}\p{{Sc}}[A-Z]{{0,3}}|{_CODES})"
+_UNIT_BEHIND = re.compile(r"[-+\u2212(]?\d(?:[\d.,'\s]*\d)?\s*([^\W\d_][^\d\s]{0,7}|°[^\d\s]{0,3})")
 _UNIT = rf"(?:%|\x{{2030}}|{_MONEY})"
 
 
@@ -151,12 +152,23 @@ def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
     return None
 
 
-def numbers_of(cells: pa.Array, decimal: str) -> tuple[pa.Array, int]:
+def unit_of(texts: Sequence[str]) -> str:
+    """The unit behind the number in each text; empty if they have none, or several.
+
+    >>> unit_of(["12 kg", "3.5 kg"]), unit_of(["-3.5°C", "12°C"]), unit_of(["12 kg", "13 lb"])
+    ('kg', '°C', '')
+    """
+    found = _UNIT_BEHIND.fullmatch(texts[0]) if len(texts) else None
+    return found[1] if found and all(text.endswith(found[1]) for text in texts) else ""
+
+
+def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
     """Parse texts as numbers, with any currency, grouping, percent sign or sign.
 
     Args:
         cells: texts, missing ones null.
-        decimal: the decimal separator, point or comma; the other one, blanks and apostrophes group
+        written: the decimal separator, point or comma, and after a blank the unit that each text
+            ends with, if they have one. The other separator, blanks and apostrophes group
             thousands. A text that can only be read with the other separator is read that way.
 
     Returns:
@@ -166,8 +178,15 @@ def numbers_of(cells: pa.Array, decimal: str) -> tuple[pa.Array, int]:
     >>> cells = pa.array(["€ 75 997,97", "73.208,40", "(1.234)", "12,5 %", "5,-", "$5,156.91", "-"])
     >>> numbers_of(cells, ",")[0].to_pylist()
     [75997.97, 73208.4, -1234.0, 0.125, 5.0, 5156.91, None]
+    >>> numbers_of(pa.array(["1.250 kg", "0,5 kg", "3 lb"]), ", kg")[0].to_pylist()
+    [1250.0, 0.5, None]
     """
-    texts = _alike(cells.cast(pa.string()))
+    decimal, texts, unit = written[0], cells.cast(pa.string()), written[1:].strip()
+    if unit:
+        texts = pc.utf8_trim_whitespace(texts)
+        bare = pc.utf8_slice_codeunits(texts, 0, -len(unit))
+        texts = pc.if_else(pc.ends_with(texts, unit), bare, None)
+    texts = _alike(texts)
     values = _numbers_written(texts, decimal)
     if values.null_count > cells.null_count:
         values = pc.coalesce(values, _numbers_written(texts, "." if decimal == "," else ","))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import csv
 import gzip
 import io
+import lzma
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -27,17 +30,42 @@ _TOP_BYTES = 1 << 18
 _TOP_LINES = 200
 _CHUNK_BYTES = 1 << 20
 _MOST_CELLS = 10_000
-_SEPARATORS = (",", ";", "\t", "|")
+#: Separators to try, and those for a table that none of the former fits.
+_SEPARATORS, _RARE_SEPARATORS = (",", ";", "\t", "|"), ("^", "~", "\x1f", ":", " ")
+#: Invisible characters: marks of an encoding where files were joined, and blanks of no width.
+_INVISIBLE = ("\ufeff", "\u200b", "\u2060")
+_PADDING = "\0\x1a"  # bytes that some systems write behind the last line
+_RULER = re.compile(r"(?=.*--|.*==)[-=+:|\s]+")
+#: Programs that unpack a file, by its first bytes.
+_PACKED: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
 _LONGEST_CELL = 1 << 24
+_KIND_BYTES = 4096
+_BINARY = re.compile(rb"[\0-\x06\x0e-\x19]")  # never in a table of text
 #: An extra last line for the reader: it is a row of its own unless a quotation mark is open.
-_END = "\x1fend of file"
+_END = "\x1eend-of-file"
 #: First bytes of files that are no CSV, their kind, and the cure.
 _OTHERS = (
-    (b"PK\x03\x04", "an Excel workbook (.xlsx) or another zip archive", "save its sheet as CSV"),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook (.xls)", "save its sheet as CSV"),
     (b"PAR1", "a Parquet file", "give its name the ending .parquet"),
     (b"SQLite format 3\0", "a database of SQLite", "name it sqlite:///FILE, with a query"),
     (b"ARROW1", "a Feather file", "write it as Parquet"),
+    (b"ORC", "an ORC file", "write it as Parquet"),
+    (b"Obj\x01", "an Avro file", "write it as Parquet"),
+    (b"\x89HDF", "an HDF5 file", "write its table as Parquet"),
+    (b"$FL2", "a data set of SPSS", "export it as CSV"),
+    (b"<stata_dta>", "a data set of Stata", "export it as CSV"),
+    (b"\x93NUMPY", "an array of numpy", "write it as Parquet, with names of columns"),
+    (b"\x28\xb5\x2f\xfd", "a file that Zstandard packed", "unpack it"),
+    (b"7z\xbc\xaf", "a 7z archive", "unpack it"),
+    (b"Rar!", "a RAR archive", "unpack it"),
+    (b"@relation", "a file of Weka (.arff)", "export the table as CSV"),
+    (b"@RELATION", "a file of Weka (.arff)", "export the table as CSV"),
+    (b"INSERT INTO", "SQL", "export the table as CSV"),
+    (b"CREATE TABLE", "SQL", "export the table as CSV"),
     (b"%PDF", "a PDF", "export the table as CSV"),
     (b"<", "HTML or XML", "export the table as CSV"),
     (b"{", "JSON", "write it as CSV or Parquet"),
@@ -67,17 +95,21 @@ def sniff(source: Source) -> TableFormat:
     path = Path(source)
     if not path.is_file():
         return TableFormat()
+    _check_kind(path)
     encoding = _encoding(path)
     try:
         with _opened(path) as file:
             top = codecs.getincrementaldecoder(encoding)().decode(file.read(_TOP_BYTES))
-    except (OSError, EOFError, ValueError):
+    except (OSError, EOFError, ValueError, lzma.LZMAError):
         return TableFormat()  # reading it raises the error
     lines = list(io.StringIO(top, newline=""))[:_TOP_LINES]
     declared = re.fullmatch(r"\ufeff?sep=(.)\s*", lines[0], re.IGNORECASE) if lines else None
     skip = 1 if declared else 0
-    known = (declared[1],) if declared else _SEPARATORS
-    separator = max(known, key=lambda sign: _fit(lines[skip:], sign)[0])
+    separator = declared[1] if declared else _separator(lines[skip:])
+    remarks = next((at for at, line in enumerate(lines[skip:]) if not line.startswith("#")), 0)
+    if remarks and _fit(lines[skip:], separator)[0][0] < 2:
+        skip += remarks
+        separator = declared[1] if declared else _separator(lines[skip:])
     skip += _fit(lines[skip:], separator)[1]
     rows = [row for row in _reader(lines[skip:], separator) if row]
     _check_names(rows[0] if rows else [], path)
@@ -92,6 +124,15 @@ def _reader(lines: Iterable[str], separator: str) -> Any:
     return csv.reader(lines, delimiter=separator, skipinitialspace=True)
 
 
+def _separator(lines: Sequence[str]) -> str:
+    """The separator that fits best."""
+    usual = max(_SEPARATORS, key=lambda sign: _fit(lines, sign)[0])
+    if _fit(lines, usual)[0][0]:
+        return usual
+    rare = max(_RARE_SEPARATORS, key=lambda sign: _fit(lines, sign)[0])
+    return rare if _fit(lines, rare)[0][0] == 2 else usual
+
+
 def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
     """Rate a separator, and count the lines above the column names.
 
@@ -103,7 +144,7 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
     reader = _reader(lines, separator)
     rows, begins, begin = list[list[str]](), list[int](), 0
     for row in reader:
-        if row:
+        if row and not _RULER.fullmatch("".join(row)):
             rows.append(row)
             begins.append(begin)
         begin = reader.line_num
@@ -148,10 +189,33 @@ def _encoding(path: Path) -> str:
                 return "utf-8"
     except UnicodeDecodeError:
         return "latin-1"
-    except (OSError, EOFError):
+    except (OSError, EOFError, lzma.LZMAError):
         return "utf-8"
+    _check_one_encoding(path)
     of_windows = letters & set(range(0x80, 0xA0))
     return "cp1252" if of_windows and not of_windows & {0x81, 0x8D, 0x8F, 0x90, 0x9D} else "latin-1"
+
+
+def _check_one_encoding(path: Path) -> None:
+    """Refuse a file of lines in UTF-8 and lines in another encoding."""
+    first = dict[bool, int]()
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.isascii():
+                continue
+            try:
+                line.decode()
+                first.setdefault(True, number)
+            except UnicodeDecodeError:
+                first.setdefault(False, number)
+            if len(first) == 2:
+                raise DataError(
+                    "this file mixes two encodings",
+                    where=str(path),
+                    got=f"line {first[True]} is UTF-8, and line {first[False]} is not",
+                    want="one encoding, such as UTF-8",
+                    fix="write the table again; were files of two programs joined?",
+                )
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
@@ -172,10 +236,44 @@ def _check_names(names: Sequence[str], path: Path) -> None:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file, unpacked if gzip packed it, whatever its name is."""
+    """Open a file, unpacked if a program packed it, whatever its name is.
+
+    Raises:
+        DataError: a zip archive of anything but one table.
+    """
     with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+        top = file.read(8)
+    if top.startswith(b"PK\x03\x04"):
+        return _unzipped(path)
+    packed = next((unpack for mark, unpack in _PACKED.items() if top.startswith(mark)), None)
+    return path.open("rb") if packed is None else packed(path, "rb")
+
+
+def _unzipped(path: Path) -> IO[bytes]:
+    """Open the only file of a zip archive."""
+    try:
+        archive = zipfile.ZipFile(path)
+        files = [
+            one
+            for one in archive.infolist()
+            if not one.is_dir() and not re.match(r"__MACOSX/|(.*/)?\.", one.filename)
+        ]
+        names = {one.filename for one in files}
+        office = any(re.match(r"\[Content_Types|(xl|word|ppt)/", name) for name in names)
+        if not office and len(files) == 1 and not files[0].flag_bits & 1:
+            return archive.open(files[0])
+    except (zipfile.BadZipFile, NotImplementedError):
+        names, files, office = set(), [], False
+    if office:
+        got, fix = "an Excel workbook (.xlsx) or another Office file", "save its sheet as CSV"
+    elif "mimetype" in names:
+        got, fix = "an OpenDocument file (.ods)", "save its sheet as CSV"
+    elif len(files) == 1:
+        got, fix = "a zip archive with a password", "unpack it"
+    else:
+        got = f"a zip archive of {len(files)} files" if files else "a damaged zip archive"
+        fix = "unpack it, and name the one table" if files else "write it again"
+    raise DataError("this file is no CSV", where=str(path), got=got, want="one CSV", fix=fix)
 
 
 class CsvRows:
@@ -210,7 +308,14 @@ class CsvRows:
 
     def _reader(self, text: IO[str]) -> _Rows:
         def lines() -> Iterator[str]:
-            yield from islice(text, self._form.skip_lines, None)
+            for line in islice(text, self._form.skip_lines, None):
+                if line.isascii():
+                    if line[:1] in _PADDING and not line.strip(_PADDING + "\r\n"):
+                        line = "\n"
+                else:
+                    for sign in _INVISIBLE:
+                        line = line.replace(sign, "")
+                yield line
             yield _END
 
         return _Rows(lines(), self._form)
@@ -230,7 +335,6 @@ class CsvRows:
         at = [places[name] for name in kept]
         with self._text() as text:
             given = self._whole(self._reader(text))
-            next(given, None)  # the names
             block = list(islice(given, rows))
             while True:
                 turned = list(zip(*block, strict=True)) or [()] * len(self.names)
@@ -242,6 +346,8 @@ class CsvRows:
     def _column(self, name: str, texts: Sequence[str], as_text: Sequence[str]) -> pa.Array:
         raw, stays = pa.array(texts, pa.large_string()), {*as_text}
         form = self._form
+        if raw and raw[0].as_py().startswith('="'):  # Excel's way to keep a text as it is
+            raw = pc.replace_substring_regex(raw, '^="(.*)"$', r"\1")
         usual = name not in stays and name not in form.numbers and name not in form.dates
         if words := form.words_of(name)[0]:  # a word may be a number, such as -999
             usual = usual and not pc.any(pc.is_in(raw, pa.array([*words], raw.type))).as_py()
@@ -251,11 +357,16 @@ class CsvRows:
         return cells_of(cells, name, self._form, as_text=name in as_text, of_csv=True)
 
     def _whole(self, rows: _Rows) -> Iterator[list[str]]:
-        """Yield rows with as many cells as there are names."""
+        """Yield rows with as many cells as there are names, without those that repeat the names."""
         wanted, ended = len(self.names), False
+        header = next((row for row in rows if row), [])
+        after = True
         for row in rows:
-            if not row:
+            if not row or row == header:
                 continue
+            if after and _RULER.fullmatch("".join(row)):  # a line between names and rows
+                continue
+            after = False
             if ended or (row[-1].endswith(_END) and row != [_END]):
                 raise self._odd(rows, "a quotation mark opens in it and never closes")
             if row == [_END]:
@@ -264,7 +375,11 @@ class CsvRows:
             if len(row) > wanted and not any(row[wanted:]):
                 row = row[:wanted]  # separators at the end of the line
             if len(row) != wanted:
-                raise self._odd(rows, f"{len(row)} cells, where {wanted} columns have a name")
+                what = f"{len(row)} cells, where {wanted} columns have a name"
+                error = self._odd(rows, what)
+                if len(row) < wanted and all(len(one) < wanted for one in rows):
+                    error.fix = "the table ends above this line: delete what is below it"
+                raise error
             if wanted == 1 or any(row):
                 yield row
 
@@ -304,7 +419,7 @@ class _Rows:
 
 def _names(row: Sequence[str], path: Path) -> list[str]:
     """The column names; a nameless first column, which is the index of a frame, is "index"."""
-    names = [name.strip() for name in row]
+    names = [re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in row]
     names[0] = names[0].removeprefix("\ufeff")
     while len(names) > 1 and not names[-1]:
         names.pop()  # separators at the end of the line
@@ -315,13 +430,28 @@ def _names(row: Sequence[str], path: Path) -> list[str]:
 
 
 def _check_kind(path: Path) -> None:
-    with _opened(path) as file:
-        top = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
+    try:
+        with _opened(path) as file:
+            whole = file.read(_KIND_BYTES)
+    except (OSError, EOFError, lzma.LZMAError):
+        return  # reading the rows raises the error
+    top = whole.removeprefix(codecs.BOM_UTF8).lstrip()
     for mark, what, fix in _OTHERS:
         if top.startswith(mark):
             raise DataError(
                 "this file is no CSV", where=str(path), got=what, want="CSV or Parquet", fix=fix
             )
+    gaps = whole[:4:2] == b"\0\0", whole[1:4:2] == b"\0\0"
+    wide = top.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or gaps[0] != gaps[1]
+    if whole[257:262] == b"ustar" or (not wide and _BINARY.search(whole.rstrip(b"\0\x1a"))):
+        tar = whole[257:262] == b"ustar"
+        raise DataError(
+            "this file is no CSV",
+            where=str(path),
+            got="a tar archive" if tar else "binary data",
+            want="CSV or Parquet",
+            fix="unpack it" if tar else "export the table as CSV or Parquet",
+        )
 
 
 def written_otherwise(path: Path, form: TableFormat) -> str | None:

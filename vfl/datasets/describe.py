@@ -39,6 +39,7 @@ SAMPLE_ROWS = 100_000  # rows of the sample in which columns are compared with t
 ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of one column on held-out rows
 FEW_CLASSES = 20  # most different whole numbers in a label of classes
 RARE = 0.2  # share of the rarest class that calls for class weights
+_FEW_NUMBERS = 5  # fewer may be names of categories, such as sizes
 _KEY_NAME = re.compile(
     r"(^|[^a-z])(u?u?id|key|nr|no|number|account|customer|client|member|person|patient|case|row)s?$",
     re.IGNORECASE,
@@ -249,9 +250,14 @@ def _id_of(source: Source, facts: Mapping[str, Facts], rows: int, label: str | N
     }
     able = [name for name, fact in may_be.items() if fact.unique]
     named = [name for name in able if _KEY_NAME.search(name)]
-    if named or able:
+    nearly = [
+        name
+        for name, fact in may_be.items()
+        if _KEY_NAME.search(name) and 0 < fact.missing + fact.repeated <= rows // 20
+    ]
+    if named or (able and not nearly):
         return (named or able)[0]
-    close = [name for name in may_be if _KEY_NAME.search(name)] or list(may_be)
+    close = nearly or [name for name in may_be if _KEY_NAME.search(name)] or list(may_be)
     got, fix = f"{len(facts)} columns, none of them with texts or whole numbers", None
     if close:
         fact = min((facts[name] for name in close), key=lambda fact: fact.repeated + fact.missing)
@@ -261,7 +267,8 @@ def _id_of(source: Source, facts: Mapping[str, Facts], rows: int, label: str | N
             f"{spaced(rows)} rows; {spaced(fact.repeated)} rows repeat another row's id, "
             f"{spaced(fact.missing)} have none"
         )
-        fix = _one_row_each(source, fact, facts)
+        fix = "delete the rows without an id, such as a line of totals or units"
+        fix = _one_row_each(source, fact, facts) if fact.repeated else fix
     raise DataError(
         "no column of this table identifies its rows",
         where="data.id",
@@ -359,9 +366,17 @@ def _report(
         kind, becomes, inputs = "id", f"the row's id, {how}", 0
         if not fact.unique:
             notes.append("ids are missing or repeated")
+        present = fact.rows - fact.missing
+        if 0 < (others := present - fact.numeric) <= present // 20 and fact.kind == "text":
+            notes.append(
+                f"{spaced(others)} of {spaced(present)} ids are no numbers: delete lines of "
+                "totals, units or names among the rows"
+            )
     elif fact.name == label:
         kind, becomes, inputs = "label", "learning target", 0
-    elif truth is not None and scored is not None:
+    elif kind in ("text", "category"):
+        notes += _mostly_numbers(fact)
+    if truth is not None and scored is not None:
         score = scored[0]
         notes += _predicts(scored, truth)
     return ColumnReport(
@@ -374,6 +389,17 @@ def _report(
         tuple(notes),
         None if score is None else round(score, 3) + 0.0,  # without -0.0
     )
+
+
+def _mostly_numbers(fact: Facts) -> list[str]:
+    """A warning about texts of which half or more, but not all, are numbers."""
+    present = fact.rows - fact.missing
+    if not _FEW_NUMBERS <= fact.numeric < present <= 2 * fact.numeric:
+        return []
+    return [
+        f"{spaced(fact.numeric)} of {spaced(present)} cells are numbers; name the other ones in "
+        "'missing' if they mean a missing cell, or mend them"
+    ]
 
 
 def _becomes(fact: Facts, form: TableFormat) -> tuple[Role, str, int]:

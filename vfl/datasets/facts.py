@@ -26,10 +26,12 @@ from vfl.datasets.cells import (
     date_form,
     days_of_each,
     days_of_texts,
+    decimal_counts,
     decimal_counts_of_each,
     forms_of,
     forms_of_each,
     is_open_end,
+    unit_of,
 )
 from vfl.datasets.table import (
     BLOCK_ROWS,
@@ -47,10 +49,13 @@ from vfl.datasets.table import (
 Kind = Literal["number", "boolean", "text", "date", "other"]
 
 #: Words for a missing cell besides `WORDS`, in a column of numbers or dates.
-_SIGNS = frozenset(("?", "-", "--", ".", "n.a.", "unknown", "missing", "\u2013", "\u2014"))
+_SIGNS = frozenset(
+    ("?", "-", "--", ".", "n.a.", "k.a.", "n.d.", "*", "unknown", "missing", "\u2013", "\u2014")
+)
 _MOST = 1000  # limit of counted different cells
 _MOST_COLUMNS = 2000  # columns between two lines of progress
 _GROUP_CELLS = 1 << 21  # cells of the columns that are read together
+_NUMERIC = r"^[-+]?\d[\d.,]*$"
 _WHOLE, _SHORT = r"^\p{Nd}+(\.0*)?$", r"^\p{Nd}{1,18}(\.0*)?$"
 
 
@@ -67,10 +72,11 @@ class Facts:
         repeated: number of cells that equal an earlier one; 0 where `unique` is not looked for.
         dates: form of dates that are texts or numbers such as 20240131.
         either: whether the order of day and month is ambiguous.
-        decimal: decimal separator of numbers that are texts.
+        decimal: decimal separator of numbers that are texts, and their unit.
         signs: words for a missing cell, besides those of the format.
         words: number of text cells that are among `WORDS`.
         open: whether some days are placeholders, such as 9999-12-31.
+        numeric: number of text cells that are plain numbers.
     """
 
     name: str
@@ -88,6 +94,7 @@ class Facts:
     signs: tuple[str, ...] = ()
     words: int = 0
     open: bool = False
+    numeric: int = 0
 
     @property
     def share_missing(self) -> float:
@@ -148,6 +155,7 @@ class _Column:
     Attributes:
         forms: possible forms of all texts; None where no form is possible.
         mixed: form of texts in several ways.
+        unit: unit behind the numbers in all texts.
         hashes: for each block, one number for each different cell.
         hashed: number of cells behind `hashes`.
         many: whether more than `_MOST` cells differ.
@@ -163,6 +171,8 @@ class _Column:
     open: bool = False
     many: bool = False
     mixed: str = ""
+    unit: str = ""
+    numeric: int = 0
     hashed: int = 0
     hashes: list[np.ndarray] = field(default_factory=list)
     kinds: set[Kind] = field(default_factory=set)
@@ -200,10 +210,12 @@ class _Column:
         if texts and dates is None and self.decimals and not self.whole:
             counts, usual = self.decimals, form.decimal
             decimal = max(counts, key=lambda sign: (counts[sign], sign == usual))
+        unique = counted and not repeated and not self.missing and bool(self.rows)
+        if self.unit and decimal:  # codes such as 1000X are ids
+            decimal = None if unique else f"{decimal} {self.unit}"
         read = dates or decimal
         others = form.words_of(self.name)[1 if read else 0]
         signs = tuple(sign for sign in self.signs if sign not in others and (read or sign == "?"))
-        unique = counted and not repeated and not self.missing and bool(self.rows)
         return Facts(
             self.name,
             self.rows,
@@ -220,7 +232,25 @@ class _Column:
             signs,
             self.words,
             self.open,
+            self.numeric,
         )
+
+    def add_numbers(self, texts: list[str], counts: Mapping[str, int] | None) -> None:
+        """Count the texts that are numbers with each decimal separator, in one unit.
+
+        Args:
+            texts: the texts.
+            counts: how many of them are numbers without a unit; None if some are not.
+        """
+        if counts is None and (self.unit or not self.decimals):
+            unit = unit_of(texts)
+            if unit and unit == (self.unit or unit):
+                self.unit = unit
+                counts = decimal_counts([text.removesuffix(unit) for text in texts])
+        elif self.unit:
+            counts = None
+        known = self.decimals
+        self.decimals = None if counts is None or known is None else known + Counter(counts)
 
 
 def _add(columns: Sequence[_Column], block: pd.DataFrame) -> None:
@@ -351,6 +381,7 @@ def _add_texts(own: Sequence[_Texts]) -> None:
     )
     word = pc.is_in(every, pa.array([*WORDS], every.type)).to_numpy(False)
     sign = pc.is_in(pc.utf8_lower(every), pa.array([*_SIGNS], every.type)).to_numpy(False)
+    numeric = pc.match_substring_regex(every, _NUMERIC).to_numpy(False)
     meant, objects = word | sign, every.to_numpy(False)
     hashes = pd.util.hash_array(objects, categorize=False)
     tried = list[tuple[_Column, list[str]]]()
@@ -361,6 +392,7 @@ def _add_texts(own: Sequence[_Texts]) -> None:
         column.long |= column.whole and not short[at]
         column.add_hashes(np.unique(hashes[part]), int(each.counts.sum()))
         if each.kind == "text":
+            column.numeric += int(each.counts[numeric[part]].sum())
             column.words += int(each.counts[word[part]].sum())
             column.signs |= dict.fromkeys(objects[part][meant[part]])
             if not meant[part].all():
@@ -368,11 +400,8 @@ def _add_texts(own: Sequence[_Texts]) -> None:
     _try_dates([(column, texts) for column, texts in tried if column.forms is not None])
     numbers = [(column, texts) for column, texts in tried if column.decimals is not None]
     counts = decimal_counts_of_each([texts for _, texts in numbers])
-    for (column, _), counted in zip(numbers, counts, strict=True):
-        if counted is None or column.decimals is None:
-            column.decimals = None
-        else:
-            column.decimals = column.decimals + Counter(counted)
+    for (column, texts), counted in zip(numbers, counts, strict=True):
+        column.add_numbers(texts, counted)
 
 
 def _try_dates(tried: Sequence[tuple[_Column, list[str]]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import lzma
 import tempfile
 import weakref
 import zlib
@@ -42,6 +43,7 @@ from vfl.datasets.table import (
     id_columns,
     name_of,
     series_of,
+    texts_of,
 )
 
 
@@ -216,7 +218,7 @@ def _readable(path: Path | str) -> Iterator[None]:
 
 
 _UNREADABLE = (
-    *(ValueError, OSError, EOFError, NotImplementedError, zlib.error),
+    *(ValueError, OSError, EOFError, NotImplementedError, zlib.error, lzma.LZMAError),
     *(csv.Error, pa.ArrowException),
 )
 
@@ -264,11 +266,14 @@ def _uniquely_named(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None) -> pd.DataFrame:
-    """Convert text columns of a frame that contain numbers."""
+    """Convert text columns of a frame that contain numbers, dates or words for a missing cell."""
     frame = _uniquely_named(frame)
     frame = frame if columns is None else frame[list(columns)]
-    written = [name for name in form.numbers if name in frame.columns]
-    own = {name: cells_of(pa.array(frame[name], from_pandas=True), name, form) for name in written}
+    parsed = {**form.numbers, **form.dates}
+    names = [str(name) for name in frame.columns]
+    told = [name for name in names if name in parsed or form.words_of(name)[0]]
+    texts = {name: texts_of(frame[name]) for name in told}
+    own = {name: cells_of(each, name, form) for name, each in texts.items() if each is not None}
     arrow = [str(name) for name in frame if isinstance(frame[name].dtype, pd.ArrowDtype)]
     own |= {name: plain(_whole(pa.array(frame[name]))) for name in arrow}
     series = {name: series_of(cells).set_axis(frame.index) for name, cells in own.items()}

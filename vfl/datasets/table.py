@@ -573,6 +573,8 @@ def check_names(names: pd.Series, where: str) -> None:
             where=where,
             got=f"{len(names)} columns, {names.nunique()} different names",
             want="one name for each column, in the first line of a CSV",
+            fix="give every column a name of its own; is the line of names further down "
+            "(skip_lines), or the separator another one?",
         )
 
 
