@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_folders import write_model
 
-from vfl.core.errors import BadOptionError, DataError, MissingDataError, WidthError
+from vfl.core.errors import BadOptionError, DataError, MissingDataError, SpecError, WidthError
 from vfl.core.seeds import scoped
 from vfl.models import make_bottom
 from vfl.models.footprint import footprint
@@ -55,6 +55,8 @@ def test_values_behind_the_tokens_go_beside_the_features(model):
     assert torch.equal(cut[:, :64], built("")(ROWS))
     assert torch.equal(cut[:, 64:], rows[:, 6:])
     assert make_bottom("pretrained:name=bert,tokens=6").columns((8,)) == 66
+    with pytest.raises(SpecError, match="tokens=N"):
+        built("", steps=8)(rows.abs())
     with pytest.raises(BadOptionError, match="tokens"):
         built(",tokens=9", steps=8)
 

@@ -228,10 +228,12 @@ def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
         option: name of the option that sets `most`.
 
     Raises:
-        SpecError: a number below 0 or above `most`; the message contains no such number.
+        SpecError: a number below 0, above `most`, or not whole; the message contains no such
+            number.
     """
-    shapes_alone = rows.is_meta or torch.compiler.is_exporting() or not rows.numel()
-    if not (shapes_alone or (rows.min() >= 0 and rows.max() <= most)):
+    if rows.is_meta or torch.compiler.is_exporting() or not rows.numel():  # shapes alone
+        return rows.long()
+    if not (rows.min() >= 0 and rows.max() <= most and torch.equal(rows, rows.floor())):
         raise SpecError(
             f"a row has a number that bottom '{name}' does not know",
             want=f"whole numbers from 0 to {most}",

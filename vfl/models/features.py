@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.errors import BadOptionError, DataError, WidthError
+from vfl.core.errors import BadOptionError, DataError, SpecError, WidthError
 from vfl.core.registry import MOST_WEIGHT, require, require_choice, require_range
 from vfl.core.storage import PRIVATE_FILE, locked
 from vfl.models.base import Bottom, Shape, picture_axes, sequence_steps, whole_numbers
@@ -437,7 +437,14 @@ class Features(nn.Module):
             hidden = model.hidden(rows, self._layer)
             return self._pooled(hidden, torch.ones(hidden.shape[:2], device=rows.device))
         most = model.shape.vocabulary - 1 + self._shift
-        numbers = whole_numbers(rows, most, "pretrained", "tokens")
+        try:
+            numbers = whole_numbers(rows, most, "pretrained", "tokens")
+        except SpecError as problem:
+            problem.fix = (
+                "rows of the model's own tokens (data.tokenizer); where other columns follow the "
+                "tokens, tokens=N with N of data.length"
+            )
+            raise
         real = numbers > 0 if self._shift else torch.ones_like(numbers, dtype=torch.bool)
         tokens, real = self._question.put((numbers - self._shift).clamp(min=0), real)
         window = model.shape.context
