@@ -51,7 +51,7 @@ from vfl.core.frame import HEADER_BYTES
 from vfl.core.processes import Process, Worker
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import Dealing, OwnTable, load_own
-from vfl.serving.front import Asked, LeadSettings, scores, settings_file
+from vfl.serving.front import Asked, LeadSettings, settings_file
 from vfl.session.schedule import ROW_BYTES
 from vfl.session.store.identity import Identity
 from vfl.transport.certificates import session_certificate
@@ -242,6 +242,16 @@ def play_label(folder: Path, *modes: str) -> None:
         terms = Terms.of(experiment, mode, RUN)  # type: ignore[arg-type]
         session.run_session(pipes, experiment, party, terms)  # type: ignore[arg-type]
         pipes.close()
+
+
+def scores(outputs: torch.Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Decode outputs of axes (rows, outputs): the class of the largest probability, and all."""
+    shares = torch.softmax(outputs, dim=1)
+    best = shares.argmax(dim=1).tolist()
+    return [
+        {"prediction": classes[index], "probabilities": row}
+        for index, row in zip(best, shares.tolist(), strict=True)
+    ]
 
 
 def play_monolith(folder: Path) -> None:

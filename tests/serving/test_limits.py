@@ -21,7 +21,7 @@ from vfl.config import ServeSettings
 from vfl.core.errors import RunFolderError, UserError, VFLError
 from vfl.serving import clients, front
 from vfl.serving.clients import Budgets, Caller, Clients, tokens_in
-from vfl.serving.front import LeadSettings, scores
+from vfl.serving.front import LeadSettings, Model
 from vfl.serving.local import serve
 from vfl.transport import FrontLimits, RateLimiter
 
@@ -309,8 +309,23 @@ def test_probabilities_are_rounded_unless_that_is_off(local, trained_run):
 
 
 def test_a_regression_is_told_whole():
-    (told,) = scores(torch.tensor([[1 / 3]]), None, 1)
-    assert told["prediction"] == np.float32(1 / 3)
+    whole, none = Model("run", None, None, decimals=1).as_json(torch.tensor([[1 / 3], [np.inf]]))
+    assert json.loads(whole) == {"prediction": np.float32(1 / 3)}
+    assert none is None
+
+
+@pytest.mark.parametrize("decimals", [None, 3])
+@pytest.mark.parametrize("classes", [("no", 'y"\\es\u00e9', "\n"), (3, 1, 2)])
+def test_answers_are_json_of_the_first_most_probable_class(classes, decimals):
+    outputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    outputs[0], outputs[1, 1], outputs[2, 0] = 1.0, -1e4, np.nan
+    told = Model("run", None, classes, decimals=decimals).as_json(outputs)
+    assert told.pop(2) is None
+    outputs = torch.cat([outputs[:2], outputs[3:]])
+    for answer, row in zip(told, torch.softmax(outputs, dim=1).tolist(), strict=True):
+        shares = row if decimals is None else [round(one, decimals) for one in row]
+        expected = {"prediction": classes[int(np.argmax(row))], "probabilities": shares}
+        assert answer == json.dumps(expected, ensure_ascii=False, separators=(",", ":"))
 
 
 # Numbers

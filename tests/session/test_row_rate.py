@@ -1,6 +1,7 @@
 """Rows a second that a party answers, whichever of its sessions asks."""
 
 import multiprocessing
+import os
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_a_file_of_another_form_allows_no_more_than_a_burst(tmp_path, content):
 def test_a_store_that_is_gone_is_told(tmp_path):
     with pytest.raises(StorageError):
         RowRate(BURST, tmp_path / "gone" / "rate").take(1)
+
+
+def test_a_rate_holds_one_descriptor_until_it_is_closed(tmp_path):
+    rate = RowRate(BURST, tmp_path / "rate")
+    before = len(os.listdir("/proc/self/fd"))
+    assert all(rate.take(1) for _ in range(3))
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    rate.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def _takes(path, asked):

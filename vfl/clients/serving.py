@@ -50,11 +50,14 @@ class _Served:
     def run(self, say: Callable[[str], None]) -> None:
         """Serve until the session is over; report the counts of requests from time to time."""
         said, at = "", time.monotonic()
-        while self.answer():
-            if time.monotonic() - at > _SAY_EVERY_S:
-                at = time.monotonic()
-                if said != (said := self._summary()):
-                    say(f"party {self._name} {said}")
+        try:
+            while self.answer():
+                if time.monotonic() - at > _SAY_EVERY_S:
+                    at = time.monotonic()
+                    if said != (said := self._summary()):
+                        say(f"party {self._name} {said}")
+        finally:
+            self.requests.close()
         say(f"party {self._name} {self._summary()}")
 
     def _admit(self) -> tuple[Frame, np.ndarray | Refused | None] | None:

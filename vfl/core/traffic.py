@@ -68,7 +68,8 @@ class Ledger:
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
         """Count a frame."""
-        row = self._row(party, direction, self.phase or _PHASES.get(frame.kind, CONTROL))
+        key = party, direction, self.phase or _PHASES.get(frame.kind, CONTROL)
+        row = self._rows.get(key) or self._row(*key)
         payload_bytes = len(frame.payload)
         row.frames += 1
         row.payload_bytes += payload_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import sys
@@ -171,7 +172,7 @@ class Guard:
         body: bytes | None = b""
         if refusal is None:
             try:
-                body = await read_body(receive, most, self._settings.timeout_s)
+                body = await read_body(receive, most, self._settings.timeout_s, scope)
             except LargeBodyError:
                 refusal = _refused("the body is too large", 413, "size")
             except TimeoutError:
@@ -318,8 +319,24 @@ class Model:
         return self.parties[-1]
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
-        """See `Served.as_json`."""
-        return [_json(row) for row in scores(outputs, self.classes, self.decimals)]
+        """See `Served.as_json`; scores as in `vfl predict`, numbers of a regression not rounded."""
+        if self._class_texts is None:
+            numbers = outputs[:, 0].tolist()
+            return [f'{{"prediction":{one}}}' if math.isfinite(one) else None for one in numbers]
+        return [self._scored(row) for row in torch.softmax(outputs, dim=1).tolist()]
+
+    @cached_property
+    def _class_texts(self) -> list[str] | None:
+        """JSON of each class."""
+        return None if self.classes is None else [*map(_ENCODER.encode, self.classes)]
+
+    def _scored(self, shares: list[float]) -> str | None:
+        """One row's answer from its probabilities; None if one is no number."""
+        if not math.isfinite(sum(shares)) or self._class_texts is None:
+            return None
+        prediction = self._class_texts[shares.index(max(shares))]
+        numbers = ",".join(map(repr, _rounded(shares, self.decimals)))
+        return f'{{"prediction":{prediction},"probabilities":[{numbers}]}}'
 
     @cached_property
     def head(self) -> str:
@@ -350,16 +367,7 @@ class Model:
 
 #: The number with the most letters.
 _LONGEST_NUMBER = -sys.float_info.max
-#: Encoder of an answer's rows; it refuses NaN and infinite numbers.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _json(content: Mapping[str, Any]) -> str | None:
-    """Encode as JSON; returns None for NaN and infinite numbers."""
-    try:
-        return _ENCODER.encode(content)
-    except ValueError:
-        return None
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def _json_bytes(content: Any) -> int:
@@ -651,26 +659,6 @@ def _ill_formed(why: str) -> JSONResponse:
 def _refused(why: str, status: int, code: str, retry_after_s: int | None = None) -> JSONResponse:
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return JSONResponse({"error": why, "code": code}, status, headers)
-
-
-def scores(
-    outputs: Tensor, classes: Classes | None, decimals: int | None = None
-) -> list[dict[str, Any]]:
-    """Decode outputs of axes (rows, outputs), as in `vfl predict`.
-
-    Args:
-        outputs: outputs of the label party's top model.
-        classes: names of the outputs; None for a regression, whose numbers are not rounded.
-        decimals: decimals of probabilities; None does not round.
-    """
-    if classes is None:
-        return [{"prediction": float(value)} for value in outputs[:, 0]]
-    shares = torch.softmax(outputs, dim=1)
-    best = shares.argmax(dim=1).tolist()
-    return [
-        {"prediction": classes[index], "probabilities": _rounded(row, decimals)}
-        for index, row in zip(best, shares.tolist(), strict=True)
-    ]
 
 
 def _rounded(values: list[float], decimals: int | None) -> list[float]:

@@ -194,6 +194,7 @@ class RowRate:
     ) -> None:
         self._most, self._burst, self._clock = most, float(max(most, QUERY_ROWS)), clock
         self._file, self._own = file, (self._burst, clock())
+        self._handle: int | None = None
 
     def take(self, rows: int) -> bool:
         """Whether this many rows may be answered now; if so, they are counted."""
@@ -201,16 +202,25 @@ class RowRate:
             self._own, taken = self._after(self._own, rows)
             return taken
         with writing(self._file):
-            handle = os.open(self._file, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+            if self._handle is None:
+                self._handle = os.open(
+                    self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE
+                )
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                kept = os.pread(handle, _BUCKET.size, 0)
+                kept = os.pread(self._handle, _BUCKET.size, 0)
                 state = _BUCKET.unpack(kept) if len(kept) == _BUCKET.size else self._own
                 state, taken = self._after(state, rows)
-                os.pwrite(handle, _BUCKET.pack(*state), 0)
+                os.pwrite(self._handle, _BUCKET.pack(*state), 0)
             finally:
-                os.close(handle)  # which releases the lock
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
         return taken
+
+    def close(self) -> None:
+        """Close the file; the next rows open it again."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
 
     def _after(self, state: tuple[float, float], rows: int) -> tuple[tuple[float, float], bool]:
         """The state after some rows are taken; a clock starts again at a reboot."""
@@ -277,6 +287,10 @@ class Requests:
         self.most = max(self.most, passes)
         self._meter.rows, self._meter.passes = self.rows, self.most
         return rows
+
+    def close(self) -> None:
+        """Close the file of the rate limiter."""
+        self._rate.close()
 
     def summary(self) -> str:
         """Counts of the requests, as text."""

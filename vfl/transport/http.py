@@ -73,20 +73,26 @@ class LargeBodyError(Exception):
     """A body exceeds its limit."""
 
 
-async def read_body(receive: Receive, most: int, patience_s: float) -> bytes | None:
+async def read_body(
+    receive: Receive, most: int, patience_s: float, scope: Scope | None = None
+) -> bytes | None:
     """Read the whole body of a request; returns None if the client disconnects before the end.
 
     Args:
         receive: receive function of the request.
         most: limit in bytes.
         patience_s: limit of time for the whole body.
+        scope: scope of the request, which may show that all of it has arrived; then reading needs
+            no limit of time.
 
     Raises:
         LargeBodyError: the body is larger.
         TimeoutError: the body did not arrive in time.
     """
     body = bytearray()
-    async with asyncio.timeout(patience_s):
+    connection = None if scope is None else scope.get("state", {}).get(CONNECTION)
+    here = connection is not None and connection.whole
+    async with nullcontext() if here else asyncio.timeout(patience_s):
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -120,10 +126,14 @@ class Connection:
     Args:
         server: server that accepted it.
         accepted: its socket.
+
+    Attributes:
+        whole: whether every request that began on it has arrived completely.
     """
 
     def __init__(self, server: HttpServer, accepted: socket.socket) -> None:
         self.visitor: Visitor | None = None
+        self.whole = False
         self._server, self._socket = server, accepted
         self._limits = server.front.limits
         self._loop = asyncio.get_running_loop()
@@ -431,6 +441,7 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         super().data_received(data)
+        self._connection.whole = self.cycle is not None and not self.cycle.more_body
         self._connection.received(len(data), self.cycle is not before)
 
     def connection_lost(self, exc: Exception | None) -> None:
