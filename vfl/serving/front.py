@@ -49,7 +49,7 @@ from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import ServingFront
 from vfl.training.promotion import NEXT_FILE, STATE_FILE, STOP_FILE, running_service
-from vfl.transport.front import Front, FrontLimits, RateLimiter, welcome
+from vfl.transport.front import Front, FrontLimits, RateLimiter, welcome, whole_number
 from vfl.transport.stream import listen, require_loopback
 
 try:
@@ -186,7 +186,7 @@ class Guard:
         path = scope["path"]
         if scope["method"] == "POST" and (path == PREDICT or inference.INFER.fullmatch(path)):
             assert client is not None, "refused without a token"
-            answer = await self._questions.answer(path, body, client)
+            answer = await self._questions.answer(path, body, client, headers)
             self._figures.add("responses", status=str(answer.status_code))
             await answer(scope, receive, send)
             return
@@ -381,15 +381,20 @@ class _Predictions(Response):
     Args:
         answered: JSON.
         most: size in bytes to which spaces pad it.
+        binary: tensors that follow the JSON and its spaces.
     """
 
     _JSON = (b"content-type", b"application/json")
+    _BINARY = (b"content-type", b"application/octet-stream")
 
-    def __init__(self, answered: bytes, most: int) -> None:
-        assert len(answered) <= most, "a field of an answer is not counted"
-        body = answered.ljust(most)
+    def __init__(self, answered: bytes, most: int, binary: bytes = b"") -> None:
+        assert len(answered) + len(binary) <= most, "a field of an answer is not counted"
+        body = answered.ljust(most - len(binary)) + binary
         self.status_code, self.body, self.background = 200, body, None
-        self.raw_headers = [(b"content-length", b"%d" % len(body)), self._JSON]
+        self.raw_headers = [(b"content-length", b"%d" % most), self._JSON]
+        if binary:  # the number of digits discloses nothing either
+            digits = b"%0*d" % (len(str(most)), most - len(binary))
+            self.raw_headers[1:] = [self._BINARY, (inference.JSON_BYTES, digits)]
 
 
 def application(desk: Desk, settings: ServeSettings) -> FastAPI:
@@ -554,7 +559,9 @@ class Questions:
     def __init__(self, desk: Desk, settings: ServeSettings, budgets: Budgets) -> None:
         self._desk, self._settings, self._budgets = desk, settings, budgets
 
-    async def answer(self, path: str, body: bytes, client: Caller) -> Response:
+    async def answer(
+        self, path: str, body: bytes, client: Caller, headers: Mapping[bytes, bytes]
+    ) -> Response:
         """Answer `POST /predict`, or an inference request of the protocol."""
         by_protocol, service = inference.INFER.fullmatch(path), self._desk.now
         try:
@@ -562,7 +569,7 @@ class Questions:
             if by_protocol is None:
                 return await self._predicted(body, client, service, now)
             _require_model(now, *by_protocol.groups())
-            return await self._inferred(body, client, service, now)
+            return await self._inferred(body, headers, client, service, now)
         except _RefusedQuestion as refusal:
             return refusal.response
         except Unavailable as absence:
@@ -595,11 +602,19 @@ class Questions:
         return _Predictions(answered, most + len(asked.ids) * service.remark_bytes)
 
     async def _inferred(
-        self, body: bytes, client: Caller, service: Service, now: Model
+        self,
+        body: bytes,
+        headers: Mapping[bytes, bytes],
+        client: Caller,
+        service: Service,
+        now: Model,
     ) -> Response:
-        about = now.owner, now.version, now.classes
+        about, told = (now.owner, now.version, now.classes), headers.get(inference.JSON_BYTES)
+        json_bytes = None if told is None else whole_number(told, len(body))
+        if told is not None and json_bytes is None:
+            raise _RefusedQuestion(_ill_formed("the body has fewer bytes of JSON than announced"))
         try:
-            request = inference.InferenceRequest.read(body)
+            request = inference.InferenceRequest.read(body, json_bytes)
             most = inference.empty_bytes(request, *about)
             asked = Asked.model_validate(request.question())
         except inference.FormError as mistake:
@@ -608,10 +623,11 @@ class Questions:
             raise _RefusedQuestion(_ill_formed("ids are texts or whole numbers")) from None
         result = await self._result(asked, client, service, now)
         rows = [json.loads(row) for row in result.rows]
-        answered = json.dumps(inference.response(request, *about, rows), ensure_ascii=False)
+        whole, binary = inference.response(request, *about, rows)
+        answered = json.dumps(whole, ensure_ascii=False)
         # A remark is a text there, in which each character may take two bytes.
         most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (service.remark_bytes + 2)
-        return _Predictions(answered.encode(), most)
+        return _Predictions(answered.encode(), most, binary)
 
     async def _result(self, asked: Asked, client: Caller, service: Service, now: Model) -> Result:
         """Answers for the rows of a query.

@@ -1,9 +1,9 @@
-"""The Open Inference Protocol (KServe v2) for a service: REST, with JSON tensors.
+"""The Open Inference Protocol (KServe v2) for a service: REST, with JSON or binary tensors.
 
 Names of fields and routes are those of its specification, `inference_rest.md` of
-github.com/kserve/open-inference-protocol. The model has the label party's name, and its version is
-the run. Rows come as the tensor `ids`, of shape (rows,) or (rows, 1), and the label party's own
-columns as tensors with their names.
+github.com/kserve/open-inference-protocol, and of its extension `binary_tensor_data`. The model has
+the label party's name, and its version is the run. Rows come as the tensor `ids`, of shape (rows,)
+or (rows, 1), and the label party's own columns as tensors with their names.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vfl.core.version import VERSION
@@ -24,6 +25,9 @@ _MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
 INFER = re.compile(f"{_MODEL}/infer")
 IDS = "ids"
 _ID_LETTERS = 256
+#: Header with the bytes of JSON in a body, after which binary tensors follow.
+JSON_BYTES = b"inference-header-content-length"
+_SIZE, _SIZE_DIGITS = "binary_data_size", 20
 
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
@@ -40,13 +44,29 @@ class _Part(BaseModel):
 
 
 class RequestInput(_Part):
-    """`$request_input`: a tensor with its elements in `data`, flat or row by row."""
+    """`$request_input`: a tensor; its elements in `data`, flat or by row, or behind the JSON."""
 
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=2)]
     datatype: Datatype
     parameters: dict[str, Any] | None = None
-    data: list[Any]
+    data: list[Any] | None = None
+
+    def take(self, binary: bytes) -> bytes:
+        """Read the tensor's elements if they are binary; returns the bytes after them.
+
+        Raises:
+            FormError: it has no elements, or they have another size or form.
+        """
+        size = (self.parameters or {}).get(_SIZE)
+        if (size is None) is (self.data is None):
+            raise FormError("a tensor has either elements in JSON or a size of binary data")
+        if size is None:
+            return binary
+        if type(size) is not int or not 0 <= size <= len(binary):
+            raise FormError("a binary tensor has another size")
+        self.data = _read_binary(binary[:size], self.datatype, self.shape[0])
+        return binary[size:]
 
     def elements(self) -> list[Any]:
         """Elements of the tensor, axes (rows,).
@@ -54,6 +74,7 @@ class RequestInput(_Part):
         Raises:
             FormError: the elements do not fit its shape or datatype, or a row has more than one.
         """
+        assert self.data is not None, "`take` was called"
         rows, *each = self.shape
         nested = len(self.shape) == 2 and all(isinstance(row, list) for row in self.data)
         flat = [cell for row in self.data for cell in row] if nested else self.data
@@ -78,6 +99,47 @@ _CELLS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
+#: Bytes of numbers in a binary tensor.
+_NUMBERS: Mapping[str, str] = {
+    "BOOL": "?",
+    **{f"INT{8 * width}": f"<i{width}" for width in (1, 2, 4, 8)},
+    **{f"UINT{8 * width}": f"<u{width}" for width in (1, 2, 4, 8)},
+    **{f"FP{8 * width}": f"<f{width}" for width in (2, 4, 8)},
+}
+
+
+def _read_binary(raw: bytes, datatype: str, rows: int) -> list[Any]:
+    """Elements of a binary tensor; a float that is no number becomes a missing one."""
+    if datatype == "BYTES":
+        return _read_texts(raw, rows)
+    kind = np.dtype(_NUMBERS[datatype])
+    if len(raw) != rows * kind.itemsize or (datatype == "BOOL" and max(raw, default=0) > 1):
+        raise FormError("a binary tensor does not have its shape and datatype")
+    return [None if cell != cell else cell for cell in np.frombuffer(raw, kind).tolist()]
+
+
+def _read_texts(raw: bytes, rows: int) -> list[str]:
+    """Texts, each behind its number of bytes, u32."""
+    found, at = list[str](), 0
+    while at < len(raw) and len(found) < rows:
+        start = at + 4
+        at = start + int.from_bytes(raw[at:start], "little")
+        try:
+            found.append(raw[start:at].decode())
+        except UnicodeDecodeError:
+            raise FormError("a text of a binary tensor is not UTF-8") from None
+    if at != len(raw) or len(found) != rows:
+        raise FormError("a binary tensor does not have its shape and datatype")
+    return found
+
+
+def _binary(cells: Sequence[Any], datatype: str) -> bytes:
+    if datatype != "BYTES":
+        return np.array(cells, dtype=_NUMBERS[datatype]).tobytes()
+    texts = [cell.encode() for cell in cells]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
 class RequestOutput(_Part):
     """`$request_output`: a requested tensor."""
 
@@ -94,16 +156,32 @@ class InferenceRequest(_Part):
     outputs: list[RequestOutput] | None = None
 
     @classmethod
-    def read(cls, body: bytes) -> InferenceRequest:
-        """Parse a request from its JSON.
+    def read(cls, body: bytes, json_bytes: int | None = None) -> InferenceRequest:
+        """Parse a request from its body.
+
+        Args:
+            body: JSON, and binary tensors after it.
+            json_bytes: bytes of the JSON; None where the body has nothing else.
 
         Raises:
             FormError: the request is invalid; its text is not quoted.
         """
         try:
-            return cls.model_validate_json(body)
+            request = cls.model_validate_json(body[:json_bytes])
         except ValidationError:  # it quotes the request
             raise FormError("the body is no inference request of the protocol") from None
+        left = b"" if json_bytes is None else body[json_bytes:]
+        for each in request.inputs:
+            left = each.take(left)
+        if left:
+            raise FormError("the body is longer than its tensors")
+        return request
+
+    def binary_outputs(self, names: Sequence[str]) -> set[str]:
+        """Which of these outputs are to be binary."""
+        whole = (self.parameters or {}).get("binary_data_output", False)
+        asked = {each.name: each.parameters or {} for each in self.outputs or ()}
+        return {one for one in names if asked.get(one, {}).get("binary_data", whole) is True}
 
     def question(self) -> dict[str, Any]:
         """Convert the request to the body of `POST /predict`.
@@ -121,7 +199,7 @@ class InferenceRequest(_Part):
 
 def server_metadata() -> dict[str, Any]:
     """`$metadata_server_response`."""
-    return {"name": "vfl", "version": VERSION, "extensions": []}
+    return {"name": "vfl", "version": VERSION, "extensions": ["binary_tensor_data"]}
 
 
 def model_metadata(
@@ -147,8 +225,11 @@ def response(
     version: str,
     classes: Classes | None,
     rows: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], bytes]:
     """Make `$inference_response` from the answers of `POST /predict` for each row.
+
+    Returns:
+        The JSON part, and the binary tensors, in the order of the outputs.
 
     Raises:
         FormError: a requested output does not exist in the model.
@@ -157,25 +238,25 @@ def response(
     wanted = [*known] if asked.outputs is None else [each.name for each in asked.outputs]
     if unknown := [each for each in wanted if each not in known]:
         raise FormError(f"the model has no such output: {len(unknown)} of {len(wanted)}")
-    whole: dict[str, Any] = {"model_name": name, "model_version": version}
+    whole: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": []}
     whole |= {} if asked.id is None else {"id": asked.id}
-    return whole | {
-        "outputs": [
-            {
-                "name": one,
-                "shape": [len(rows), *known[one][1]],
-                "datatype": known[one][0],
-                "data": [cell for row in rows for cell in _cells(one, row, known[one][0])],
-            }
-            for one in dict.fromkeys(wanted)
-        ]
-    }
+    packed, binary = b"", asked.binary_outputs(wanted)
+    for one in dict.fromkeys(wanted):
+        kind, width = known[one]
+        cells = [cell for row in rows for cell in _cells(one, row, kind)]
+        told = {"name": one, "shape": [len(rows), *width], "datatype": kind}
+        if one in binary:
+            packed += (data := _binary(cells, kind))
+            whole["outputs"].append(told | {"parameters": {_SIZE: len(data)}})
+        else:
+            whole["outputs"].append(told | {"data": cells})
+    return whole, packed
 
 
 def empty_bytes(asked: InferenceRequest, name: str, version: str, classes: Classes | None) -> int:
-    """Bytes of a response with empty tensors, with room for its numbers of rows."""
-    outputs = len(_outputs(classes))
-    return len(json.dumps(response(asked, name, version, classes, ())).encode()) + 20 * outputs
+    """Bytes of a response with empty tensors, with room for its numbers of rows and bytes."""
+    empty, _ = response(asked, name, version, classes, ())
+    return len(json.dumps(empty).encode()) + 2 * _SIZE_DIGITS * len(_outputs(classes))
 
 
 def _outputs(classes: Classes | None) -> dict[str, tuple[str, list[int]]]:
