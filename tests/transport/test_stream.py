@@ -1,6 +1,7 @@
 """One stream on a socket pair: pieces, deadlines, how it ends; without TLS it stays here."""
 
 import random
+import select
 import socket
 import threading
 import time
@@ -215,3 +216,18 @@ def test_a_peer_that_goes_inside_a_long_frame_is_noticed_at_once(connection, poo
     there.close()
     with pytest.raises(ConnectionError):
         reading.result(10)
+
+
+def test_after_a_long_frame_and_a_missed_deadline_one_byte_wakes_who_waits(connection, pool):
+    stream, there = connection
+    raw = to_bytes(Frame(Kind.CUT, 1, bytes(1 << 20)))
+    there.sendall(raw[:100_000])
+    with pytest.raises(TimeoutError):
+        stream.read(time.monotonic() + 0.2)
+    there.sendall(raw[100_000:100_001])
+    assert select.select([stream], [], [], 10)[0] == [stream]
+    reading = pool.submit(stream.read, soon())
+    there.sendall(raw[100_001:])
+    assert len(reading.result(60).payload) == 1 << 20
+    there.sendall(to_bytes(Frame(Kind.CUT, 2, b"")))
+    assert select.select([stream], [], [], 10)[0] == [stream]

@@ -128,11 +128,14 @@ class Stream:
             ConnectionError, TimeoutError, FrameError: see the module's docstring.
         """
         with self._busy:
-            while not self._inbox:
-                # Polling first is cheaper than the error of a read that comes too early.
-                if self._poll_sees_all():
-                    self._wait(select.POLLIN, deadline, self._awaited_bytes())
-                self._advance()
+            try:
+                while not self._inbox:
+                    # Polling first is cheaper than the error of a read that comes too early.
+                    if self._poll_sees_all():
+                        self._wait(select.POLLIN, deadline, self._awaited_bytes())
+                    self._advance()
+            finally:
+                self._wake_at(1)  # others wait for the descriptor
             return self._take()
 
     def poll(self) -> Frame | None:
@@ -142,10 +145,7 @@ class Stream:
             ConnectionError, FrameError: see the module's docstring.
         """
         with self._busy:
-            if self._inbox or self._advance():
-                return self._take()
-            self._wake_at(1)  # others wait for the descriptor
-            return None
+            return self._take() if self._inbox or self._advance() else None
 
     def _take(self) -> Frame:
         frame = self._inbox.popleft()
@@ -365,7 +365,8 @@ class Stream:
     def _wake_at(self, least_bytes: int) -> None:
         """Let the socket count as readable from this number of unread bytes on."""
         if least_bytes != self._least_bytes:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
+            with contextlib.suppress(OSError):  # the connection broke, which the next read reports
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
             self._least_bytes = least_bytes
 
     def _check_received(self, limit_bytes: int) -> None:
