@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import ForkingSubprocess
 from hypothesis import settings
 
 with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
@@ -71,6 +72,13 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip(f"there is no folder of data sets at {root}; VFL_DATA names it")
     return root
+
+
+@pytest.fixture
+def quick_processes() -> Iterator[None]:
+    """Processes of vfl that this test starts are forks: a new one imports torch for seconds."""
+    with ForkingSubprocess("vfl").at_work():
+        yield
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def in_a_notebook(number):
     return names["build"]
 
 
-def test_processes_train_the_same(tmp_path, monkeypatch):
+def test_processes_train_the_same(tmp_path, monkeypatch, quick_processes):
     module = tmp_path / "recipe_of_a_student.py"
     module.write_text(
         textwrap.dedent("""

@@ -6,12 +6,11 @@ import os
 import resource
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from base64 import b64encode
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
+from subprocess import DEVNULL, PIPE
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
+from forked import Fork
 from promise import BrokenPromiseError
 from pydantic import ValidationError
 from served import CONTENT, Serving, predicted
@@ -135,16 +135,15 @@ def ask_hub(port, token):
 @contextmanager
 def served(program, folder):
     """A server in a process that may have 512 descriptors: its port, and its caller's secret."""
-    command = [sys.executable, "-c", BEGIN + program + END, str(folder), str(DESCRIPTORS)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    words = ["-c", BEGIN + program + END, str(folder), str(DESCRIPTORS)]
+    process = Fork(words, os.environ, [PIPE, PIPE, DEVNULL])
     try:
         yield json.loads(process.stdout.readline())
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from forked import ForkingSubprocess
 from played_session import Noting, PlayedSession, stand_in
 from stand_in_flower import Flower
 
@@ -37,15 +36,8 @@ ROWS = 240
 PARTIES = ("bank", "lender")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_ranks():
-    """A rank is a fork: a new interpreter imports torch for seconds."""
-    with ForkingSubprocess("vfl").at_work():
-        yield
-
-
 @pytest.fixture
-def session(tmp_path, monkeypatch):
+def session(tmp_path, monkeypatch, quick_processes):
     stand_in(monkeypatch)
     draw = np.random.default_rng(0)
     ids = [f"r{row:03}" for row in range(ROWS)]

@@ -1,11 +1,12 @@
 """Workers of vfl.tensors that connect to a pool: threads, or processes of the command."""
 
-import subprocess
-import sys
+import os
+from subprocess import DEVNULL, PIPE, STDOUT
 from threading import Thread
 
 import numpy as np
 import torch
+from forked import Fork
 
 from vfl import tensors
 
@@ -40,17 +41,16 @@ class Elsewhere:
         self.pool = tensors.Pool("alice", "bob", "carol", **options)
         self.pool.write_tickets(folder)
         np.save(folder / "rows.npy", LOADED)
-        command = [sys.executable, "-m", "vfl", "worker", "--load", f"rows={folder / 'rows.npy'}"]
+        words = ["vfl", "worker", "--load", f"rows={folder / 'rows.npy'}", "--epsilon", "50"]
         self.processes = [
-            subprocess.Popen(
-                [*command, "--epsilon", "50", str(folder / f"{name}.ticket")],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
+            Fork([*words, folder / f"{name}.ticket"], os.environ, [DEVNULL, PIPE, STDOUT])
             for name in self.pool.tickets
-        ]  # fmt: skip
+        ]
         self.workers = self.pool.wait(600)
 
     def close(self):
         self.pool.close()
-        said = [each.communicate(timeout=600)[0] for each in self.processes]
-        return [each.returncode for each in self.processes], said
+        said = [each.stdout.read() for each in self.processes]
+        for each in self.processes:
+            each.stdout.close()
+        return [each.wait(600) for each in self.processes], said

@@ -1,4 +1,4 @@
-"""Python modules that run in forks of a prepared process, in place of new interpreters.
+"""Python programs that run in forks of a prepared process, in place of new interpreters.
 
 A new interpreter imports torch for two seconds of a processor. The forks of a test worker share a
 server of `multiprocessing` that has imported it.
@@ -27,19 +27,33 @@ _IMPORTED = ("pandas", "torch", "vfl.clients.session", "vfl.server.rank", "vfl.t
 
 
 class Fork:
-    """A process with those parts of `subprocess.Popen` that `vfl.core.processes` uses."""
+    """A process with those parts of `subprocess.Popen` that `vfl.core.processes` uses.
+
+    Args:
+        words: a module and its arguments; or "-c", code and its arguments.
+        environment: all its environment variables.
+        streams: standard input, output and error: PIPE, DEVNULL, a file, or None for ours; the last
+            may be STDOUT.
+        apart: whether Ctrl-C for us does not reach it.
+    """
 
     def __init__(
-        self, words: Sequence[str], environment: Mapping[str, str], streams: Sequence[Any]
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        streams: Sequence[Any],
+        apart: bool = False,
     ) -> None:
+        prepare()
         ends = [_ends(number, stream) for number, stream in enumerate(streams)]
+        if streams[2] == subprocess.STDOUT:
+            ends[2] = (ends[1][0], None)
         theirs = [reduction.DupFd(end) for end, _ in ends]
-        arguments = (list(map(str, words)), dict(environment), os.getcwd(), theirs)
+        arguments = (list(map(str, words)), dict(environment), os.getcwd(), theirs, apart)
         self._process = _FORKS.Process(target=_run, args=arguments)
         self._process.start()
-        for end, own in ends:
-            if own is not None:
-                os.close(end)
+        for end in {end for end, _ in ends} - {0, 1, 2} - {_number(one) for one in streams}:
+            os.close(end)
         self.stdin, self.stdout, self.stderr = (own for _, own in ends)
 
     @property
@@ -72,10 +86,6 @@ class ForkingSubprocess:
 
     def __init__(self, module: str, apart: Sequence[str] = ()) -> None:
         self._module, self._apart = module, apart
-        _FORKS.set_forkserver_preload(list(_IMPORTED))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-            forkserver.ensure_running()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(subprocess, name)
@@ -94,7 +104,20 @@ class ForkingSubprocess:
         as_ever = not all("=" in word for word in variables[1:]) or words[:1] != ["-m"]
         if as_ever or words[1] != self._module or {*words[2:3]} & {*self._apart}:
             return subprocess.Popen(command, env=env, **options)
-        return Fork(words[1:], env, [options.get(one) for one in ("stdin", "stdout", "stderr")])
+        streams = [options.get(one) for one in ("stdin", "stdout", "stderr")]
+        return Fork(words[1:], env, streams, options.get("start_new_session", False))
+
+
+def prepare() -> None:
+    """Start the server of this test worker, unless it runs."""
+    _FORKS.set_forkserver_preload(list(_IMPORTED))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
+
+
+def _number(stream: Any) -> int | None:
+    return stream.fileno() if hasattr(stream, "fileno") else None
 
 
 def _ends(number: int, stream: Any) -> tuple[int, IO[str] | None]:
@@ -104,12 +127,20 @@ def _ends(number: int, stream: Any) -> tuple[int, IO[str] | None]:
         if number == 0:
             return read, os.fdopen(write, "w", encoding="utf-8")
         return write, os.fdopen(read, encoding="utf-8", errors="replace")
-    return (number if stream is None else stream.fileno()), None
+    if stream == subprocess.DEVNULL:
+        return os.open(os.devnull, os.O_RDWR), None
+    return stream.fileno() if hasattr(stream, "fileno") else number, None
 
 
 def _run(
-    words: list[str], environment: dict[str, str], folder: str, streams: list[reduction.DupFd]
+    words: list[str],
+    environment: dict[str, str],
+    folder: str,
+    streams: list[reduction.DupFd],
+    apart: bool,
 ) -> None:
+    if apart:
+        os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream.detach(), number)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
@@ -117,9 +148,14 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv = words
-    sys.modules.pop(words[0], None)
+    module, *arguments = words
     try:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        if module == "-c":
+            sys.argv = ["-c", *arguments[1:]]
+            exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.argv = words
+            sys.modules.pop(module, None)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         sys.stdout.flush()

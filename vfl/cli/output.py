@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json as jsons
 import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +30,21 @@ Set = Annotated[
 Device = Annotated[
     str, typer.Option(help="Device of all models in this process; a party file names its own.")
 ]
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Collect no garbage while a command imports its modules, which live until the command ends.
+
+    Repeated visits to a million objects would take a fifth of a short command's CPU time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # later on, garbage would be kept too
+            gc.freeze()
+        gc.enable()
 
 
 def newest_run(path: Path | None) -> Path | None:

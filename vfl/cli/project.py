@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.federation import run_among_parties
-from vfl.cli.output import Json, Set, emit, say, say_epoch, show_training
+from vfl.cli.output import Json, Set, emit, quick_imports, say, say_epoch, show_training
 from vfl.core.text import printable
 from vfl.core.traffic import size
 
@@ -44,9 +44,10 @@ def demo(
     """
     if not in_process:
         run_among_parties()
-    from vfl.config.run_folder import new_run_name
-    from vfl.core.seeds import use_one_thread
-    from vfl.training import demo as trial
+    with quick_imports():
+        from vfl.config.run_folder import new_run_name
+        from vfl.core.seeds import use_one_thread
+        from vfl.training import demo as trial
 
     use_one_thread()
     folder = folder or Path("runs") / new_run_name("demo")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.output import Device, Download, Json, Run, Set, emit, say
+from vfl.cli.output import Device, Download, Json, Run, Set, emit, quick_imports, say
 from vfl.core.errors import ConfigError, UserError, record_lines
 from vfl.core.registry import command_of
 
@@ -380,8 +380,9 @@ def worker(
     ] = False,
 ) -> None:
     """Compute the cells whose names come on standard input; `--jobs` starts it."""
-    from vfl.core.seeds import use_one_thread
-    from vfl.experiments.scheduler import serve
+    with quick_imports():
+        from vfl.core.seeds import use_one_thread
+        from vfl.experiments.scheduler import serve
 
     use_one_thread()
     serve(folder, device, outside)
@@ -422,11 +423,12 @@ def _study(
     only: str | None = None,
 ) -> None:
     """Train the cells of a study, report each, print results, end with the worst exit code."""
-    from vfl import experiments as room
-    from vfl.core.seeds import use_one_thread
-    from vfl.experiments.study import overrides_of, plan_study, run_study
-    from vfl.training.run import load_data
-    from vfl.training.specs import read_checked
+    with quick_imports():
+        from vfl import experiments as room
+        from vfl.core.seeds import use_one_thread
+        from vfl.experiments.study import overrides_of, plan_study, run_study
+        from vfl.training.run import load_data
+        from vfl.training.specs import read_checked
 
     overrides = [*(settings or []), *overrides_of(kind, given)]
     experiment, locations = read_checked(_profile(path, Path(room.__file__).parent), overrides)

@@ -26,6 +26,7 @@ from vfl.cli.output import (
     newest_run,
     print_lines,
     progress_line,
+    quick_imports,
     say,
     say_epoch,
     show,
@@ -130,12 +131,13 @@ def train(
         write_elsewhere(folder, write)
         show_training(folder, json)
         return
-    from vfl.config import Experiment, Locations
-    from vfl.config.run_folder import RunFolder, new_run_name
-    from vfl.experiments.value import label_alone
-    from vfl.session.threads import use_threads
-    from vfl.training import run
-    from vfl.training.specs import check_specs, read_checked
+    with quick_imports():
+        from vfl.config import Experiment, Locations
+        from vfl.config.run_folder import RunFolder, new_run_name
+        from vfl.experiments.value import label_alone
+        from vfl.session.threads import use_threads
+        from vfl.training import run
+        from vfl.training.specs import check_specs, read_checked
 
     use_threads(threads)
     if resume:

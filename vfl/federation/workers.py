@@ -364,6 +364,7 @@ def serve(
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     _set_process_name(NAME)
     connection = None
+    gc.disable()  # what is imported lives until the end
     for prepare in (*preloads, _warm_up, _settle):
         prepare()
         if (threads := len(os.listdir("/proc/self/task"))) > 1:
@@ -376,6 +377,7 @@ def serve(
         print("vfl: a worker stands by", flush=True)
         connection = _asked(listener, lifeline, wait=True)
     if connection is not None:
+        gc.enable()
         with connection:
             _reset_child(listener, lifeline)
             _run_requested(connection, programs)
