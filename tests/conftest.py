@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import random
@@ -18,9 +19,15 @@ from hypothesis import settings
 
 with warnings.catch_warnings():  # importing typer uses what newer clicks deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
+
     from vfl.cli import main
 
 torch.set_num_threads(1)
+# Hundreds of tests run a command, and each would build all of them again.
+typer.main.get_command = functools.cache(typer.main.get_command)
+# No test cuts the power, so none needs to wait for the disk.
+os.fsync = lambda descriptor: None
 # The same examples in every run, on machines of any speed, and no folder of examples left behind.
 settings.register_profile("vfl", derandomize=True, deadline=None, database=None)
 settings.load_profile("vfl")
