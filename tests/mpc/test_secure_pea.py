@@ -337,7 +337,7 @@ def test_a_dealer_that_leaves_something_out_is_noticed(monkeypatch):
         return deal(self, values, name, number + (name == "parts"), **rest)
 
     monkeypatch.setattr(Member, "_deal", leaves_out)
-    with pytest.raises(ProtocolError, match="out of turn"):
+    with pytest.raises(ProtocolError, match="unexpected message"):
         trained(experiment())
 
 

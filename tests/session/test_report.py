@@ -16,7 +16,7 @@ def test_a_report_comes_back():
 
 
 def test_another_kind_of_frame():
-    with pytest.raises(ProtocolError, match="out of turn from party 'bank'") as caught:
+    with pytest.raises(ProtocolError, match="unexpected message from party 'bank'") as caught:
         PartyReport.of(Frame(Kind.CUT, payload=REPORT.frame().payload), "bank")
     assert (caught.value.got, caught.value.want) == ("CUT", "DONE")
 

@@ -64,7 +64,7 @@ class _Served:
         """The next request, with the answer of `Requests`; None when there are no more.
 
         Raises:
-            ProtocolError: a message out of turn, or rows that this session does not have.
+            ProtocolError: an unexpected message, or rows that this session does not have.
         """
         frame = self._link.receive()
         if frame.kind is Kind.DONE:
@@ -73,7 +73,7 @@ class _Served:
         step = self._steps.get(asker, frame.step)  # a returning label party may be at a later step
         if frame.kind is not Kind.ASK or frame.step != step:
             raise ProtocolError(
-                "a message out of turn from the label party",
+                "an unexpected message from the label party",
                 got=f"{frame.kind.name} of step {frame.step}",
                 want=f"ASK of step {step}, or DONE",
             )

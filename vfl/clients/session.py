@@ -360,7 +360,7 @@ class _PartySession:
             nonlocal over
             if not over and (said := lead.poll()) is not None:
                 if said.kind is not Kind.DONE:
-                    raise ProtocolError("a message out of turn", got=said.kind.name, want="DONE")
+                    raise ProtocolError("an unexpected message", got=said.kind.name, want="DONE")
                 over = True
             return over
 

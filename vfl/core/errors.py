@@ -215,7 +215,7 @@ class RingRangeError(UserError, code="V208"):
 
 
 class NotGrantedError(UserError, code="V300"):
-    """An attack needs what its threat model does not grant."""
+    """An attack needs knowledge outside its threat model."""
 
 
 class PeerError(VFLError, code="V400", exit_code=3):
@@ -251,7 +251,7 @@ class PeerFailedError(PeerError, code="V406"):
 
 
 class ProtocolError(PeerError, code="V407"):
-    """A message out of turn."""
+    """An unexpected message."""
 
 
 class HijackError(PeerError, code="V408"):
@@ -259,7 +259,7 @@ class HijackError(PeerError, code="V408"):
 
 
 class CheatingError(PeerError, code="V409"):
-    """A share whose MAC does not fit."""
+    """A share does not match its MAC."""
 
 
 class LostRankError(PeerError, code="V410"):

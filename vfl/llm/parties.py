@@ -236,7 +236,7 @@ class Wire:
         """
         frame = self.receive()
         if frame.kind is not kind:
-            raise ProtocolError("a message out of turn", got=frame.kind.name, want=kind.name)
+            raise ProtocolError("an unexpected message", got=frame.kind.name, want=kind.name)
         try:
             talk = Talk.model_validate_json(bytes(frame.payload))
         except ValidationError:

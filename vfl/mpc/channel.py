@@ -109,7 +109,7 @@ class Channel:
         frame = self._frame_of(wanted)
         if frame.kind is not Kind.PROTOCOL or frame.step != wanted:
             raise ProtocolError(
-                f"a message out of turn from {self.peer}",
+                f"an unexpected message from {self.peer}",
                 got=f"{frame.kind.name}, operation {frame.step}",
                 want=f"operation {wanted}",
             )

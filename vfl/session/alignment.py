@@ -108,7 +108,7 @@ class Post:
         """
         head = bytes(frame.payload[:_HEAD_BYTES])
         if frame.kind is not Kind.PROTOCOL or len(head) < _HEAD_BYTES:
-            raise ProtocolError("a message out of turn", got=frame.kind.name, want="PROTOCOL")
+            raise ProtocolError("an unexpected message", got=frame.kind.name, want="PROTOCOL")
         flags, index = head
         self.done, self.busy = self.done or bool(flags & _DONE), bool(flags & _BUSY)
         if not flags & _PIECE:

@@ -183,7 +183,7 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
     frame = link.receive()
     if frame.kind is not kind or frame.step != step or frame.branch != 0:
         raise ProtocolError(
-            f"received a message out of turn from {sender}",
+            f"received an unexpected message from {sender}",
             got=f"{frame.kind.name} of step {frame.step}, branch {frame.branch}",
             want=f"{kind.name} of step {step}, branch 0",
         )

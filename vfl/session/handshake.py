@@ -366,7 +366,7 @@ class PartyReport(Settings):
         """
         if frame.kind is not Kind.DONE:
             raise ProtocolError(
-                f"a message out of turn from party '{party}'", got=frame.kind.name, want="DONE"
+                f"an unexpected message from party '{party}'", got=frame.kind.name, want="DONE"
             )
         if len(frame.payload) > REPORT_LIMIT_BYTES:
             raise ProtocolError(

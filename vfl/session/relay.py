@@ -482,7 +482,7 @@ class Carried(_Pair):
 
 def _out_of_turn(frame: Frame, sender: str) -> ProtocolError:
     return ProtocolError(
-        f"a message out of turn from {sender}",
+        f"an unexpected message from {sender}",
         got=f"{frame.kind.name} of step {frame.step}, branch {frame.branch}",
         want="a frame of this session for this party",
     )

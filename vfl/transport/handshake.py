@@ -177,7 +177,7 @@ def in_session(frame: Frame, party: str) -> Frame:
     if frame.kind is Kind.ERROR:
         raise read_failure(frame, party)
     if frame.kind is Kind.HELLO or frame.kind is Kind.WELCOME:
-        raise ProtocolError("a greeting out of turn", where=party, got=frame.kind.name)
+        raise ProtocolError("an unexpected greeting", where=party, got=frame.kind.name)
     return frame
 
 
@@ -200,7 +200,7 @@ def _frame(kind: Kind, record: Mapping[str, Any]) -> Frame:
 
 def _record(frame: Frame, kind: Kind) -> dict[str, Any]:
     if frame.kind is not kind:
-        raise ProtocolError("a message out of turn", got=frame.kind.name, want=kind.name)
+        raise ProtocolError("an unexpected message", got=frame.kind.name, want=kind.name)
     if len(frame.payload) > _LIMIT_BYTES[kind]:
         raise ProtocolError(
             f"a {kind.name} is too large",

@@ -931,7 +931,7 @@ class DealerEnd:
         asks = frame.kind in (Kind.OPENING, Kind.QUERY_OPENING)
         if not asks or frame.branch != 0 or not self._dealers:
             raise ProtocolError(
-                "a message out of turn from the label party",
+                "an unexpected message from the label party",
                 got=frame.kind.name,
                 want="rows of an exchange, after keys were agreed on, or DONE",
             )

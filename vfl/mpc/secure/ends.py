@@ -439,7 +439,7 @@ def receive_verdict(link: Link) -> bytes:
     frame = link.receive()
     if frame.kind is not Kind.ACK:
         raise ProtocolError(
-            f"a message out of turn from {_LABEL_PARTY}",
+            f"an unexpected message from {_LABEL_PARTY}",
             got=frame.kind.name,
             want="the verdict on an epoch's validation",
         )

@@ -385,7 +385,7 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         say(f"rank {rank} of party {party.party} begins")
         yield Order(content, rank, 0, party_file, reply, join_group)
         if (last := take(0)).kind is not Kind.DONE:  # until then no other may take its place
-            raise ProtocolError("a message out of turn", got=last.kind.name, want=Kind.DONE.name)
+            raise ProtocolError("an unexpected message", got=last.kind.name, want=Kind.DONE.name)
 
 
 def digest_of_rows(data: PartyData) -> str:
@@ -445,5 +445,5 @@ def _content(frame: Frame, who: str) -> Mapping[str, Any]:
     except ValueError:
         content = None
     if frame.kind is not Kind.PROTOCOL or not isinstance(content, dict):
-        raise ProtocolError("a message out of turn", where=who, got=frame.kind.name)
+        raise ProtocolError("an unexpected message", where=who, got=frame.kind.name)
     return content
