@@ -76,9 +76,15 @@ def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def walked(tree):
+    """All nodes of a tree, for the many tests that look through each file."""
+    return list(ast.walk(tree))
+
+
 def imported_modules(tree):
     """Full names of all imported modules, those inside functions and type checks included."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -90,11 +96,11 @@ def imported_modules(tree):
 def tables(tree):
     """Tables by which the registry and its like load our modules: the one way by name."""
     names = set()
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if is_call(node, "Registry", "lazy_names", "Product"):
             yield node
-            names |= {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
-    for node in ast.walk(tree):
+            names |= {found.id for found in walked(node) if isinstance(found, ast.Name)}
+    for node in walked(tree):
         if isinstance(node, ast.Assign) and dotted(node.targets[0]) in names:
             yield node
 
@@ -107,8 +113,8 @@ OURS = {
 
 def named_modules(tree):
     """Our modules whose names stand in a text, other than in such a table."""
-    listed = {id(node) for table in tables(tree) for node in ast.walk(table)}
-    for node in ast.walk(tree):
+    listed = {id(node) for table in tables(tree) for node in walked(table)}
+    for node in walked(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             module = node.value.partition(":")[0]
             if id(node) not in listed and module in OURS:
@@ -143,7 +149,7 @@ def is_call(node, *names):
 
 def loads_by_name(tree):
     calls = ("import_module", "importlib.import_module", "__import__")
-    return any(is_call(node, *calls) for node in ast.walk(tree))
+    return any(is_call(node, *calls) for node in walked(tree))
 
 
 def test_the_registry_alone_loads_our_modules_by_name():
@@ -157,7 +163,7 @@ def test_the_registry_alone_loads_our_modules_by_name():
 def names_of_ours(tree):
     """Our modules named in a text, and names that are made with our own as they begin."""
     yield from named_modules(tree)
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.JoinedStr):
             yield from (part for part in ast.unparse(node).split("'") if part.startswith("vfl."))
 
@@ -293,7 +299,7 @@ def unsafe_things(tree):
     for module in imported_modules(tree):
         if module.split(".")[0] in SERIALISERS:
             yield f"imports {module}"
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if is_call(node, "eval", "exec", "compile", "__import__"):
             yield f"calls {dotted(node.func)}"
         if is_call(node, "torch.load"):
