@@ -647,10 +647,9 @@ pixels. R2 is of pixels about the mean picture, structure the mean SSIM.
 
 ## Read again by nine votes
 
-Four protections were trained and read again with seed 0, when the eight compositions all voted
-([columns_reread.csv](columns_reread.csv)):
-categories moved by -.027 to +.060, numbers, whose attacker is the same, by -.020 to +.129.
-No category rose by more than the seeds of its cell differ, so the tables above stand; of numbers
+Four protections were trained and read again with seed 0 by nine votes ([rows](columns_reread.csv)):
+categories moved by -.027 to +.060, numbers by -.020 to +.129.
+No category rose by more than the seeds of its cell differ; of numbers
 PAY_AMT1 behind noise did, by .129 where seeds differ by .067, for a training draws its noise anew.
 """
 #: Protections on the page; all of them lie in the file of whole tables.

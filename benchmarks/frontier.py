@@ -142,7 +142,11 @@ def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) 
 
 
 def added_attacks(
-    task: str, seeds: int, families: Sequence[str], done: pd.DataFrame
+    task: str,
+    seeds: int,
+    families: Sequence[str],
+    done: pd.DataFrame,
+    defenses: Sequence[str] = (),
 ) -> tuple[list[str], list[str]]:
     """Return defenses that lack an attack of the task's file on some victim, and these attacks.
 
@@ -151,6 +155,7 @@ def added_attacks(
         seeds: victims of each defense.
         families: as of `left_of`.
         done: rows that are stored.
+        defenses: some of those defenses; all if it is empty.
     """
     own = done[done.task == task]
     known = set(own[["defense", "seed", "attack"]].itertuples(index=False, name=None))
@@ -161,6 +166,7 @@ def added_attacks(
             if not all((spec, str(seed), attack) in known for seed in range(seeds))
         ]
         for spec in left_of(task, seeds, families, done.iloc[:0])
+        if not defenses or spec in defenses
     }
     named = {attack for attacks in lacking.values() for attack in attacks}
     return (
@@ -246,6 +252,7 @@ class Frontier:
         reference: the best attack that reads nothing with a label in it, and its mean.
         best: the label-free bottom of the highest utility.
         places: the highest utility first.
+        attacked: on how many defenses each attack was run.
     """
 
     task: str
@@ -254,6 +261,7 @@ class Frontier:
     reference_reaches: Estimate
     best: Place
     places: Sequence[Place]
+    attacked: Mapping[str, int]
 
     @property
     def front(self) -> list[Place]:
@@ -374,7 +382,9 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
     of, on, by = reference
     called = by if of == NO_MODEL else f"{by} on {on}"
     whole = over(blind[reference])
-    return Frontier(str(rows.task.iloc[0]), whole.count, called, whole, chosen, places)
+    with_model = rows[rows.family != NO_MODEL]
+    attacked = {str(name): own.defense.nunique() for name, own in with_model.groupby("attack")}
+    return Frontier(str(rows.task.iloc[0]), whole.count, called, whole, chosen, places, attacked)
 
 
 # --- page and pictures ----------------------------------------------------------------------------
@@ -385,8 +395,13 @@ def measure_of(task: str) -> str:
     return MEASURES[settings_of(task).measure]
 
 
-def summary_of(found: Sequence[Frontier]) -> str:
-    """Results of all tasks: the answer and one line for each task."""
+def summary_of(found: Sequence[Frontier], by_tops: Sequence[str] = ()) -> str:
+    """Results of all tasks: the answer and one line for each task.
+
+    Args:
+        found: results by task.
+        by_tops: tasks in which another top on a label-free bottom is ahead of it.
+    """
     beating = [one for each in found for one in each.named("beats it")]
     head = [
         "task", "best label-free bottom", "reaches", "undefended", "its leak",
@@ -413,13 +428,14 @@ def summary_of(found: Sequence[Frontier]) -> str:
             ]
         )
     shown = f"Shown to beat it: {_listed(beating)}." if beating else "Nothing is shown to beat it."
+    tops = "[Another top on a label-free bottom](#other-tops-on-label-free-bottoms)"
+    also = f" {tops} is ahead on {', '.join(by_tops)}." if by_tops else ""
     return (
         "The most accurate bottom model that never saw a label is the reference of each task. "
-        f"**{shown}** Gains and leaks are in points, with 95 % intervals over victims. A defense "
-        "counts as more accurate, or as leaking, only where a test shows it that is corrected for "
-        "the number of claims. Each task shows "
-        "the most accurate defenses of different families, first those not shown to leak.\n\n"
-        + Table(head, lines).markdown()
+        f"**{shown}**{also} Gains and leaks are in points, with 95 % intervals over victims. "
+        "A defense counts as more accurate, or as leaking, only where a test shows it that is "
+        "corrected for the number of claims. Each task shows the most accurate defenses of "
+        "different families, first those not shown to leak.\n\n" + Table(head, lines).markdown()
     )
 
 
@@ -428,13 +444,19 @@ def _listed(places: Sequence[Place]) -> str:
 
 
 def _missing(found: Frontier) -> str:
-    """A sentence on families of a task that were not run, and strengths of others; or nothing."""
-    run, said = {one.defense for one in found.places}, []
+    """A sentence on families, strengths and attacks of a task that were not run; or nothing."""
+    run, said = {one.defense for one in found.places}, list[str]()
     for family, specs in families_of(found.task).items():
         left = [spec for spec in specs if spec not in run]
         if left:
             some = "" if len(left) == len(specs) else f" ({len(left)} of {len(specs)} strengths)"
             said.append(family + some)
+    lacking: dict[int, list[str]] = {}
+    for attack in settings_of(found.task).attacks:
+        lacking.setdefault(len(run) - found.attacked.get(attack, 0), []).append(f"`{attack}`")
+    for count, attacks in lacking.items():
+        if count:
+            said.append(f"{' and '.join(attacks)} on {count} of {len(run)} defenses")
     return f" Not run: {', '.join(said)}." if said else ""
 
 
@@ -546,19 +568,19 @@ METHOD = f"""
   leak above that; "no better" is a gain of at most 0. After a correction for attacks and baselines
   that may be the best, 5 % of a task's claims of one kind are false on average.
 - `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
-  exposed as undefended ones, which a mean over all rows hides.
+  exposed as undefended ones.
 - `gradient_averaging:rows=0` sends the sum of a batch's gradients at the cut, as a *secure top*
-  would; the cost of such a protocol is not measured here.
+  would.
 - Not tried: `adaptive`, the heavy pack, and parties that tamper.
 """
 
 
 def _note(found: Sequence[Frontier]) -> str:
     left = [task for task in TASKS if task not in {one.task for one in found}]
+    not_run = f" Tasks not run: {', '.join(left)}." if left else ""
     return (
-        "; `python -m benchmarks.frontier --task NAME`. "
-        f"Tasks not run: {', '.join(left) or 'none'}. [Every place](frontier_places.csv), "
-        "[every attack on every victim](frontier.csv)."
+        f"; `python -m benchmarks.frontier --task NAME`.{not_run} "
+        "[Every place](frontier_places.csv), [every attack on every victim](frontier.csv)."
     )
 
 
@@ -577,20 +599,23 @@ def task_section(found: Frontier, page: Path) -> Iterator[str]:
     yield table_of(found).markdown()
 
 
-def tops_section(found: Sequence[Frontier], page: Path) -> str:
-    """The section on other tops on label-free bottoms; nothing before any was measured."""
-    known = {one.task: one.best.defense for one in found}
+def page_of(found: Sequence[Frontier], page: Path) -> StudyPage[Frontier]:
+    """The page, with a section on other tops on label-free bottoms if any were measured."""
+    best = {one.task: one.best.defense for one in found}
     rows = read_rows(page.with_name(frontier_tops.FILE), frontier_tops.TopRow)
-    rows = [one for one in rows if one.task in known]
-    if not rows:
-        return ""
-    return (
+    rows = [one for one in rows if one.task in best]
+    gains = frontier_tops.gains_of(rows, best)
+    if not gains:
+        return PAGE
+    tasks = list(dict.fromkeys(task for task, _, _ in frontier_tops.ahead_of(gains)))
+    section = (
         "\n## Other tops on label-free bottoms\n\n"
         f"`python -m benchmarks.frozen_tops`, [rows]({frontier_tops.FILE}). A label-free bottom "
         "gets gradients of zeros, so a feature party reads the same whatever the top. Gains are "
         "over the task's own top on its best label-free bottom. "
-        f"{frontier_tops.table_of(rows, known)}\n"
+        f"{frontier_tops.table_of(rows, best)}\n"
     )
+    return replace(PAGE, shown=lambda found: [summary_of(found, tasks)], method=section + METHOD)
 
 
 PAGE = StudyPage(
@@ -611,6 +636,7 @@ def bench_frontier(
     page: Path = Path("docs/results/frontier.md"),
     redraw: bool = False,
     again: bool = False,
+    defenses: Sequence[harness.Whole] = (),
 ) -> list[Frontier]:
     """Train and attack what is left of a task, and write rows, page and pictures.
 
@@ -624,6 +650,7 @@ def bench_frontier(
         redraw: whether to train nothing.
         again: train again what has rows, for the attacks that its file names since, and run these
             alone. Stored rows stay.
+        defenses: with `again`, these alone; may be repeated.
     """
     file = page.with_suffix(".csv")
     rows = stored(file, COLUMNS)
@@ -637,7 +664,7 @@ def bench_frontier(
         attacks = list(settings_of(task).attacks)
         left = left_of(task, seeds, families, rows)
         if again:
-            left, attacks = added_attacks(task, seeds, families, rows)
+            left, attacks = added_attacks(task, seeds, families, rows, defenses)
         if left:
             victims = list(range(seeds))
             study = study_of(FOLDER / f"{task}.toml", defenses=left, seeds=victims, attacks=attacks)
@@ -645,7 +672,7 @@ def bench_frontier(
             rows = added(rows, pd.DataFrame(rows_of(task, folder), columns=COLUMNS), KEY, TASKS)
             store(file, rows)
     found = [frontier_of(rows[rows.task == one]) for one in TASKS if one in set(rows.task)]
-    replace(PAGE, method=tops_section(found, page) + METHOD).write(page, found, not redraw)
+    page_of(found, page).write(page, found, not redraw)
     places = [row for one in found for row in place_rows(one)]
     write_rows(page.with_name(f"{page.stem}_places.csv"), PlaceRow, places)
     return found

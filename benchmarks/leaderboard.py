@@ -270,11 +270,21 @@ def summaries(boards: Sequence[Board]) -> Iterator[str]:
     )
 
 
+def _by_cause(failed: str) -> str:
+    """Victims that failed, counted by cause.
+
+    >>> _by_cause("x seed=0: it ends; x seed=1: it ends")
+    '2 victims, it ends'
+    """
+    causes = [one.partition(": ")[2] for one in failed.split("; ")]
+    return "; ".join(f"{causes.count(one)} victims, {one}" for one in dict.fromkeys(causes))
+
+
 def task_lines(board: Board, page: Path) -> Iterator[str]:
     """The section of one task: its undefended model and the defenses that leak least."""
     about, chosen = board.about, board.defended[: LINES - 1]
     yield f"\n## {about['task']}\n"
-    failed = f" Ended early: {about['failed']}." if about["failed"] else ""
+    failed = f" Ended early: {_by_cause(about['failed'])}." if about["failed"] else ""
     yield (
         f"{about['attacked']} of {about['victims']} victims, {about['seeds']} seeds, "
         f"{about['draws']} draws of leaked labels; attacks: {about['attacks']}.{failed}\n"

@@ -176,3 +176,11 @@ def test_an_added_attack_runs_alone_where_it_lacks_rows(monkeypatch, tmp_path):
     lacking = (there.defense == "none") & (there.attack == "logistic") & (there.seed == "2")
     assert frontier.added_attacks("fashion", 3, (), there[~lacking]) == (["none"], ["logistic"])
     assert frontier.added_attacks("fashion", 2, (), there[~lacking]) == ([], [])
+
+
+def test_a_page_names_attacks_that_were_not_run_on_all_defenses(tmp_path):
+    found = frontier.frontier_of(made_up())
+    text = "\n".join(frontier.task_section(found, tmp_path / "page.md"))
+    assert "`batch_sums` on 3 of 3 defenses" in text
+    assert "`logistic` on" not in text
+    assert "`gradient_similarity` on 1 of 3 defenses" in text

@@ -35,7 +35,7 @@ def test_gains_are_over_the_network_on_the_best_bottom():
 TINY = """
 name = "tiny"
 data = { source = "digits", rows = 400, split = "shuffled" }
-label.top = "linear"
+label.top = "mlp:hidden=16"
 train = { epochs = 2, learning_rate = 0.02 }
 [parties.client]
 width = 8
@@ -49,7 +49,7 @@ defenses = ["none", "label_free:features=0"]
 def test_from_a_task_to_its_rows_and_on_where_it_was(monkeypatch, tmp_path):
     (tmp_path / "mnist.toml").write_text(TINY)
     monkeypatch.setattr(frontier, "FOLDER", tmp_path)
-    page, tops = tmp_path / "frontier.md", ["network", "logistic", "svm", "semi_supervised"]
+    page, tops = tmp_path / "frontier.md", ["network", "normalised", "logistic", "svm"]
 
     def run(**more):
         return frozen_tops.bench_tops(
@@ -58,7 +58,7 @@ def test_from_a_task_to_its_rows_and_on_where_it_was(monkeypatch, tmp_path):
 
     first = run(tops=tops[:2])
     assert [one.top for one in first] == tops[:2]
-    whole = run(tops=tops)
-    assert [one.top for one in whole] == tops
+    whole = run(tops=[*tops, "semi_supervised"])
+    assert [one.top for one in whole] == [*tops, "semi_supervised"]
     assert [round(one.utility, 4) for one in whole[:2]] == [round(o.utility, 4) for o in first]
-    assert min(one.utility for one in whole[1:]) > 0.6
+    assert min(one.utility for one in whole[2:]) > 0.6
