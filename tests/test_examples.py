@@ -46,6 +46,7 @@ PROGRAMS = {
 }
 EXPERIMENTS = [
     "backdoors_digits.toml",
+    "backdoors_mnist.toml",
     "branches.toml",
     "breast_cancer.toml",
     "compare_digits.toml",

@@ -13,6 +13,7 @@ from vfl.core.errors import SpecError
 from vfl.core.seeds import generator, scoped
 from vfl.datasets import PartyData, Split
 from vfl.defenses import make
+from vfl.defenses.purification import flagged_share
 from vfl.training.local import LocalSession
 
 PARTIES, UNITS = 4, 3
@@ -85,6 +86,20 @@ def test_votes_are_counted_as_by_a_loop():
                 votes += bool(far > mean + 2 * spread)
             assert bool(flagged[row, judged]) == (votes >= 2)
     assert flagged[:, 1].float().mean() > 5 * flagged[:, [0, 2, 3]].float().mean()
+
+
+def test_flags_are_counted_by_party_over_all_predictions():
+    top, cuts = trained("vflip:hidden=32"), together(60, "test")
+    assert flagged_share(nn.Identity(), 0) is None
+    norm = top.scale
+    rows = (cuts - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    wanted = top.flagged(rows).float().mean(0)
+    top.rows_judged, top.flags = 0, torch.zeros(PARTIES, dtype=torch.int64)
+    with torch.no_grad():
+        for part in cuts.split(25):
+            top(part)
+    found = [flagged_share(nn.ModuleDict({"top": top}), party) for party in range(PARTIES)]
+    assert found == pytest.approx(wanted.tolist())
 
 
 def test_rows_without_a_flag_are_read_as_they_came():

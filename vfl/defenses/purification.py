@@ -147,6 +147,7 @@ class MaskedTop(PurifyingTop):
         super().__init__(top, width, parties)
         self.network = _perceptron(width, hidden, width)
         self.deviations = deviations
+        self.rows_judged, self.flags = 0, torch.zeros(parties, dtype=torch.int64)
         self.register_buffer("means", torch.zeros(parties, parties))
         self.register_buffer("squares", torch.ones(parties, parties))
         self.register_buffer("batches", torch.zeros(()))
@@ -188,6 +189,8 @@ class MaskedTop(PurifyingTop):
 
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
         flagged = self.flagged(cut)
+        self.rows_judged += len(cut)
+        self.flags += flagged.sum(dim=0).cpu()
         some = flagged.any(dim=1) & ~flagged.all(dim=1)
         written = self.network((self.blocks(cut) * ~flagged[..., None]).flatten(1))
         return written, some[:, None].expand_as(cut)
@@ -200,6 +203,20 @@ class MaskedTop(PurifyingTop):
         share = max(1 - _SPAN, 1 / float(batches))
         means.lerp_(errors.mean(dim=0), share)
         squares.lerp_(errors.square().mean(dim=0), share)
+
+
+def flagged_share(model: nn.Module, party: int) -> float | None:
+    """Return the share of the rows of all predictions in which a party's cut was flagged.
+
+    Args:
+        model: holds the top of a defense that judges parties.
+        party: its place in merge order, from 0.
+
+    Returns:
+        None where no defense judges parties, or nothing was predicted.
+    """
+    judges = (one for one in model.modules() if isinstance(one, MaskedTop) and one.rows_judged)
+    return next((int(one.flags[party]) / one.rows_judged for one in judges), None)
 
 
 class VFLIP(Purification):

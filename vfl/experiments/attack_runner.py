@@ -24,6 +24,7 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, NonFiniteError, SpecError
 from vfl.core.seeds import generator
 from vfl.datasets import PartyData
+from vfl.defenses.purification import flagged_share
 from vfl.experiments.cells import HONEST, code_of, data_digest, experiment_digest
 from vfl.experiments.pictures import keep_pictures, kept_pictures
 from vfl.experiments.scenarios import (
@@ -38,6 +39,7 @@ from vfl.experiments.scenarios import (
 )
 from vfl.experiments.scores import OUTCOME, TRAINED, AttackJob, ScoreRecord, ScoresFile, key_of
 from vfl.experiments.training import recording
+from vfl.training.local import LocalSession
 from vfl.training.run import load_adversary
 
 
@@ -154,9 +156,11 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
     """Return the result of one adversary on a finished run.
 
     "backdoor": share of other classes' test rows for which the model outputs the adversary's class
-    once they have the trigger; the guess is the same share without the trigger. "error": share of
-    wrong outputs on test rows; the guess is the error of the best constant output. An adversary
-    that is also an attack has the measures of that attack.
+    once they have the trigger; the guess is the same share without the trigger. "flagged", of a
+    defense that judges parties: share of these rows in which it flags the adversary's cut, with the
+    trigger, and without it as the guess. "error": share of wrong outputs on test rows; the guess is
+    the error of the best constant output. An adversary that is also an attack has the measures of
+    that attack.
     """
     adversary, folder = make_adversary(spec), cases.folder
     assert folder is not None, "an adversary is measured by the run it took part in"
@@ -166,7 +170,7 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
         if adversary.learns:
             adversary = _learned(cases, folder, spec)
             assert isinstance(adversary, Backdoor)
-        return AttackResult([_backdoor_score(cases, adversary)], threat)
+        return AttackResult(_backdoor_scores(cases, adversary), threat)
     if isinstance(adversary, Attack):  # what it makes of the cuts of the test rows
         attack = _learned(cases, folder, spec)
         assert isinstance(attack, Attack)
@@ -190,7 +194,7 @@ def _learned(cases: Cases, folder: RunFolder, spec: str) -> ActiveAdversary:
     return adversary
 
 
-def _backdoor_score(cases: Cases, adversary: Backdoor) -> Score:
+def _backdoor_scores(cases: Cases, adversary: Backdoor) -> list[Score]:
     label, own = cases.data[cases.experiment.label.party], cases.data[cases.party]
     assert label.labels is not None
     assert label.classes is not None
@@ -208,14 +212,23 @@ def _backdoor_score(cases: Cases, adversary: Backdoor) -> Score:
     with_trigger = {**cases.data, cases.party: triggered}
     playing = {cases.party: Triggering(adversary)}
 
+    sessions = (cases.asked(with_trigger, others, playing), cases.asked(cases.data, others))
+
     def share(answers: Tensor) -> float:
         return float((answers.argmax(1) == adversary.target).double().mean())
 
-    return Score(
-        "backdoor",
-        share(cases.answers(with_trigger, others, playing)),
-        share(cases.answers(cases.data, others)),
-    )
+    scores = [Score("backdoor", *(share(one.outputs()) for one in sessions))]
+    flagged = [_flagged(one, cases.party) for one in sessions]
+    if None not in flagged:
+        scores.append(Score("flagged", *(one for one in flagged if one is not None)))
+    return scores
+
+
+def _flagged(session: object, party: str) -> float | None:
+    """Return the share of a session's rows whose cut of a party was flagged; None without flags."""
+    if not isinstance(session, LocalSession):
+        return None
+    return flagged_share(session.label.model, list(session.terms.parties).index(party))
 
 
 #: What shows an attack its victim, and scores it; and what does besides, of other goals.

@@ -49,7 +49,7 @@ from vfl.datasets import PartyData, Split
 from vfl.experiments.scores import OUTCOME, TRAINED
 from vfl.session import Adversary, PartyFolder
 from vfl.session.trace import Replayed, read
-from vfl.training.run import session_of, trained
+from vfl.training.run import AnySession, session_of, trained
 
 _OF_LABELS: tuple[Goal, ...] = ("labels", "values", "clusters", "scores")
 
@@ -377,12 +377,21 @@ class Cases:
         Returns:
             Axes (rows, outputs).
         """
+        return self.asked(data, rows, adversaries).outputs()
+
+    def asked(
+        self,
+        data: Mapping[str, PartyData],
+        rows: Tensor,
+        adversaries: Mapping[str, Adversary] | None = None,
+    ) -> AnySession:
+        """Return the session in which a finished network answered; see `answers`."""
         assert self.folder is not None, "an untrained network is asked nothing"
         asked = {
             name: replace(own, split=replace(own.split, test=rows.numpy()))
             for name, own in data.items()
         }
-        return trained(self.folder, asked, "predict", adversaries=adversaries).run().outputs()
+        return trained(self.folder, asked, "predict", adversaries=adversaries).run()
 
     def _weights(self, name: str) -> dict[str, Tensor]:
         if self.folder is None:
