@@ -6,7 +6,9 @@ from torch import nn
 
 from vfl.core.errors import BadOptionError, SpecError
 from vfl.core.registry import parse
+from vfl.core.seeds import generator
 from vfl.defenses import DEFENSES, Defense, PrivacyStatement, make
+from vfl.models.language import DecoderFront
 from vfl.testing import DefenseContract
 
 
@@ -66,9 +68,27 @@ class TestRegisteredDefenses(DefenseContract):
     )
 
     def test_every_registered_name_is_here(self):
-        specs = [*self.specs, *TestTwoClasses.specs]
+        specs = [*self.specs, *TestTwoClasses.specs, *TestTexts.specs]
         named = {parse(part)[0] for spec in specs for part in spec.split("+")}
         assert named == set(DEFENSES.names())
+
+
+class TestTexts(DefenseContract):
+    """Texts of five words; a bottom with an embedding, whose cut is three words' vectors."""
+
+    specs = (
+        "santext",
+        "santext:epsilon=0",
+        "custext:words=4",
+        "custext:words=1",
+        "custext+layer_norm",
+    )
+
+    def bottom(self):
+        return DecoderFront(words=30, tokens=2, layers=1, heads=1, front=0).build((5,), 6)
+
+    def inputs(self):
+        return torch.randint(0, 30, (9, 5), generator=generator(0, "texts")).float()
 
 
 class TestTwoClasses(DefenseContract):
@@ -224,6 +244,7 @@ def test_the_contract_finds_a_defense_that_breaks_it(monkeypatch, broken, test, 
         ),
         *("gradient_noise:law=uniform", "split_guard:start=-1", "split_guard:checks=0"),
         *("split_guard:share=0", "split_guard:share=0.6", "split_guard:threshold=2"),
+        *("santext:epsilon=-1", "custext:epsilon=inf", "custext:words=0"),
         *(
             "label_free:epochs=0",
             "label_free:mask=1",

@@ -48,6 +48,8 @@ DEFENSES: Registry[Defense] = Registry(
         "passport": "vfl.defenses.passport:Passport",
         "vflip": "vfl.defenses.purification:VFLIP",
         "copur": "vfl.defenses.purification:CoPur",
+        "santext": "vfl.defenses.sanitisation:SanText",
+        "custext": "vfl.defenses.sanitisation:CusText",
         "split_guard": "vfl.defenses.split_guard:SplitGuard",
     },
     group="vfl.defenses",

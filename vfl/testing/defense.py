@@ -98,16 +98,16 @@ class DefenseContract(Contract):
             trains = any(weights.requires_grad for weights in module.parameters())
             assert trains or part == "bottom", "a top that cannot train"
             with scoped(0):
-                result = module(self._values()["cut"])
+                result = module(self.inputs() if part == "bottom" else self._values()["cut"])
                 if trains:
                     result.square().sum().backward()
             assert result.shape == (ROWS, outputs), f"the wrapped {part} has another shape"
             assert not trains or any(w.grad is not None for w in module.parameters())
         first, second = (self._wrapped(self._made(spec), "bottom") for _ in range(2))
         with scoped(2):
-            loaded = make(spec).wrap_bottom(nn.Linear(self.width, self.width), self.width)
+            loaded = make(spec).wrap_bottom(self.bottom(), self.width)
         loaded.load_state_dict(first.state_dict())
-        expected, *others = (each.eval()(self._values()["cut"]) for each in (first, second, loaded))
+        expected, *others = (each.eval()(self.inputs()) for each in (first, second, loaded))
         assert torch.equal(expected, others[0]), "what it fits is not repeatable"
         assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
 
@@ -120,9 +120,9 @@ class DefenseContract(Contract):
         assert all(isinstance(one, int) and one >= 0 for one in said), "working_bytes is no size"
         assert said == sorted(said), "working_bytes falls where more is asked"
         with torch.device("meta"), torch.no_grad():
-            bottom = defense.wrap_bottom(nn.Linear(4, self.width), self.width).to("meta")
+            bottom = defense.wrap_bottom(self.bottom(), self.width).to("meta")
             try:
-                cut = bottom.train()(torch.empty(ROWS, 4))
+                cut = bottom.train()(self.inputs().to("meta"))
             except (RuntimeError, NotImplementedError) as error:
                 raise AssertionError("the wrapped bottom needs more than shapes") from error
         assert cut.shape == (ROWS, self.width)
@@ -130,6 +130,7 @@ class DefenseContract(Contract):
     def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
         query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
         rows = self._values()["cut"]
+        fed = self.inputs()
         first, second = (self._made(spec).embedding(rows.clone(), query) for _ in range(2))
         assert torch.equal(first, second), "whoever asks often could average"
         defense = self._made(spec)
@@ -142,8 +143,8 @@ class DefenseContract(Contract):
             return defense.logits(top(cut), INFERENCE)
 
         with torch.no_grad():
-            alone = torch.cat([predict(row[None]) for row in rows])
-            together = predict(rows)
+            alone = torch.cat([predict(row[None]) for row in fed])
+            together = predict(fed)
         assert torch.allclose(alone, together, atol=1e-5), "a row depends on its batch"
 
     def test_state_survives_a_checkpoint(self, spec: str) -> None:
@@ -184,6 +185,14 @@ class DefenseContract(Contract):
         except SpecError as error:
             refusal = error
         assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
+
+    def bottom(self) -> nn.Module:
+        """Return an untrained bottom; a defense of texts overrides it and `inputs`."""
+        return nn.Linear(self.width, self.width)
+
+    def inputs(self) -> Tensor:
+        """Return the inputs of `bottom`, axes (rows, columns)."""
+        return self._values()["cut"]
 
     def _made(self, spec: str) -> Defense:
         """Return the defense, prepared for the labels."""
@@ -234,8 +243,8 @@ class DefenseContract(Contract):
         """Return a linear bottom or top of fixed weights, as the defense wraps it at the start."""
         with scoped(1):
             if part == "bottom":
-                bottom = defense.wrap_bottom(nn.Linear(self.width, self.width), self.width)
-                defense.fit(bottom, self._values()["cut"], Secret.of_simulation(0, "contract"))
+                bottom = defense.wrap_bottom(self.bottom(), self.width)
+                defense.fit(bottom, self.inputs(), Secret.of_simulation(0, "contract"))
                 return bottom
             defense.merged([self.width // self.parties] * self.parties)
             return defense.wrap_top(nn.Linear(self.width, self.classes), self.width)

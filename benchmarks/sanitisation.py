@@ -1,0 +1,177 @@
+"""Words of film reviews that sanitised texts still disclose, and what is left of the task.
+
+    vfl model add glove.6B.50d.txt glove
+    python -m benchmarks.sanitisation --out docs/results/sanitisation.csv
+
+Of each review the first 300 tokens that are among the 9,999 most frequent words of GloVe are used.
+The attacker knows half of the texts beside their sanitised form, and names for each substitute of
+the other half the word that stood behind it most often. Its guess without substitutes is the most
+frequent word. The task is the polarity of a review, by logistic regressions on the mean vector and
+on the set of words; both are trained and tested on sanitised texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+
+from vfl.config import Experiment
+from vfl.core.seeds import Secret
+from vfl.datasets import Split
+from vfl.defenses import make
+from vfl.defenses.sanitisation import SanitisedBottom
+from vfl.models.pretrained import embedding_rows, existing_model
+from vfl.training.run import load_data
+
+SPECS = (
+    *(f"santext:epsilon={epsilon}" for epsilon in (1, 2, 3)),
+    *(f"custext:epsilon={epsilon}" for epsilon in (1, 3, 10)),
+)
+WORDS, LENGTH = 10_000, 300
+
+
+@dataclass(frozen=True)
+class Sanitised:
+    """One defense; shares of words, and accuracies on test reviews.
+
+    Attributes:
+        defense: its spec; "none" sends the words themselves.
+        kept: share of words that stayed.
+        read: share of words that the attacker names.
+        guess: share of the most frequent word.
+        mean_vector, words: accuracy of each regression.
+    """
+
+    defense: str
+    kept: float
+    read: float
+    guess: float
+    mean_vector: float
+    words: float
+
+
+class WordVectors(nn.Module):
+    """Gives the vectors of words side by side.
+
+    Args:
+        table: vectors by number, axes (words, width).
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(len(table), table.shape[1], _weight=table.clone())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Axes (rows, words) in, (rows, words x width) out."""
+        vectors: Tensor = self.embedding(rows.long())
+        return vectors.flatten(1)
+
+
+def reviews() -> tuple[Tensor, Tensor, Split]:
+    """Return the words of reviews, axes (rows, words), their labels and the split."""
+    data = {"source": "review_polarity", "tokenizer": "glove", "length": LENGTH}
+    experiment = Experiment.model_validate(
+        {
+            "data": data | {"split": "shuffled"},
+            "parties": {"user": {"width": 8, "bottom": "identity"}},
+            "label": {"party": "owner"},
+        }
+    )
+    found = load_data(experiment)
+    inputs, labels = found["user"].inputs, found["owner"].labels
+    assert inputs is not None
+    assert labels is not None
+    return torch.where(inputs < WORDS, inputs, torch.zeros(())), labels, found["owner"].split
+
+
+def vectors() -> Tensor:
+    """Return the vectors of the most frequent words, 0 being padding; axes (words, width)."""
+    found, count = [], 1
+    for some in embedding_rows(existing_model("glove")):
+        found.append(some)
+        count += len(some)
+        if count >= WORDS:
+            break
+    table = torch.cat(found)[: WORDS - 1].float()
+    return torch.cat([torch.zeros(1, table.shape[1]), table])
+
+
+def measure(
+    specs: Iterable[str], texts: Tensor, labels: Tensor, split: Split, table: Tensor
+) -> Iterator[Sanitised]:
+    """Yield one line for each defense, the first for none."""
+    yield Sanitised("none", 1, 1, _guess(texts), *_accuracies(texts, labels, split, table))
+    for spec in specs:
+        defense = make(spec)
+        bottom = defense.wrap_bottom(WordVectors(table), texts.shape[1] * table.shape[1])
+        defense.fit(bottom, texts, Secret.of_simulation(0, "user"))
+        assert isinstance(bottom, SanitisedBottom)
+        sent = bottom.sanitised(texts)
+        kept = (sent == texts)[texts > 0].double().mean().item()
+        accuracies = _accuracies(sent, labels, split, table)
+        yield Sanitised(spec, kept, read(texts, sent), _guess(texts), *accuracies)
+
+
+def read(texts: Tensor, sent: Tensor) -> float:
+    """Return the share of words of the second half that the attacker names; see above."""
+    half, most = len(texts) // 2, 1 + int(max(texts.max(), sent.max()))
+    known, asked = texts[:half] > 0, texts[half:] > 0
+    pairs = sent[:half][known].long() * most + texts[:half][known].long()
+    kinds, counts = torch.unique(pairs, return_counts=True)
+    behind = torch.zeros(most, dtype=torch.int64)
+    for kind in kinds[counts.argsort(stable=True)].tolist():  # the most frequent pair comes last
+        behind[kind // most] = kind % most
+    named = behind[sent[half:][asked].long()] == texts[half:][asked].long()
+    return named.double().mean().item()
+
+
+def _guess(texts: Tensor) -> float:
+    half = len(texts) // 2
+    first, second = (part[part > 0].long() for part in (texts[:half], texts[half:]))
+    return (second == first.bincount().argmax()).double().mean().item()
+
+
+def _accuracies(texts: Tensor, labels: Tensor, split: Split, table: Tensor) -> tuple[float, float]:
+    """Return the accuracy by mean vectors, and by sets of words."""
+    numbers, there = texts.long(), (texts > 0).float()
+    mean = (table[numbers] * there[..., None]).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
+    rows = np.repeat(np.arange(len(numbers)), numbers.shape[1])
+    ones = np.ones(numbers.numel())
+    sets = csr_matrix((ones, (rows, numbers.flatten().numpy())), (len(numbers), len(table))).sign()
+    truth = labels.numpy()
+
+    def accuracy(features: object, strength: float) -> float:
+        model = LogisticRegression(max_iter=2000, C=strength)
+        model.fit(features[split.train], truth[split.train])  # type: ignore[index]
+        return float(model.score(features[split.test], truth[split.test]))  # type: ignore[index]
+
+    return accuracy(mean.numpy(), 10), accuracy(sets[:, 1:], 0.1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a line for each defense as it is measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("sanitisation.csv"))
+    out = parser.parse_args(arguments).out
+    with out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(Sanitised.__annotations__), lineterminator="\n")
+        writer.writeheader()
+        for line in measure(SPECS, *reviews(), vectors()):
+            shown = {name: one if isinstance(one, str) else f"{one:.3f}" for name, one in
+                     asdict(line).items()}  # fmt: skip
+            writer.writerow(shown)
+            file.flush()
+            print(*shown.values())
+
+
+if __name__ == "__main__":
+    main()
