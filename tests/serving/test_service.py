@@ -493,6 +493,31 @@ def test_over_streams_a_promotion_loses_no_request_and_one_that_fails_changes_no
     ]
 
 
+def test_a_run_of_a_new_month_is_answered_at_its_new_positions(trained):
+    """Rows left and changed places meanwhile: old positions would give other rows' answers."""
+    trained.flower.tells = True
+    tables = {name: trained.folder / name / "data.csv" for name in (*PARTIES, "lender")}
+    with start(trained, 60.0) as client:
+        assert client.predict("Zq8id000")[0] == 200
+        for name, table in tables.items():
+            head, *rows = table.read_text().splitlines(keepends=True)
+            table.write_text("".join([head, *(rows[:2:-1] if name == "shop" else rows[3:])]))
+            text = (
+                (table.parent / "party.toml").read_text().replace('"serve"]', '"serve", "align"]')
+            )
+            trained.write(name, text + "min_ids = 50\nmin_common = 50\n")
+        trained.play("align")
+        for mode in ("train", "predict"):
+            trained.play(mode, run="month", seed=3)
+        promote(trained.run.parent / "month")
+        expected = predicted(trained.run.parent / "month")
+        assert len(expected) == ROWS - 3
+        for each, row in expected.items():
+            (answer,) = client.predict(each)[1]["predictions"]
+            assert same(answer, row)
+        assert client.predict("Zq8id000")[0] == 404
+
+
 def test_a_shifted_table_is_seen_by_its_owner_and_in_the_scores(trained, tmp_path):
     table = tmp_path / "bank" / "data.csv"
     frame = pd.read_csv(table)
