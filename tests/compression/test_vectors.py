@@ -47,6 +47,19 @@ def test_bytes_and_codes_are_the_same(monkeypatch, both, bits, rows, width, stat
         assert np.array_equal(found, codes)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_symbols_that_cannot_occur_are_passed_over(monkeypatch, both, bits):
+    draw = np.random.default_rng(bits)
+    start = draw.integers(0, 3, (100, 2**bits)) * draw.integers(1, 900, (100, 2**bits))
+    start[:, 2**bits // 2] = 1
+    codes = np.stack([draw.choice(np.flatnonzero(own), 50) for own in start], 1).astype(np.uint8)
+    monkeypatch.setattr(range_coder, "state_count", lambda *_: 64)
+    counts = AdaptiveCounts(start, weight=24)
+    payload = encode_columns(counts.table, codes)
+    for found in both(lambda: decode_columns(payload, counts.table, counts.splits, 50)):
+        assert np.array_equal(found, codes)
+
+
 @pytest.mark.parametrize("bits", [1, 4, 8])
 def test_counts_are_the_same(both, bits):
     def learned():

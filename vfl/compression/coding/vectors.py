@@ -23,6 +23,8 @@ from numba.extending import intrinsic
 #: States of a vector, and how often a share is halved before a table look-up.
 LANES, _SPLITS = 16, 4
 _TOTAL_BITS, _WORD_BITS = 15, 16
+#: Number of codes of 8 bits.
+_BYTES = 256
 
 _Bit, _Byte, _Word, _Number, _Index = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
@@ -162,6 +164,25 @@ class _Memory:
         parts = [pointers, _Number(4), every, none]
         return _Lanes(self._builder, self._builder.call(function, parts))
 
+    def last_at_most(self, limits: _Lanes, firsts: _Lanes) -> tuple[_Lanes, _Lanes]:
+        """Look at 16 increasing numbers for each lane, the first of which is at most its limit.
+
+        Returns how many are at most the limit, and the last of these.
+        """
+        counts = lasts = ir.Constant(_vector(_Number), ir.Undefined)
+        for lane in map(_Number, range(LANES)):
+            first, limit = (
+                self._builder.zext(self._builder.extract_element(each.value, lane), _Index)
+                for each in (firsts, limits)
+            )
+            count = (self.load(first) <= limit).marked()
+            last = self._builder.sub(self._builder.add(first, count), _Index(1))
+            number = self._builder.load(self._builder.gep(self._data, [last]))
+            lasts = self._builder.insert_element(lasts, number, lane)
+            count = self._builder.trunc(count, _Number)
+            counts = self._builder.insert_element(counts, count, lane)
+        return _Lanes(self._builder, counts), _Lanes(self._builder, lasts)
+
     def _place(self, first: Any, kind: ir.IntType) -> Any:
         place = self._builder.gep(self._data, [first])
         return self._builder.bitcast(place, _vector(kind).as_pointer())
@@ -287,17 +308,60 @@ def _taking(
             for each, place in zip(halved, held, strict=True):
                 builder.store(each.value, place)
         symbols, starts, ends = (_Lanes(builder, builder.load(each)) for each in held)
-        state = (ends - starts) * (state >> _TOTAL_BITS) + slots - starts
-        takes = state < (1 << _WORD_BITS)
-        given = words.load(taken).chosen(takes.to(_Word).sum_of_later()).to(_Number)
-        states.store(lane, takes.where((state << _WORD_BITS) | given, state))
         codes.store(builder.add(row, column), symbols.to(_Byte))
-        return builder.add(taken, takes.marked())
+        state = (ends - starts) * (state >> _TOTAL_BITS) + slots - starts
+        return _refilled(state, words, states, lane, taken)
 
     return signature, generate
 
 
 _take: Any = intrinsic(_taking)
+
+
+def _taking_bytes(
+    typing: Any,
+    table: Any,
+    splits: Any,
+    words: Any,
+    states: Any,
+    codes: Any,
+    column: Any,
+    width: Any,
+    row: Any,
+    lane: Any,
+    taken: Any,
+) -> Any:
+    """Do what `_taking` does, for 256 symbols: the 16 shares of a part are compared at once."""
+    arrays = table, splits, words, states, codes
+    signature = types.int64(*arrays, *(types.int64,) * 5)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
+        column, width, row, lane, taken = parts[len(arrays) :]
+        table, splits, words, states, codes = (
+            _Memory(context, builder, kind, array)
+            for kind, array in zip(signature.args, parts[: len(arrays)], strict=False)
+        )
+        state = states.load(lane)
+        slots = state & ((1 << _TOTAL_BITS) - 1)
+        part, _, _ = _split(splits, slots.to(_Word), column, width)
+        firsts = (_numbered(builder) << 8) + builder.shl(column, _Index(8)) + (part << _SPLITS)
+        counts, shares = table.last_at_most((slots << 16) | 0xFFFF, firsts)
+        codes.store(builder.add(row, column), ((part << _SPLITS) + counts - 1).to(_Byte))
+        state = (shares & 0xFFFF) * (state >> _TOTAL_BITS) + slots - (shares >> 16)
+        return _refilled(state, words, states, lane, taken)
+
+    return signature, generate
+
+
+_take_bytes: Any = intrinsic(_taking_bytes)
+
+
+def _refilled(state: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: Any) -> Any:
+    """Store the states, each with a word where it needs one; return the number of words taken."""
+    takes = state < (1 << _WORD_BITS)
+    given = words.load(taken).chosen(takes.to(_Word).sum_of_later()).to(_Number)
+    states.store(lane, takes.where((state << _WORD_BITS) | given, state))
+    return state.builder.add(taken, takes.marked())
 
 
 def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_Lanes, ...]:
@@ -390,7 +454,12 @@ def decode(
                 return taken
             for lane in range(lanes - LANES, -1, -LANES):
                 column, at = first + lane, row * width
-                taken = _take(
-                    table, flat, words, states, codes, column, width, levels, at, lane, taken
-                )
+                if choices == _BYTES:
+                    taken = _take_bytes(
+                        table, flat, words, states, codes, column, width, at, lane, taken
+                    )
+                else:
+                    taken = _take(
+                        table, flat, words, states, codes, column, width, levels, at, lane, taken
+                    )
     return taken
