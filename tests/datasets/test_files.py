@@ -103,6 +103,7 @@ def test_a_large_table_gives_a_party_what_the_whole_frame_gives(large, monkeypat
 
     want = own(whole)
     monkeypatch.setattr(files, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(files, "COLUMN_ROWS", 8)
     table = read_table(large / name, text_columns=["id"])
     assert isinstance(table, LargeTable)
     assert (list(table.columns), len(table)) == (list(whole.columns), 50)
@@ -117,6 +118,7 @@ def test_a_large_table_gives_a_party_what_the_whole_frame_gives(large, monkeypat
 @pytest.mark.parametrize("tail", ["1,2,3\n", '"1,2\n'], ids=["long line", "open quote"])
 def test_damage_late_in_a_csv_is_found(tmp_path, monkeypatch, tail):
     monkeypatch.setattr(files, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(files, "COLUMN_ROWS", 4)
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "1,2\n" * 10 + tail)
     with pytest.raises(DataError, match="cannot be read"):
@@ -125,6 +127,7 @@ def test_damage_late_in_a_csv_is_found(tmp_path, monkeypatch, tail):
 
 def test_damage_inside_a_parquet_file_is_told_without_a_cell(large, monkeypatch):
     monkeypatch.setattr(files, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(files, "COLUMN_ROWS", 8)
     path = large / "a.parquet"
     content = bytearray(path.read_bytes())
     content[4:400] = bytes(396)
@@ -149,6 +152,7 @@ def test_every_type_of_a_parquet_column_reads_as_in_the_whole(tmp_path, monkeypa
     path = tmp_path / "a.parquet"
     frame.to_parquet(path)
     monkeypatch.setattr(files, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(files, "COLUMN_ROWS", 2)
     table = read_table(path)
     assert isinstance(table, LargeTable)
     frame = frame.reset_index()[[*frame.columns, "row"]]

@@ -111,7 +111,7 @@ class Blocks(LargeTable):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(table, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(table, "COLUMN_ROWS", 2)
 
 
 @pytest.mark.parametrize("name", CELLS)

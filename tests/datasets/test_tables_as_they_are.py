@@ -149,6 +149,7 @@ TYPES = {
 @pytest.mark.parametrize("large", [False, True])
 def test_types_of_parquet(tmp_path, monkeypatch, large):
     monkeypatch.setattr("vfl.datasets.files.BLOCK_ROWS", 8 if large else 8192)
+    monkeypatch.setattr("vfl.datasets.files.COLUMN_ROWS", 8 if large else 8192)
     rows = pa.array(np.arange(ROWS) % 2)
     columns = {name: cells.take(rows) for name, (cells, _) in TYPES.items()}
     path = tmp_path / "types.parquet"

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vfl.datasets.facts import Facts, column_groups
-from vfl.datasets.table import BLOCK_ROWS, Table, as_days, as_texts, row_blocks, texts_of
+from vfl.datasets.table import COLUMN_ROWS, Table, as_days, as_texts, row_blocks, texts_of
 
 _BINS = 20
 
@@ -40,7 +41,7 @@ class Truth:
 def sampled(table: Table, names: Sequence[str], taken: np.ndarray) -> Iterator[pd.DataFrame]:
     """Yield some columns at some rows, which are in ascending order, block by block."""
     start = 0
-    for block in row_blocks(table, names, BLOCK_ROWS):
+    for block in row_blocks(table, names, COLUMN_ROWS):
         low, high = np.searchsorted(taken, (start, start + len(block)))
         whole = high - low == len(block)
         yield block if whole else block.iloc[taken[low:high] - start]
@@ -110,7 +111,9 @@ def _codes_of_texts(blocks: Sequence[pd.Series]) -> np.ndarray:
     if any(part is None for part in parts):
         parts = [pa.array(as_texts(block), pa.large_string()) for block in blocks]
     coded = pa.concat_arrays(parts).dictionary_encode()
-    return np.asarray(coded.indices.fill_null(-1).to_numpy(False), dtype=np.int64) + 1
+    alike = pc.utf8_trim_whitespace(coded.dictionary).dictionary_encode().indices
+    codes = alike.take(coded.indices).fill_null(-1).to_numpy(False)
+    return np.asarray(codes, dtype=np.int64) + 1
 
 
 def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:

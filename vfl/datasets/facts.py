@@ -34,7 +34,7 @@ from vfl.datasets.cells import (
     unit_of,
 )
 from vfl.datasets.table import (
-    BLOCK_ROWS,
+    COLUMN_ROWS,
     Table,
     TableFormat,
     as_days,
@@ -126,7 +126,7 @@ def facts_of(
     found = dict[str, Facts]()
     for some in column_groups(names, len(table), told, "read"):
         columns = [_Column(name, name == ids) for name in some]
-        for block in row_blocks(table, some, BLOCK_ROWS):
+        for block in row_blocks(table, some, COLUMN_ROWS):
             _add(columns, block)
         found |= {column.name: column.facts(form) for column in columns}
     return found
@@ -189,7 +189,7 @@ class _Column:
             return
         self.hashes.append(different)
         if not self.many and (len(different) > _MOST or len(self.hashes) > 1):
-            known = np.unique(np.concatenate(self.hashes))
+            known = _different(np.concatenate(self.hashes))
             self.many = len(known) > _MOST
             if not self.many:
                 self.hashes = [known]
@@ -200,7 +200,7 @@ class _Column:
         kind: Kind = next(iter(kinds)) if len(kinds) == 1 else "text" if kinds else "number"
         number = kind == "number"
         hashes = np.concatenate(self.hashes) if self.hashes else np.empty(0, np.uint64)
-        different = len(np.unique(hashes)) if len(self.hashes) > 1 else len(hashes)
+        different = len(_different(hashes)) if len(self.hashes) > 1 else len(hashes)
         counted = self.is_id or not self.many or kind == "text" or (number and self.whole)
         repeated = self.hashed - different if counted else 0
         forms, texts, decimal = self.forms or [], kind == "text", None
@@ -251,6 +251,12 @@ class _Column:
             counts = None
         known = self.decimals
         self.decimals = None if counts is None or known is None else known + Counter(counts)
+
+
+def _different(numbers: np.ndarray) -> np.ndarray:
+    """The different numbers, ascending; sorting is faster than numpy's hashing of so many."""
+    ordered = np.sort(numbers)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def _add(columns: Sequence[_Column], block: pd.DataFrame) -> None:
@@ -363,7 +369,8 @@ class _Texts:
     def of(cls, column: _Column, cells: pa.Array, kind: Kind) -> _Texts:
         """Count the texts; a missing one is null."""
         counted = cells.drop_null().value_counts()
-        found = cls(column, kind, counted.field("values"), np.asarray(counted.field("counts")))
+        different = pc.utf8_trim_whitespace(counted.field("values"))
+        found = cls(column, kind, different, np.asarray(counted.field("counts")))
         column.rows += len(cells)
         column.missing += cells.null_count
         return found

@@ -22,6 +22,7 @@ from typing import IO, NamedTuple, NoReturn
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vfl.core.errors import DataError, MissingDataError, nearest
@@ -33,6 +34,7 @@ from vfl.datasets.repeats import one_row_each
 from vfl.datasets.sql import query_blocks
 from vfl.datasets.table import (
     BLOCK_ROWS,
+    COLUMN_ROWS,
     Kind,
     LargeTable,
     Source,
@@ -273,7 +275,11 @@ def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None
     names = [str(name) for name in frame.columns]
     told = [name for name in names if name in parsed or form.words_of(name)[0]]
     texts = {name: texts_of(frame[name]) for name in told}
-    own = {name: cells_of(each, name, form) for name, each in texts.items() if each is not None}
+    own = {
+        name: cells_of(pc.utf8_trim_whitespace(each), name, form)
+        for name, each in texts.items()
+        if each is not None
+    }
     arrow = [str(name) for name in frame if isinstance(frame[name].dtype, pd.ArrowDtype)]
     own |= {name: plain(_whole(pa.array(frame[name]))) for name in arrow}
     series = {name: series_of(cells).set_axis(frame.index) for name, cells in own.items()}
@@ -369,7 +375,7 @@ class ParquetTable(LargeTable):
         return sum(file.metadata.num_rows for file in self._files.values())
 
     def blocks(self, name: str) -> Iterator[pa.Array]:
-        for batch in self._batches([name], BLOCK_ROWS):
+        for batch in self._batches([name], COLUMN_ROWS):
             yield self._cells(batch, name)
 
     def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from vfl.datasets.repeats import Repeats
 
 BLOCK_ROWS = 8192  # rows of a block with all columns, or where a cell becomes an object
+COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where a block's own cost counts
 ROUNDING = 1e-12  # relative to the largest number; float64 itself rounds at 1e-16
 
 Classes = tuple[str | int, ...]  # names of the codes of a label column
@@ -308,13 +309,13 @@ def column_blocks(table: Table, name: str) -> Iterator[pd.Series]:
         yield from (series_of(block).rename(name) for block in table.blocks(name))
     elif isinstance(table, Part):
         cells = table.table[name].array
-        for start in range(0, len(table), BLOCK_ROWS):
-            rows = table.rows[start : start + BLOCK_ROWS]
+        for start in range(0, len(table), COLUMN_ROWS):
+            rows = table.rows[start : start + COLUMN_ROWS]
             yield pd.Series(cells.take(rows), name=name, copy=False)
     else:
         column = table[name]
-        for start in range(0, len(column), BLOCK_ROWS):
-            yield column.iloc[start : start + BLOCK_ROWS]
+        for start in range(0, len(column), COLUMN_ROWS):
+            yield column.iloc[start : start + COLUMN_ROWS]
 
 
 _OBJECT_KINDS: dict[str, Kind] = {
@@ -435,16 +436,21 @@ def as_texts(column: pd.Series) -> np.ndarray:
     Blanks at the ends of a text are removed, and a whole number is written without a point, so that
     7, 7.0 and " 7" are equal in any file.
     """
-    present = column.notna().to_numpy()
+    if isinstance(column.dtype, pd.StringDtype) and (texts := texts_of(column)) is not None:
+        return np.asarray(pc.utf8_trim_whitespace(texts).to_numpy(zero_copy_only=False))
     found = np.full(len(column), None, dtype=object)
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu":
+        found[:] = [*map(str, column.tolist())]
+        return found
+    present = column.notna().to_numpy()
     found[present] = [_text(cell) for cell in column.to_numpy(dtype=object)[present]]
     return found
 
 
 def texts_of(column: pd.Series) -> pa.Array | None:
-    """Convert a column of texts to Arrow's, without blanks at the ends; None for other columns.
+    """Convert a column of texts to Arrow's, as they are; None for other columns.
 
-    >>> texts_of(pd.Series([" a", None])).to_pylist(), texts_of(pd.Series([1, 2]))
+    >>> texts_of(pd.Series(["a", None])).to_pylist(), texts_of(pd.Series([1, 2]))
     (['a', None], None)
     """
     dtype = column.dtype
@@ -456,8 +462,7 @@ def texts_of(column: pd.Series) -> pa.Array | None:
     if mixed or not pd.api.types.is_string_dtype(dtype):
         return None
     cells = pa.array(column, pa.large_string(), from_pandas=True)
-    cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-    return pc.utf8_trim_whitespace(cells)
+    return cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
 
 
 def id_texts(column: pd.Series) -> np.ndarray:

@@ -133,9 +133,8 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
     missing = sum(int(block.isna().sum()) for block in column_blocks(frame, id_column))
     if missing:
         raise bad_ids(where, id_column, f"{spaced(missing)} rows without an id")
-    blocks = (id_texts(block) for block in column_blocks(frame, id_column))
-    if id_type == "number":
-        blocks = (whole_numbers(block, where, id_column) for block in blocks)
+    of = _whole_ids if id_type == "number" else _text_ids
+    blocks = (of(block, where, id_column) for block in column_blocks(frame, id_column))
     order, ids = _sorted(blocks, pa.int64() if id_type == "number" else pa.large_string())
     repeated = pc.sum(pc.equal(ids[1:], ids[:-1])).as_py()
     if repeated:
@@ -153,6 +152,17 @@ def _sorted(blocks: Iterable[np.ndarray], kind: pa.DataType) -> tuple[np.ndarray
     del pieces
     order = pc.sort_indices(ids, memory_pool=pool)
     return order.to_numpy().view(np.int64), pc.take(ids, order, memory_pool=pool)
+
+
+def _text_ids(block: pd.Series, where: str, id_column: str) -> np.ndarray:
+    return id_texts(block)
+
+
+def _whole_ids(block: pd.Series, where: str, id_column: str) -> np.ndarray:
+    """Ids as int64; those that a file stores as int64 need no parsing."""
+    if block.dtype == np.int64:
+        return block.to_numpy()
+    return whole_numbers(id_texts(block), where, id_column)
 
 
 def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
