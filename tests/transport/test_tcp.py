@@ -190,7 +190,7 @@ def test_a_party_that_missed_the_failure_is_told_when_it_comes_back(open_hub, at
 def test_a_greeting_out_of_turn(pair, sender):
     stray = (Welcome(0), Hello("s", "n", "t"))[sender]
     pair[sender].send(stray.frame())
-    with pytest.raises(ProtocolError, match="an unexpected (message|greeting)"):
+    with pytest.raises(ProtocolError, match=r"an unexpected (message|greeting)"):
         pair[1 - sender].receive()
 
 
