@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vfl.core.errors import BadOptionError, DataError, MissingDataError, MissingPackageError
 from vfl.core.registry import require
-from vfl.core.storage import write_bytes, write_text
+from vfl.core.storage import PRIVATE_FILE, write_text, writing
 from vfl.models.decoder import (
     BlockShape,
     Decoder,
@@ -218,10 +218,15 @@ def _refusing(folder: Path, family: str) -> Iterator[None]:
 
 def save_decoder(folder: Path, model: Decoder) -> None:
     """Write a decoder's folder; a tied head is not written twice."""
-    state = {name: each.contiguous().clone() for name, each in model.state_dict().items()}
+    state = {name: each.contiguous() for name, each in model.state_dict().items()}
     if model.shape.tied:
         del state["head.weight"]
-    write_bytes(folder / WEIGHTS, save(state))
+    path, part = folder / WEIGHTS, folder / f".{WEIGHTS}.part"
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(state, part)  # as bytes the weights would be in memory twice
+        part.chmod(PRIVATE_FILE)
+        os.replace(part, path)
     config = {"model_type": OWN, **asdict(model.shape)}
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
