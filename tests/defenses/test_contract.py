@@ -6,9 +6,7 @@ from torch import nn
 
 from vfl.core.errors import BadOptionError, SpecError
 from vfl.core.registry import parse
-from vfl.core.seeds import generator
 from vfl.defenses import DEFENSES, Defense, PrivacyStatement, make
-from vfl.models.language import DecoderFront
 from vfl.testing import DefenseContract
 
 
@@ -64,31 +62,14 @@ class TestRegisteredDefenses(DefenseContract):
         "vflip:deviations=0",
         "copur",
         "copur:code=1,steps=3",
+        *("santext", "santext:epsilon=0", "custext:words=4", "custext:words=1+layer_norm"),
         "label_dp:epsilon=1+gradient_noise+gradient_averaging+layer_norm+clipped_noise",
     )
 
     def test_every_registered_name_is_here(self):
-        specs = [*self.specs, *TestTwoClasses.specs, *TestTexts.specs]
+        specs = [*self.specs, *TestTwoClasses.specs]
         named = {parse(part)[0] for spec in specs for part in spec.split("+")}
         assert named == set(DEFENSES.names())
-
-
-class TestTexts(DefenseContract):
-    """Texts of five words; a bottom with an embedding, whose cut is three words' vectors."""
-
-    specs = (
-        "santext",
-        "santext:epsilon=0",
-        "custext:words=4",
-        "custext:words=1",
-        "custext+layer_norm",
-    )
-
-    def bottom(self):
-        return DecoderFront(words=30, tokens=2, layers=1, heads=1, front=0).build((5,), 6)
-
-    def inputs(self):
-        return torch.randint(0, 30, (9, 5), generator=generator(0, "texts")).float()
 
 
 class TestTwoClasses(DefenseContract):

@@ -234,7 +234,10 @@ OPTIONS = {
     "bottlenet": "bottlenet:k=3",
     "fedlite": "fedlite:pieces=3,clusters=4",
 }
-DEFENSE_SPECS = [OPTIONS.get(name, name) for name in DEFENSES.names()]
+#: Columns of this module's parties are no words.
+DEFENSE_SPECS = [
+    OPTIONS.get(name, name) for name in DEFENSES.names() if not DEFENSES.member(name).of_words
+]
 CODEC_SPECS = [OPTIONS.get(name, name) for name in CODECS.names()]
 #: What they act on is not this module's.
 REFUSED = {

@@ -85,6 +85,7 @@ class Defense:
         reads_cuts: its `loss`, if it has one, looks at each party's cut.
         fit_epochs: epochs over its rows that `fit` trains the bottom for.
         unaligned: whether `fit` is also given the party's rows that no session has.
+        of_words: whether it changes words, so that the bottom must have an embedding of them.
         separate_rows: which models, "bottom" or "top", must make each row of outputs of one row
             alone, or a promise about a row is untrue; they are tried before a session begins.
     """
@@ -96,6 +97,7 @@ class Defense:
     reads_cuts: ClassVar[bool] = True
     fit_epochs: int = 0
     unaligned: bool = False
+    of_words: bool = False
     separate_rows: frozenset[str] = frozenset()
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
@@ -248,6 +250,7 @@ class Chain(Defense):
 
         self.fit_epochs = sum(member.fit_epochs for member in self.members)
         self.unaligned = any(member.unaligned for member in self.members)
+        self.of_words = any(member.of_words for member in self.members)
         self.separate_rows = frozenset().union(*(one.separate_rows for one in self.members))
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:

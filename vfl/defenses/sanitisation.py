@@ -84,6 +84,7 @@ class Sanitisation(Defense):
     side = "feature"
     rows_apart = True
     once = True
+    of_words = True
 
     def __init__(self, epsilon: float) -> None:
         require_range("epsilon", epsilon, 0, MOST_EPSILON)

@@ -21,6 +21,7 @@ from vfl.privacy.statement import ADVERSARIES, RELATIONS, SPANS, UNITS
 from vfl.testing.base import Contract, global_states, require_still
 
 ROWS = 9
+_MOST_WORDS, _LENGTH = 30, 5
 _FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss", "received")
 _LABEL_HOOKS = (
     "prepare", "labels", "counts", "merged", "wrap_top", "logits", "targets", "loss", "gradient",
@@ -98,16 +99,18 @@ class DefenseContract(Contract):
             trains = any(weights.requires_grad for weights in module.parameters())
             assert trains or part == "bottom", "a top that cannot train"
             with scoped(0):
-                result = module(self.inputs() if part == "bottom" else self._values()["cut"])
+                fed = self._fed(make(spec)) if part == "bottom" else self._values()["cut"]
+                result = module(fed)
                 if trains:
                     result.square().sum().backward()
             assert result.shape == (ROWS, outputs), f"the wrapped {part} has another shape"
             assert not trains or any(w.grad is not None for w in module.parameters())
         first, second = (self._wrapped(self._made(spec), "bottom") for _ in range(2))
         with scoped(2):
-            loaded = make(spec).wrap_bottom(self.bottom(), self.width)
+            other = make(spec)
+            loaded = other.wrap_bottom(self._bottom(other), self.width)
         loaded.load_state_dict(first.state_dict())
-        expected, *others = (each.eval()(self.inputs()) for each in (first, second, loaded))
+        expected, *others = (each.eval()(self._fed(other)) for each in (first, second, loaded))
         assert torch.equal(expected, others[0]), "what it fits is not repeatable"
         assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
 
@@ -120,9 +123,9 @@ class DefenseContract(Contract):
         assert all(isinstance(one, int) and one >= 0 for one in said), "working_bytes is no size"
         assert said == sorted(said), "working_bytes falls where more is asked"
         with torch.device("meta"), torch.no_grad():
-            bottom = defense.wrap_bottom(self.bottom(), self.width).to("meta")
+            bottom = defense.wrap_bottom(self._bottom(defense), self.width).to("meta")
             try:
-                cut = bottom.train()(self.inputs().to("meta"))
+                cut = bottom.train()(torch.empty_like(self._fed(defense), device="meta"))
             except (RuntimeError, NotImplementedError) as error:
                 raise AssertionError("the wrapped bottom needs more than shapes") from error
         assert cut.shape == (ROWS, self.width)
@@ -130,10 +133,10 @@ class DefenseContract(Contract):
     def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
         query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
         rows = self._values()["cut"]
-        fed = self.inputs()
         first, second = (self._made(spec).embedding(rows.clone(), query) for _ in range(2))
         assert torch.equal(first, second), "whoever asks often could average"
         defense = self._made(spec)
+        fed = self._fed(defense)
         self._play(defense)
         bottom = self._wrapped(defense, "bottom").eval()
         top = self._wrapped(defense, "top").eval()
@@ -186,12 +189,17 @@ class DefenseContract(Contract):
             refusal = error
         assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
 
-    def bottom(self) -> nn.Module:
-        """Return an untrained bottom; a defense of texts overrides it and `inputs`."""
+    def _bottom(self, defense: Defense) -> nn.Module:
+        """Return an untrained bottom; one of words for a defense of words."""
+        if defense.of_words:
+            return nn.Sequential(_Words(_MOST_WORDS, 2), nn.Linear(2 * _LENGTH, self.width))
         return nn.Linear(self.width, self.width)
 
-    def inputs(self) -> Tensor:
-        """Return the inputs of `bottom`, axes (rows, columns)."""
+    def _fed(self, defense: Defense) -> Tensor:
+        """Return the inputs of that bottom, axes (rows, columns)."""
+        if defense.of_words:
+            draw = generator(0, "contract words")
+            return torch.randint(_MOST_WORDS, (ROWS, _LENGTH), generator=draw).float()
         return self._values()["cut"]
 
     def _made(self, spec: str) -> Defense:
@@ -243,11 +251,23 @@ class DefenseContract(Contract):
         """Return a linear bottom or top of fixed weights, as the defense wraps it at the start."""
         with scoped(1):
             if part == "bottom":
-                bottom = defense.wrap_bottom(self.bottom(), self.width)
-                defense.fit(bottom, self.inputs(), Secret.of_simulation(0, "contract"))
+                bottom = defense.wrap_bottom(self._bottom(defense), self.width)
+                defense.fit(bottom, self._fed(defense), Secret.of_simulation(0, "contract"))
                 return bottom
             defense.merged([self.width // self.parties] * self.parties)
             return defense.wrap_top(nn.Linear(self.width, self.classes), self.width)
+
+
+class _Words(nn.Module):
+    """Gives the vectors of whole numbers side by side."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        vectors: Tensor = self.embedding(rows.long())
+        return vectors.flatten(1)
 
 
 def _context(step: int = 0) -> StepContext:
