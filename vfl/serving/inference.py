@@ -178,7 +178,7 @@ class InferenceRequest(_Part):
         return request
 
     def binary_outputs(self, names: Sequence[str]) -> set[str]:
-        """Which of these outputs are to be binary."""
+        """Names of the outputs that the client wants as binary tensors."""
         whole = (self.parameters or {}).get("binary_data_output", False)
         asked = {each.name: each.parameters or {} for each in self.outputs or ()}
         return {one for one in names if asked.get(one, {}).get("binary_data", whole) is True}
