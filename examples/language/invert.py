@@ -27,11 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl import attacks
+from vfl import attacks, defenses
 from vfl.attacks import Evidence, Grant, Holdings, ThreatModel, View
 from vfl.attacks.scoring import Case, attempt_all
 from vfl.config import read_experiment
-from vfl.core.seeds import generator
+from vfl.core.seeds import Secret, generator
 from vfl.datasets.sources import read_bundled
 from vfl.datasets.sources.base import SetFormat
 from vfl.datasets.sources.files import data_folder
@@ -106,6 +106,8 @@ def cells() -> Iterator[Cell]:
 
 
 DEEP = (10, 20)
+#: Defenses that replace words before the front reads them.
+SANITISED = ("santext", "custext")
 DEEP_INVERSION = "text_inversion:steps=150"
 DEEP_REFINED = "token_search:candidates=50,steps=150"
 TWO_STAGES = "two_stage_inversion:steps=60,network_steps=150,hidden=256"
@@ -126,6 +128,8 @@ def deep_cells() -> Iterator[Cell]:
     )
     for codec, front in ((c, f) for c in codecs for f in DEEP):
         yield Cell("codec", "reviews", front, 16, False, codec, "none", TWO_STAGES)
+    for law, front in ((d, f) for d in ("santext:epsilon=6", "custext:epsilon=3") for f in DEEP):
+        yield Cell("sanitised", "reviews", front, 16, False, "none", law, TWO_STAGES)
     for words, front in ((w, f) for w in (4, 64) for f in DEEP):
         for attack in (TWO_STAGES, DEEP_INVERSION):
             yield Cell("length", "reviews", front, words, False, "none", "none", attack)
@@ -180,14 +184,16 @@ class Bench:
         width = self.model.shape.width * (1 if self.by_token else cell.words)
         sent = SplitModule(
             {"user": nn.Identity()}, nn.Identity(), {"user": width},
-            codec=cell.codec.format(quarter=width // 4), defense=cell.defense,
+            codec=cell.codec.format(quarter=width // 4),
+            defense="none" if cell.defense.startswith(SANITISED) else cell.defense,
         ).eval()  # fmt: skip
         attack = attacks.make(cell.attack)
         if Grant.LEAKED_INPUTS not in attack.needs:
             known = known[:1]  # what it does not read is not computed
         with torch.no_grad():
             front.to(torch.float16 if cell.half else torch.float32)
-            found = (front(some).float() for some in (rows, known))
+            below = self.sanitised(front, cell.defense, width)
+            found = (below(some).float() for some in (rows, known))
             cuts, leaked = (
                 cut if cell.half else sent({"user": cut.view(-1, width)}).view(cut.shape)
                 for cut in found
@@ -207,6 +213,15 @@ class Bench:
         return Found(
             accuracy.value, accuracy.guess, whole_texts.value, next_word, perplexity, seconds
         )
+
+    def sanitised(self, front: Front, defense: str, width: int) -> nn.Module:
+        """The front, or one that reads substitutes of the words."""
+        if not defense.startswith(SANITISED):
+            return front
+        law = defenses.make(defense)
+        made = law.wrap_bottom(front, width)
+        law.fit(made, self.known[:1], Secret.fresh())
+        return made
 
     def task(self, front: int, cuts: Tensor, rows: Tensor) -> tuple[float, float]:
         """Share of next words that are named first, and the perplexity; NaN of one word."""
@@ -247,7 +262,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("inversion.csv"))
     parser.add_argument("--model", help="a published decoder, such as smollm2; else pretrain.py's")
     parser.add_argument("--texts", type=int, default=8, help="of a cell; fewer of long ones")
-    parser.add_argument("--sweep", action="append", help="depth, length, half, noise, codec")
+    parser.add_argument(
+        "--sweep", action="append", help="depth, length, half, noise, codec, sanitised"
+    )
     parser.add_argument("--most", type=int, help="cells; the same command goes on")
     arguments = parser.parse_args()
     names = [field.name for kind in (Cell, Found) for field in fields(kind)]
