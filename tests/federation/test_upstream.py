@@ -22,7 +22,8 @@ PUBLIC = re.compile(r"flwr\.(app|clientapp|serverapp|simulation)(\.strategy)?")
 
 def names_of_flower(path):
     """Modules of Flower that a file imports, or names in a string; its variables and headers."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if re.search("flwr|flower", text, re.I) else ():
         if isinstance(node, ast.ImportFrom):
             yield node.module
         elif isinstance(node, ast.Import):

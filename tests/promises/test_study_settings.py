@@ -47,7 +47,7 @@ BASES = {
     ),
     "value": ("value.seeds=[0]",),
 }
-INVERSION = ("grid.attacks=['inversion:steps=20']", "grid.defenses=[]")
+INVERSION = ("grid.attacks=['inversion:steps=4']", "grid.defenses=[]")
 
 
 @pytest.fixture(scope="module")
