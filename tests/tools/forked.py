@@ -48,7 +48,7 @@ class Fork:
         ends = [_ends(number, stream) for number, stream in enumerate(streams)]
         if streams[2] == subprocess.STDOUT:
             ends[2] = (ends[1][0], None)
-        theirs = [reduction.DupFd(end) for end, _ in ends]
+        theirs = [_Sent(end) for end, _ in ends]
         arguments = (list(map(str, words)), dict(environment), os.getcwd(), theirs, apart)
         self._process = _FORKS.Process(target=_run, args=arguments)
         self._process.start()
@@ -108,6 +108,21 @@ class ForkingSubprocess:
         return Fork(words[1:], env, streams, options.get("start_new_session", False))
 
 
+class _Sent:
+    """A descriptor that the server receives with the request, so that only the fork keeps it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self._descriptor),)
+
+
+def _received(sent: Any) -> int:
+    descriptor: int = sent.detach()
+    return descriptor
+
+
 def prepare() -> None:
     """Start the server of this test worker, unless it runs."""
     _FORKS.set_forkserver_preload(list(_IMPORTED))
@@ -136,13 +151,13 @@ def _run(
     words: list[str],
     environment: dict[str, str],
     folder: str,
-    streams: list[reduction.DupFd],
+    streams: list[int],
     apart: bool,
 ) -> None:
     if apart:
         os.setsid()
     for number, stream in enumerate(streams):
-        os.dup2(stream.detach(), number)
+        os.dup2(stream, number)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which the server ignores
     os.environ.clear()
