@@ -42,7 +42,9 @@ BEYOND = ("1e300", "inf", "nan", "-1", "-1e300", str(2**63))
 #: Options whose largest value is a word for no bound, or whose -1 is one for all.
 UNBOUNDED = {"clipped_noise:norm=inf", "gradient_noise:norm=inf", "pretrained:layer=-1,name=small"}
 NEEDED = {"randtopk:alpha": "k=2", "gru4rec:embedding": "items=5", "gru4rec:dropout": "items=5"}
-NEEDED |= {f"pretrained:{option}": "name=small" for option in ("layer", "rank", "alpha", "tail")}
+NEEDED |= {
+    f"pretrained:{option}": "name=small" for option in ("layer", "rank", "alpha", "tail", "tokens")
+}
 NEEDED |= {f"{name}:bits": "rank=2" for name in ("decoder_front", "decoder_middle", "decoder")}
 NEEDED |= {"bottlenet:psnr": "k=2"}
 
