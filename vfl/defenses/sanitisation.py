@@ -122,8 +122,7 @@ class SanText(Sanitisation):
     epsilon times the distance of two words of metric local differential privacy for one word.
 
     Source: Yue et al. 2021, "Differential privacy for text analytics via natural text
-    sanitization" (ACL Findings), SanText: eq 1 and algorithm 1. SanText+, which spares frequent
-    words, is not here.
+    sanitization" (ACL Findings), SanText. SanText+, which spares frequent words, is not here.
 
     Args:
         epsilon: for a distance of 1 between vectors.
@@ -167,7 +166,7 @@ class CusText(Sanitisation):
     words of a set are protected from each other with epsilon; which set it is, is disclosed.
 
     Source: Chen et al. 2023, "A customized text sanitization mechanism with differential privacy"
-    (ACL Findings): its mapping function (algorithm 1) and sampling function (section 4).
+    (ACL Findings): its mapping and its sampling function.
 
     Args:
         epsilon: of one word.
