@@ -389,7 +389,7 @@ class ParquetTable(LargeTable):
 
     def _batches(self, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         stored = [self._stored[name] for name in names if name not in self._counted]
-        stored = stored or self._schema.names[:1]  # it has the number of rows of a batch
+        stored = stored or self._schema.names[:1]  # any column shows how many rows a batch has
         with _readable(self._path):
             for file in self._files.values():
                 counted, row = _counted_index(file.schema_arrow), 0

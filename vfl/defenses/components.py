@@ -93,7 +93,7 @@ class Components(nn.Module):
             yield self._featured(block.to(self.offset)).double().cpu()
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Sizes follow from the inputs `fit` saw, so they are those of what is loaded."""
+        """Give the buffers the sizes of the loaded ones, which depend on the inputs of `fit`."""
         for name in ("center", "weights", "axes"):
             if (saved := state.get(prefix + name)) is not None:
                 setattr(self, name, torch.empty_like(saved).to(self.offset))

@@ -58,7 +58,7 @@ class Cell:
         about: what it is in words of the grid, by column.
         victim: the defense or codec that is attacked, or "baselines", with which its folder's name
             begins; empty of a comparison, where that is the codec.
-        adversary: spec of the one it is trained against; "none" trains honestly.
+        adversary: spec of the adversary in the training; "none" if all parties are honest.
     """
 
     experiment: Experiment

@@ -336,11 +336,11 @@ def _traffic(
         steps, epochs = plan.a_epoch, plan.epochs
     if secure_mode.make(
         experiment.secure
-    ).divides_rows:  # how many rows others have is not known yet
+    ).divides_rows:  # other parties' numbers of rows are not known yet
         return {"epochs": terms.train.epochs}
     facts = {"steps_per_epoch": steps, "epochs": epochs}
-    if shares_weights(experiment) and shared is None:  # depends on columns that are not known yet
-        return facts
+    if shares_weights(experiment) and shared is None:
+        return facts  # the bytes depend on columns of other parties, which are not known yet
     own, names = shared or {}, terms.feature_parties
     most = sum(expected_bytes(terms, name, split, own.get(name)) for name in names)
     most *= 1 + len(terms.tasks)

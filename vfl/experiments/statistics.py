@@ -200,11 +200,12 @@ def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
 def protected(advantages: Sequence[Estimate | None], rivals: int = 1, margin: float = 0.0) -> float:
     """Return the p-value of protection: every attack is at most a margin above the best baseline.
 
-    The largest over the attacks: each has to be below by itself, so nothing is adjusted for their
-    number (intersection-union test, Berger 1982). But the highest of several baselines that are
-    worth the same is higher than they are worth, and an attack below that is not below them: of
-    ten, one in nine attacks that is as good would pass as worse. So it is multiplied by their
-    number (Bonferroni). `ONE_SIDED` or less means that the upper end of each interval is 0 or less.
+    It is the largest p-value of all attacks. Each attack has to be below by itself, so the number
+    of attacks needs no adjustment (intersection-union test, Berger 1982). But the highest mean of
+    several equally good baselines is too high by chance. An attack that equals them can then seem
+    worse: with ten baselines, one in nine such attacks would pass. So the p-value is multiplied by
+    the number of these baselines (Bonferroni). `ONE_SIDED` or less means that the upper end of each
+    interval is 0 or less.
 
     Args:
         advantages: of each attack over the baseline with the highest mean.

@@ -206,7 +206,7 @@ class Guard:
         self._bell = bell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection's event scope; the ASGI entry point."""
+        """Handle a request, a web socket or the start and end of the server (ASGI)."""
         if scope["type"] == "lifespan":
             return await self._application(scope, receive, send)
         if scope["type"] != "http":  # a web socket; no route is one

@@ -371,7 +371,7 @@ def follow(folder: Path, old: str, new: str) -> Change:
     return Change(done, tuple(then))
 
 
-# --- what they share -----------------------------------------------------------------------------
+# --- edits of files that several commands make ---------------------------------------------------
 
 
 def _in_lists(

@@ -362,7 +362,7 @@ class Worker:
             for each in self._held.values()
             if isinstance(each.value, Tensor) and each.value.requires_grad and each.value.is_leaf
         ]
-        # Set before torch begins: if it fails, some tensors already have their gradients.
+        # Narrow the rules first: if torch fails midway, some tensors already have their gradients.
         for each in leaves:
             each.grad_rule.narrow(loss.rule)
         try:

@@ -65,8 +65,8 @@ class CellsMode(NetworkMode):
     """A session that reads cells: the label party in the middle, one stream to each other party.
 
     Attributes:
-        takes_noisy_labels: whether a defense may replace labels before the training; inference from
-            replaced labels would be meaningless.
+        takes_noisy_labels: whether a defense may replace labels before the training. If it did,
+            p-values and intervals would describe the replaced labels.
         instead: replacement for a setting of networks, by its name.
         max_bin: most bins of an ordered column.
         epsilon: parameter of the randomised response on each cell that a feature party sends; None

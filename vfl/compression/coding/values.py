@@ -356,7 +356,7 @@ class AgreedScale:
         self._waiting[step] = bytes(scale)
 
     def commit(self, step: int) -> None:
-        """Count the scale of a step; a batch without rows has none."""
+        """Add the scale of a step to the running means; a batch without rows has no scale."""
         if not (scale := self._waiting.pop(step, b"")):
             return
         ends = from_bfloat16(np.frombuffer(scale, "<u2")).astype(np.float64)
