@@ -100,8 +100,8 @@ TASKS = {
     }),
     "fashion_mnist": Task("accuracy", {"right": {"pixels": "r2", "structure": "ssim"}}),
 }  # fmt: skip
-#: What protects, as changes of the experiment. `beaver` opens the sum of linear first layers, which
-#: is what the training named so here sends; its other half, the protocol, discloses no more.
+#: Protections, as changes of the experiment. The secure mode `beaver` discloses the sum of linear
+#: first layers, and the training of this name sends this sum; the protocol discloses no more.
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "width 4": {"width": 4},
@@ -121,10 +121,10 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "secure sum": {"secure": "sum", "merge": "sum"},
     "beaver": {"merge": "sum", "bottom": "mlp:hidden=none"},
 }
-#: How often the label party asks for the same rows, where it is more than once: noise is drawn anew
-#: each time, as in every epoch of a training, and what it reads is the mean.
+#: Number of queries for the same rows, where it is more than one. Each query has new noise, as each
+#: epoch of a training has, and the label party reads the mean.
 TIMES = {name: 6 for name in PROTECTIONS if name.endswith("six times")}
-#: What a protection changes at every party; all else is a setting of the experiment.
+#: Settings of parties that a protection changes; all others are settings of the experiment.
 _OF_PARTIES = ("width", "bottom")
 #: Protections whose label party receives only the sum over the feature parties.
 SUMMED = ("secure sum", "beaver")

@@ -41,7 +41,7 @@ from vfl.mpc.channel import Traffic
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import P0, P1
 
-#: Of Table 6.2: what a token looks at, and the heads of a layer by its width.
+#: Values of Table 6.2: number of tokens in the context, and heads of a layer by its width.
 _CONTEXT, _HEADS = 32, {768: 12, 4096: 32}
 _MIB = 2.0**20
 #: The line of the thesis' goals: 80 Mbit/s, 40 ms there and back.

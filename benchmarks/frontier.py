@@ -86,7 +86,7 @@ LEAKED = 10
 #: Columns that identify a row.
 KEY = ("task", "family", "defense", "seed", "attack")
 COLUMNS = (*KEY[:4], "utility", "attack", "access", "reaches")
-#: In the place of a family: attackers that hold no model.
+#: Names in place of a family: attackers without a model, no defense, a label-free bottom.
 NO_MODEL, UNDEFENDED, LABEL_FREE = "no model", "undefended", "label-free bottom"
 FAMILIES: Families = {
     "none": (UNDEFENDED, 0),

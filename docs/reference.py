@@ -51,7 +51,7 @@ RANGES = (
     "class checks, and `defense.clipped_noise.norm = [0.5, 10]` narrows one. Names of parties are "
     "left out: `dp.clips` is each party's."
 )
-#: What the Python page describes, by module.
+#: Public names that the Python page describes, by module.
 PYTHON: Mapping[str, tuple[str, ...]] = {
     "vfl.experiments.notebook": ("train", "attack", "compare", "grid", "value", "Run"),
     "vfl.experiments.study": ("Results",),
@@ -103,7 +103,7 @@ PROTOCOLS: Mapping[str, str] = {
     "Sizes of frames": "vfl.session.consent",
     "Memory of a session": "vfl.models.footprint",
 }
-#: Where a family says what its members have in common.
+#: Modules that describe the common properties of a family's members, by family.
 SHARED: Mapping[str, str] = {"attacks": "vfl.attacks.labels.composed"}
 #: Messages in JSON of a session, in the order in which they travel.
 MESSAGES: Mapping[str, type[BaseModel]] = {
@@ -112,7 +112,7 @@ MESSAGES: Mapping[str, type[BaseModel]] = {
     "The introduction of a party": Introduction,
     "The last report": PartyReport,
 }
-#: What scikit-learn adds to a class, with references to pages of its own.
+#: Names that scikit-learn adds to a class, with references to its own pages.
 _ROUTING = "set_fit_request, set_partial_fit_request, set_score_request"
 _ITEM = re.compile(r" {4}(\w[\w, ]*): (.*)")
 

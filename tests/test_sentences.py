@@ -27,6 +27,8 @@ LONG = "word " * 31
         ('"""Those of the test rows."""\n', ["begins with 'Those', without its noun"]),
         ('"""Test metrics of the run.\n\n    Of all rows.\n"""\n', []),
         ("# It is told to nobody.\nx = 1\n", ["'told'", "'nobody'"]),
+        ("#: What each limit counts.\nx = 1\n", ["begins with 'What', without its noun"]),
+        ("# What follows is fast.\nx = 1\n", []),
         ("# Classes are told apart.\n", []),
         ("# One line\n# of a sentence that\n# somebody reads.\n", ["'somebody'"]),
         (f'"""Sum.\n\n    Args:\n        x: {LONG}\n"""\n', ["31 words in a sentence"]),

@@ -40,8 +40,8 @@ TABLES = {
     "bank_marketing": ("bank-marketing/bank-full.csv.gz", "job"),
 }
 EPSILONS, DELTA, LOT, EPOCHS = (1.0, 3.0, 8.0), 1e-5, 1024, 20
-#: Of Adam, and the clip norm of a row at all parties together; chosen on validation rows of two
-#: seeds of two tables, the same for every table and epsilon.
+#: Learning rate of Adam, and clip norm of a row at all parties together. Both were chosen on
+#: validation rows of two seeds of two tables, and are the same for every table and epsilon.
 RATE, CLIP = 2e-3, 30.0
 #: Under noise the split network is a sum of linear bottoms: fewer weights, less noise.
 BOTTOM = "mlp:hidden=none"

@@ -22,7 +22,7 @@ class SentCuts:
 
     Attributes:
         step: its number.
-        epoch: the one it belongs to; of queries that are repeated, which time it is.
+        epoch: number of its epoch; for repeated queries, the number of the repetition.
         rows: which rows of its group, int64, axes (rows,).
         cuts: as they were decoded, axes (rows, width).
     """

@@ -28,7 +28,7 @@ Who = Literal["feature party", "label party", "outsider"]
 Phase = Literal["training", "inference"]
 Behaviour = Literal["semi-honest", "malicious"]
 TrainedBy = Literal["owner", "split"]
-#: How near an attacker stands to the model; each level includes those before it.
+#: Access of an attacker to the model; each level includes the levels before it.
 Access = Literal["cut", "bottom", "gradients", "active"]
 
 
@@ -155,7 +155,7 @@ def _listed(names: Iterable[str]) -> str:
 
 Maker = Callable[[], nn.Module]
 TopMaker = Callable[[int], nn.Module]
-#: What a top is given of the victim's cuts and the attacker's own, axes (rows, width) each.
+#: A function that joins the victim's and the attacker's cuts, axes (rows, width), for the top.
 Merge = Callable[[Tensor, Tensor], Tensor]
 
 

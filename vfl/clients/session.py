@@ -78,7 +78,7 @@ from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import LinkLimits, Observed, ObservedPoll, TcpLink
 from vfl.transport.link import FanOut
 
-#: How long an attempt waits for an earlier one without a stream, which still writes its records.
+#: Time that an attempt waits for an earlier one without a stream, which still writes its records.
 _HANDOVER_S = 10.0
 
 

@@ -76,7 +76,10 @@ class PurifyingTop(nn.Module):
 
     @abstractmethod
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
-        """Standardised cuts written anew, and where these are to be read; axes (rows, width)."""
+        """Repaired cuts, standardised, and whether each replaces the received value.
+
+        Both have axes (rows, width).
+        """
 
 
 class Purification(Defense):

@@ -29,15 +29,16 @@ Learned = Literal["autoencoder", "scarf", "simclr", "vicreg", "vime"]
 _HEAD_WIDTH = 256
 _HEAD_COPIES = 5  # weights, gradients, two of Adam and one to work with
 
-#: Of SimCLR.
+#: Temperature of SimCLR's softmax.
 _TEMPERATURE = 0.5
-#: Weights of VICReg's three terms (Bardes et al. 2022, section 4.2), and below a variance's root.
+#: Weights of VICReg's three terms (Bardes et al. 2022, section 4.2), and the constant that is added
+#: to a variance before its square root.
 _INVARIANCE, _VARIANCE, _COVARIANCE = 25.0, 25.0, 1.0
 _LEAST_VARIANCE = 1e-4
-#: How much rebuilding counts beside finding what was replaced (Yoon et al. 2020, equation 4).
+#: Weight of rebuilding beside finding the replaced cells (Yoon et al. 2020, equation 4).
 _REBUILDING = 2.0
 
-#: Of augmented pictures: at most so many radians, parts of a scale, of half a side, of a contrast.
+#: Largest changes of augmented pictures: radians, and shares of scale, of half a side, of contrast.
 _TURN, _STRETCH, _SHIFT, _CONTRAST = math.pi / 12, 0.2, 0.2, 0.4
 
 #: The loss of whole rows, by the encoder with a perceptron behind it, on a device.

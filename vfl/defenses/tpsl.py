@@ -24,7 +24,7 @@ from vfl.defenses.base import (
 )
 from vfl.privacy import PrivacyStatement, kernel
 
-#: Of sensitivity and noise: probabilities in float32 add up to 1 within less.
+#: Margin for rounding: probabilities in float32 add up to 1 within less than this.
 _ROUNDING = 2.0**-20
 #: With less, the noise is larger than what float32 adds a gradient to.
 _LEAST_EPSILON = 1e-6

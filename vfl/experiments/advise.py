@@ -22,8 +22,8 @@ from vfl.experiments.tables import Table
 from vfl.privacy import PrivacyStatement
 from vfl.session import Terms, secure_mode
 
-#: What an attacker wants: labels, columns, who was trained on, the answers, a party's inputs by a
-#: bottom that was bent, or what lengths of frames reveal.
+#: Goals of an attacker: labels, columns, membership in the training, the answers, a party's inputs
+#: from a hijacked bottom, or facts that lengths of frames reveal.
 Asset = Literal["labels", "columns", "records", "answers", "inputs", "lengths"]
 ASSETS: tuple[Asset, ...] = get_args(Asset)
 #: "proven" holds by a statement or by what is sent; "measured" withstood the attacks of a page;
@@ -348,5 +348,5 @@ def _finding(
     )
 
 
-#: What statements of defenses call an asset.
+#: Names of assets in the statements of defenses.
 _STATED: dict[Asset, str] = {"labels": "labels", "columns": "inputs", "records": "records"}

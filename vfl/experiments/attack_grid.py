@@ -79,8 +79,8 @@ def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
 
     Args:
         settings: of the grid.
-        adversary: spec of the one that the victim was trained against, which limits them to those
-            of the party that played it.
+        adversary: spec of the adversary in the victim's training, which limits the attacks to
+            those of the party that played it.
 
     Raises:
         SpecError: an attack cannot be built.

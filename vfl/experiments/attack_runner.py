@@ -231,12 +231,12 @@ def _flagged(session: object, party: str) -> float | None:
     return flagged_share(session.label.model, list(session.terms.parties).index(party))
 
 
-#: What shows an attack its victim, and scores it; and what does besides, of other goals.
+#: Modules that prepare the view of a victim and score an attack; further ones for other goals.
 _BEHIND = ("vfl.attacks.scoring", "vfl.attacks.cases")
 _BESIDES = ("vfl.experiments.attack_runner", "vfl.experiments.scenarios")
-#: What makes bottoms that saw no label.
+#: Modules that make bottoms without labels.
 _FREE = ("vfl.attacks.baselines", "vfl.defenses.self_supervision")
-#: What only pictures are measured by.
+#: Measures for pictures only.
 _PICTURES = {"ssim"}
 
 
@@ -250,7 +250,7 @@ class AttackRunner:
         data: every party's rows.
         settings: who attacks, and which rows play which part.
         folder: of the victim's finished run; None attacks what needs no training, the baselines.
-        adversary: spec of the one it was trained against.
+        adversary: spec of the adversary in the victim's training.
         cases: of a victim that is no run; those of the experiment's kind otherwise.
 
     Raises:

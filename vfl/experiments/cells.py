@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
 
-#: What makes a folder that of a grid.
+#: A folder with this file belongs to a grid.
 GRID = "grid.json"
 CONFIG = "config.toml"
 #: Held by the process that trains the cells of a folder.
@@ -41,7 +41,7 @@ CELLS = "cells"
 CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
 FOUND_OUT = "found_out.json"
 _SPELLING = 40
-#: In the place of an adversary's spec: all parties are honest.
+#: Value in place of an adversary's spec if all parties are honest.
 HONEST = "none"
 
 Kind = Literal["codecs", "attacks", "value"]

@@ -32,7 +32,7 @@ from vfl.experiments.statistics import (
 #: "inconclusive": no attack succeeds here, nor on the undefended model, so nothing is shown.
 #: "undecided": several could be true; of a single victim always.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
-#: What models are judged by.
+#: Measures of the quality of models.
 Utility = Literal["accuracy", "auc", "r2"]
 #: Measures of attacks on labels; one worst case is taken over all rows of the same one.
 OF_LABELS: tuple[LabelMeasure, ...] = get_args(LabelMeasure)

@@ -69,7 +69,7 @@ from vfl.training.split import Crossings
 Build = Callable[[str, str, int], Crossings]
 #: Trains a module on a loader; it may return another one, such as an average of weights.
 Fit = Callable[[Crossings, Iterable[Any]], Crossings | None]
-#: Where a cell's trained module lies in its run folder.
+#: Name of a cell's trained module in its run folder.
 _MODULE = "module"
 #: A codec is measured on so many bytes of the cut of the test rows, at most.
 _MEASURED_BYTES = 2**26

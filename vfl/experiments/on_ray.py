@@ -36,7 +36,7 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
     "OMP_NUM_THREADS": "1",
 }
-#: How often a cell is tried whose worker died.
+#: Number of tries of a cell whose worker died.
 _TRIES = 3
 
 #: Files below a grid's folder, by their path there.

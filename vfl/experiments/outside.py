@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
     from vfl.experiments.cells import Cell
 
-#: Of a cell's folder: why an attack from outside ended badly there.
+#: File in a cell's folder with the reason why an attack from outside failed there.
 OUTSIDE_FAILURE = "outside_failure.json"
 _LONGEST = 80  # letters of a name
 _WANTED = '__author__ = "A. Name" and __date__ = "2026-01-31", or lines Author: and Date: on top'

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: Of a run's folder.
+#: Name of a subfolder of a run's folder.
 GALLERY = "reconstructions"
 _ROWS = 8
 

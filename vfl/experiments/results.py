@@ -64,7 +64,7 @@ TEST, TRAIN, TRAINING, ALL = "test rows", "training rows", "training", "all part
 _COSTS = (
     "seconds", "steps_per_second", "formula_ratio", "wire_ratio", "wire_ratio_up", "wire_ratio_down"
 )  # fmt: skip
-#: Of a cell's codec, those that parties add up to.
+#: Measures of a cell's codec that are sums over its parties.
 _SUMS = ("encode_ms", "decode_ms", "nonzeros", "dead_units")
 
 
@@ -139,7 +139,7 @@ class Record:
         return asdict(self) | {"no_model": self.no_model}
 
 
-#: Of `results.csv`, and of the table of pandas.
+#: Columns of `results.csv`, and of the table of pandas.
 COLUMNS = [one.name for one in fields(Record) if one.name not in ("baselines", "threat", "report")]
 COLUMNS.insert(COLUMNS.index("seconds"), "no_model")
 

@@ -127,7 +127,7 @@ SCENARIOS = (
     INFERENCE_TIME, TRAINING_TIME, SNAPSHOTS, COLLUSION, TRAINING_COLLUSION, RECORDED_QUERIES,
     RECORDED_TRAINING, SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS,
 )  # fmt: skip
-#: Where a party's recording lies in a run folder.
+#: Paths of the parties' recordings in a run folder.
 _TRACES = "parties/*/trace"
 
 
@@ -228,7 +228,7 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
         )
 
 
-#: How often a label party asks for the same rows.
+#: Number of a label party's queries for the same rows.
 _TIMES = 16
 #: Training rows whose membership is asked about, and as many test rows.
 _MEMBERS = 1000

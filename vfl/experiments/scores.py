@@ -32,7 +32,7 @@ SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"
 #: The attack of feature parties that join their columns, and the attack on numeric labels.
 _POOLED, _NUMBERS = "pooled", "regression"
 
-#: In the place of a bottom: the result of an adversary itself instead of an attack.
+#: Name in place of a bottom if the score is the adversary's own result, without an attack.
 OUTCOME = "outcome"
 
 #: Replaces the defense's spec in a cell of baselines.
@@ -206,7 +206,7 @@ class ScoreRecord:
         return IN_TRAINING in self.threat
 
 
-#: Of a grid's folder: who attacked from outside; and of a cell's folder, their scores.
+#: File of a grid's folder that lists attacks from outside, and file of a cell with their scores.
 ATTACKERS, OF_OUTSIDE = "attackers.json", "outside.json"
 
 

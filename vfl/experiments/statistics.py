@@ -105,7 +105,7 @@ def _student(freedom: int, probability: float) -> float:
 Key = TypeVar("Key", bound=Hashable)
 #: Values by (victim, draw).
 Values = Mapping[tuple[Any, int], float]
-#: What a one-sided test may err by, so that it agrees with the end of a two-sided interval.
+#: Error level of a one-sided test that agrees with the end of a two-sided interval.
 ONE_SIDED = (1 - CONFIDENCE) / 2
 
 
@@ -247,8 +247,8 @@ def _mirrored(found: Estimate | None) -> Estimate | None:
 
 
 Judged = Literal["no easier", "easier", "undecided"]
-#: Of one end of `steady_interval`: Student's quantile at this error errs by 5 % or less where
-#: victims are exponential, 3 to 10 of them (`python -m benchmarks.verdicts`).
+#: Nominal error of one end of `steady_interval`. With Student's quantile at this level, the true
+#: error is 5 % or less for 3 to 10 exponential victims (`python -m benchmarks.verdicts`).
 _SKEWED = 0.0045
 _MISSED = 0.05
 #: Fewer victims can be alike by chance, in more than 5 % of runs, where half of all are not.

@@ -42,7 +42,7 @@ HOLDING = 0.95
 #: Least accepted difference, of the larger of 1 and the figure.
 _ROOM = 0.01
 _KINDS: Mapping[str, Kind] = {"codecs": "compare", "attacks": "grid"}
-#: What identifies a figure within a study, and what its repeats have in common.
+#: Fields that identify a figure within a study, and fields that its repeats have in common.
 _FIGURE = ("cell", "evaluator", "subject", "measure", "k", "draw")
 _REPEATED = ("training", "adversary", "evaluator", "subject", "measure", "k")
 #: Evaluators whose figures do not depend on the machine.

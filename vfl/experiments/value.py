@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 SPLIT, CENTRAL, BOOSTING = "split", "the same network, in one place", "gradient boosting"
 #: Trees at most; the validation rows say how many are used.
 _TREES, _TREE_RATE = 300, 0.05
-#: Of the label party alone after every training, which has to be cheap.
+#: Trees, rows and classes of the label party's own model after every training, which must be cheap.
 _FEW_TREES, _SAMPLE_ROWS, _MOST_CLASSES = 100, 20_000, 20
-#: In the folder of a run or a study: its parties alone.
+#: Subfolder of a run or a study for trainings of each party alone.
 _ALONE = "alone"
 
 
@@ -103,7 +103,7 @@ def alone_folder(path: Path) -> GridFolder:
 def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
     """Return the trainings of each party alone on the rows of a run or of a study's repeats.
 
-    Rows, seeds and settings are those of what stands there, without codec, defense and secure mode.
+    Rows, seeds and settings are those of this run or study, without codec, defense and secure mode.
 
     Raises:
         ConfigError: several label parties, or a party in the middle.

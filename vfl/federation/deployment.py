@@ -39,7 +39,7 @@ _NODES = "nodes.json"
 _UNKNOWN_KEY = "403 Forbidden"
 #: Its output when the key was withdrawn from a party; trying again is useless.
 _TAKEN_BACK = "410 Gone"
-#: How long a command waits for a SuperLink that is just starting, and the interval of checks.
+#: Time that a command waits for a SuperLink that is just starting, and the interval of checks.
 START_PATIENCE_S, _LOOK_S = 15.0, 0.2
 _START_SUPERLINK = "is the SuperLink running? start it with: vfl up PROJECT"
 

@@ -108,7 +108,7 @@ FLEET_BODIES_AT_ONCE = 8
 #: Requests for work, and requests that may bring some.
 _ASKING = {"/v1/runtime/acquire-task", "/v1/fleet/pull-messages"}
 _BRINGING = {"/v1/control/start-run", "/v1/runtime/push-messages", "/v1/runtime/push-object"}
-#: How long a request for work is held, and how long parts of a message may still arrive.
+#: Time that a request for work is held, and time in which parts of a message may still arrive.
 HOLD_S = 2.0
 _PIECES_S = 0.03
 #: A SuperNode asks again immediately, so after a longer silence it is gone.

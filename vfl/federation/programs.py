@@ -104,7 +104,7 @@ _AGAIN_S = 1.0
 #: Interval of checks whether a service's starter is alive, or whether a service listens.
 _LOOK_S = 0.1
 _LISTENS_WITHIN_S = 120.0
-#: How long a ServerApp waits at its end until the SuperLink has its last lines.
+#: Time that a ServerApp waits at its end until the SuperLink has its last lines.
 _LAST_LINES_S = 0.5
 HOST = "127.0.0.1"
 _SECRET_BYTES = 32

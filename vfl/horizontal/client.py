@@ -23,7 +23,7 @@ from vfl.privacy.row_gradients import Call
 
 #: Number of newest norms that a client remembers.
 _MOST_NORMS = 100_000
-#: How fast a clip norm follows a quantile (Andrew et al. 2021, section 3.1).
+#: Learning rate of a clip norm towards a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
 
 

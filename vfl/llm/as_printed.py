@@ -75,7 +75,7 @@ _DEGREE, _MODULUS_BITS, _DIGIT_BITS = 1024, 24, 5
 #: An order may be as long.
 _MOST = 2**20
 _LENGTH = struct.Struct("<I")
-#: Of a polynomial, before the library compresses it, and what it adds.
+#: Bytes of a polynomial before the library compresses it, and bytes that the library adds.
 _POLYNOMIAL, _MORE = 8 * _DEGREE, 1024
 
 

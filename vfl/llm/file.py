@@ -24,7 +24,7 @@ _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Real = Annotated[float, Field(ge=0, le=1e9)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
-#: What each limit counts.
+#: Units of each limit.
 _COUNTED = {
     "max_questions": "questions",
     "questions_per_hour": "questions within an hour",

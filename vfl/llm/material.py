@@ -25,7 +25,7 @@ from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[a-z0-9-]{1,80}")
 _LEFT = ".material"
-#: Of a tensor: number of its type, and of its axes; then their lengths.
+#: Header of a tensor: number of its type, and number of its axes; then the length of each axis.
 _HEAD, _AXIS = struct.Struct("<BB"), struct.Struct("<I")
 _TYPES = (torch.int64, torch.int32, torch.float64)
 #: Read at a time before its pages are given back; a multiple of any page's size.

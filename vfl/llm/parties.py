@@ -78,7 +78,7 @@ from vfl.transport import (
 
 PARTIES: tuple[LlmParty, ...] = ("owner", "user", "dealer")
 ROLES = dict(zip(PARTIES, (P0, P1, P2), strict=True))
-#: Whom each listens to.
+#: Parties from which each party accepts connections.
 CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
     "owner": ("user",),
     "user": (),
@@ -87,11 +87,11 @@ CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
 _CALLED = {"owner": "the model owner", "user": "the user", "dealer": "the dealer"}
 _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
-#: How much longer than the rejoin window a refusal may be that of an earlier process of ours.
+#: Time after the rejoin window in which an earlier process of our own may still refuse.
 _GRACE_S = 2.0
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
-#: Of the files of shared weights; an earlier vfl kept them otherwise, and they are shared anew.
+#: Format of the files of shared weights. Files in an earlier format are replaced by a new sharing.
 _STORED = 2
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]

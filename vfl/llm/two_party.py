@@ -66,7 +66,7 @@ _ANSWER_BITS = 32
 _FIRST_MORE = 2
 #: Bits before the point that a weight may have; a product's are for the ring to hold.
 _WEIGHT_INTEGER_BITS = 30
-#: Of `Form.sharing`.
+#: Value of `Form.sharing`.
 INSECURE_FLOAT = "insecure_float"
 #: Gives the roles of forms that are there to be measured, and of no default path.
 _AS_PRINTED = "vfl.llm.as_printed:role_of"
@@ -84,7 +84,7 @@ Function = Callable[[Tensor], Tensor]
 Pick = Callable[[Tensor], int]
 #: A bilinear map of what grows and what it is multiplied with.
 Bilinear = Callable[[Tensor, Tensor], Tensor]
-#: Of one tensor in a message: elements or axes, bits of each, and above how many if not none.
+#: A tensor in a message: elements or axes, bits of each, and the number of omitted lower bits.
 Sent = tuple[Tensor, int] | tuple[Tensor, int, int]
 Wanted = tuple[Sequence[int], int] | tuple[Sequence[int], int, int]
 

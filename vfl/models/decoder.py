@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice, require_range
 
-#: Of GELU, as torch names them.
+#: Approximations of GELU by torch's names.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
@@ -131,7 +131,8 @@ class BlockShape:
                 "the heads do not divide the width, or the groups the heads",
                 where="option 'heads'",
                 got=f"width {self.width}, heads {self.heads}, groups {self.groups}",
-                want="width a multiple of heads, heads of groups; rotary needs even heads",
+                want="width a multiple of heads, heads of groups; rotary positions turn an even "
+                "number of a head's values",
             )
         if len(self.windows) not in (0, self.layers):
             raise BadOptionError(

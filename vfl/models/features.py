@@ -46,7 +46,7 @@ _POOLS = ("mean", "max", "first", "last", "tokens")
 _PARTS = ("body", "text", "vision")
 #: Bytes of features that a frozen model keeps, so that an epoch does not compute them again.
 MOST_KEPT_BYTES = 1 << 30
-#: Of `models_folder`: features on disk; no model's name begins with a dot.
+#: Subfolder of `models_folder` for features on disk; no model's name begins with a dot.
 _ON_DISK, _ROWS, _PATIENCE_S = ".features", "rows.bin", 60.0
 _KEY_BYTES, _CHECK_BYTES = 16, 8
 _MOST_LETTERS = 1000

@@ -642,7 +642,7 @@ LAYOUTS: Mapping[str, Layout] = {
         PictureEncoder, _clip_vision, _fixed(_CLIP_VISION), ("vision_model.",), ("visual_",)
     ),
 }
-#: The two towers of a whole CLIP: settings of each, and the prefix of the other's weights.
+#: Both towers of a whole CLIP: settings of each, and the prefixes of the other's weights.
 TOWERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "text": ("text_config", "clip_text_model", ("vision_model.", "visual_", "logit_scale")),
     "vision": ("vision_config", "clip_vision_model", ("text_", "logit_scale")),

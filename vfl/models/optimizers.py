@@ -351,7 +351,7 @@ class Optimization:
             self._made.append(now)
 
 
-#: What schedules of torch change of an optimiser's group.
+#: Settings of an optimiser's group that schedules of torch change.
 _CHANGED = ("lr", "momentum", "betas")
 
 

@@ -25,7 +25,7 @@ from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_
 
 #: Scope of a clip norm: all weights of a half together, or each layer separately.
 Group = Literal["half", "layer"]
-#: How fast a clip norm follows a quantile (Andrew et al. 2021, section 3.1).
+#: Learning rate of a clip norm towards a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
 #: Noise of the counts for a quantile, divided by that of the gradients, in sensitivities.
 _COUNTS_NOISE = 10.0

@@ -37,7 +37,7 @@ FOLDER, _LIST, _SPENT = "clients", "clients.json", "spent.json"
 _LIST_KIND, _SPENT_KIND = "clients of a service", "served rows"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _LOOK_EVERY_S = 1.0
-#: How long to wait for another process that changes the counts.
+#: Time limit of waiting for another process that changes the counts.
 _PATIENCE_S = 5.0
 _DAY_S = 24 * 3600
 _LEAST_LETTERS = 16

@@ -64,7 +64,7 @@ from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
 from vfl.transport.pairs import OFFER_BYTES, TAG_BYTES
 
-#: What the session asks for, and what the party allows instead.
+#: The session's request, and what the party allows instead.
 Difference = tuple[str, str]
 
 #: Size of the label party's answer to a query; at most one such byte an epoch has a meaning.

@@ -2,8 +2,8 @@
 
 Flower carries one `SessionMessage` to a party. On the stream, the party introduces itself and the
 label party compares before step 0: rows by their counts and by a keyed digest of their order, never
-by ids; the key is the session's. A report ends the session. Other parties receive only a part of an
-error.
+by ids; the key is the session's. A party's report is its last message. Other parties receive only a
+part of an error.
 """
 
 from __future__ import annotations

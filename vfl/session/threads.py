@@ -17,7 +17,7 @@ from vfl.config.party_file import ThreadCount
 from vfl.core.processes import usable_cores
 from vfl.core.seeds import scoped
 
-#: How much faster twice the threads must be to be worth their cores.
+#: Speedup that twice the threads must reach to be worth their cores.
 _WORTH = 1.2
 _REPEATS = 3
 

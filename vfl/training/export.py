@@ -44,7 +44,7 @@ from vfl.transport.link import local_pair
 # ONNX Runtime 1.29 and later send telemetry unless this variable is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-#: How far a file's answers may be from torch's: float32 sums in another order.
+#: Largest difference of a file's answers to torch's: float32 sums in another order.
 TOLERANCE = 1e-4
 _ROWS = 7
 _FORMS = ("onnx", "torch")  # of networks

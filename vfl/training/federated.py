@@ -34,7 +34,7 @@ _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
 #: The line of a traceback that names what was raised.
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
-#: What is there once a session has ended well; products add modes.
+#: File that exists once a session has ended well, by mode; products add modes.
 OUTCOMES = {
     "train": "summary.json",
     "predict": "predictions.csv",

@@ -32,7 +32,7 @@ from vfl.core.storage import (
 from vfl.core.text import printable
 from vfl.federation.project import LabelFolder
 
-#: Of a service, in the folder of the run that it began with.
+#: Files of a service, in the folder of the run with which it began.
 STATE_FILE, NEXT_FILE, STOP_FILE = "serving.json", "serving.next", "serving.stop"
 _PROMOTED_FILE, _KIND = "promoted.json", "promoted runs"
 _LOOK_S = 0.1

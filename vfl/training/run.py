@@ -58,7 +58,7 @@ from vfl.training.specs import mistakes_here
 from vfl.training.whole_network import WholeNetworkSession
 
 AnySession = LocalSession | WholeNetworkSession
-#: What a dishonest party learned from a training, in its part of the run.
+#: Subfolder with the knowledge that a dishonest party got from a training, in its part of the run.
 _ADVERSARY = "adversary"
 
 

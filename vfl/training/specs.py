@@ -313,7 +313,7 @@ def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> 
         return
 
 
-#: How a plug-in of each family is asked, with its spec and what it has to go with.
+#: Checks of a plug-in by family: each takes the spec and what the plug-in has to go with.
 _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "codec": _check_codec,
     # 1 stands in for a number that is looked for later.

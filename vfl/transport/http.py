@@ -42,7 +42,7 @@ _AT_ONCE, _REST_S = 64, 0.05
 #: Longest duration of the end of TLS.
 _CLOSE_S = 2.0
 _START_S, _TICK_S = 10.0, 0.01
-#: How long the rest of a plain request is awaited before uvicorn gets its beginning.
+#: Time to wait for the rest of a plain request before uvicorn gets its beginning.
 _REST_OF_REQUEST_S = 0.05
 #: Largest plain request.
 _PLAIN_BYTES = 64 * 1024

@@ -17,7 +17,7 @@ from vfl.transport.handshake import error_frame, read_failure
 
 #: Sent frames that each end stores for the other; also the most unread frames in transit.
 WINDOW_FRAMES = 4
-#: How long an ending link waits until the other end has read the reason.
+#: Time that an ending link waits until the other end has read the reason.
 LINGER_S = 0.5
 #: Cure for a party whose session has ended.
 WHY_IT_ENDED = (

@@ -459,8 +459,8 @@ class Search:
         values[:, -1] = 0
         left = np.cumsum(values, axis=1)
         right = np.cumsum(values[:, ::-1], axis=1)[:, ::-1]
-        #: Where missing cells go right, a place ends the left side; otherwise it begins the right
-        #: one.
+        # If missing cells go right, a place is the end of the left side; otherwise it is the begin
+        # of the right side.
         sides = [(left, sums - left), (sums - right, right)]
         # Without missing cells both directions are one split; missing cells of later rows go right,
         # as in XGBoost.

@@ -29,7 +29,7 @@ from vfl.experiments.provenance import provenance
 from vfl.experiments.results import LoadedGrid, write_records
 from vfl.experiments.tables import date_text
 
-#: The one script of a page, and what lets it run: nothing else does, and nothing is fetched.
+#: The only script of a page, and its hash. The page runs no other script and fetches nothing.
 _SCRIPT = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
 _DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 PAGE = "report.html"

@@ -228,7 +228,7 @@ def dot_swatch(style: int) -> Markup:
     return Markup('<svg viewBox="0 0 26 8" aria-hidden="true">{}</svg>').format(dot)
 
 
-#: Of a drawing that stands in a file of its own: its width in pixels, and room for a legend.
+#: Width in pixels of a drawing that has its own file, and the room for its legend.
 _ALONE, _LEGEND = 980, 200
 
 

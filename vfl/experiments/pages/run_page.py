@@ -45,7 +45,7 @@ from vfl.experiments.tables import (
 from vfl.experiments.value import gain_over_label, gains_over_alone
 
 NOT_RECORDED = "not recorded"
-#: What a feature party holds beside its columns, by the secure mode's name.
+#: Possessions of a feature party beside its columns, by name of the secure mode.
 _SHARED = {
     "beaver": "shares of first layers that nobody has whole",
     "permuted": "shares of a network that nobody has whole",

@@ -63,7 +63,7 @@ _OF_RESIDUALS = (
 )
 #: Classes of which the whole confusion is shown, and wrong guesses that are listed of more.
 _WHOLE, _PAIRS = 12, 15
-#: Of a curve; more would not be seen.
+#: Most points of a curve; more would not be visible.
 _POINTS = 200
 #: Fewer positive validation rows than this fit no curve worth showing.
 _FEW_POSITIVES = 20

@@ -19,7 +19,7 @@ from vfl.session.label.asking import ServingParty
 
 #: Interval between checks for another run, and for the end of one.
 _LOOK_S = 0.1
-#: How long the end of a retired run is awaited before another run is looked for.
+#: Time to wait for the end of a retired run before the search for another run.
 _END_S = 10.0
 
 

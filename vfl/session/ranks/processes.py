@@ -42,12 +42,12 @@ from vfl.session.ranks.group import ALONE, Ranks, lost
 from vfl.transport import PolledLink, wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
-#: How long rank 0 searches for the rank that ended, and waits for the others to end by themselves.
+#: Time that rank 0 searches for the rank that ended, and waits until the others end by themselves.
 _GRACE_S = 10.0
-#: How long a rank has to end after the request; a rank that waits for another does not notice it.
+#: Time limit for a rank to end after the request, which a rank that waits for another misses.
 _TOLD_S = 2.0
-#: How long a party that lost a rank has to report it once another party misses it. The next attempt
-#: waits longer for this one to end.
+#: Time limit for a party to report a lost rank once another party misses the party. The next
+#: attempt waits longer for this one to end.
 _MISSED_S = 5.0
 _TICK_S = 0.05
 
