@@ -37,8 +37,7 @@ from vfl.trees.scorecard.mode import Scorecard
 from vfl.trees.scorecard.page import write_card
 from vfl.trees.scorecard.points import Scale
 
-PAGE = Path(__file__).parents[2] / "docs" / "scorecard.md"
-TUTORIAL = PAGE.with_name("tutorial_trees.md")
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial_trees.md"
 
 
 @pytest.fixture(scope="module")
@@ -287,15 +286,6 @@ def test_a_party_answers_for_no_card_that_it_has_not_agreed_to(session):
     with pytest.raises(PeerFailedError):
         session.play()
     assert "V403" in {error.code for error in session.flower.failures}
-
-
-def test_the_sample_of_the_page(tmp_path, monkeypatch, capsys):
-    (sample,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(sample, str(PAGE), "exec"), {})
-    name, value = capsys.readouterr().out.split()
-    assert name == "gini"
-    assert 0.7 < float(value) < 0.95
 
 
 def test_the_tutorial_goes_from_two_tables_to_a_served_model_and_a_card(

@@ -86,7 +86,9 @@ def forget(
     ids: Annotated[
         Path,
         typer.Option(
-            "--ids", metavar="FILE", help="File with the ids to forget, one on each line."
+            "--ids",
+            metavar="FILE",
+            help="File with the ids to forget, one on each line; tabs between several columns.",
         ),
     ],
     table: Annotated[
@@ -101,7 +103,8 @@ def forget(
 
     The rows are removed from positions, digests of ids, predictions and traces. Runs that trained
     on them are marked. The other parties receive the positions when the next session begins;
-    predictions of all other rows continue without a new alignment. No id is shown.
+    predictions of all other rows continue without a new alignment. No id is shown. `KEPT` in
+    `vfl/session/store/erasure.py` lists every file with data of rows.
     """
     from dataclasses import asdict
 

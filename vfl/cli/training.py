@@ -430,7 +430,8 @@ def export(
     The file of a feature party maps rows of inputs to a cut, that of the label party maps cuts to
     answers. The encoder maps a table to those inputs; it contains categories and means of the
     party's table, so all of this stays with the party. A model that is no network has its own
-    forms; if --to is none of them, the message lists them.
+    forms; if --to is none of them, the message lists them. In a forest for XGBoost a date is a
+    number, days since 1970, and a category that no training row had must be a missing cell.
     """
     from vfl.training.export import export_half
 

@@ -39,6 +39,9 @@ class LabelDP(Defense):
     et al. 2021, algorithm 2): answers are among the likely classes only, as many as keep
     most labels true on average.
 
+    Validation and test labels stay exact. With two classes and no prior, a prediction q stands for
+    (q - flip) / (1 - 2 flip).
+
     It is the one promise that holds for everything that follows: all epochs, messages and weights.
 
     Args:
