@@ -264,15 +264,15 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
     """Return one group of rows as flat float32 features, axes (rows, features).
 
     Args:
-        view: where the bottom comes from.
+        view: the attacker's view, with the bottom.
         seen: the group.
-        layer: "cut": as it travelled; "bottom": before noise and codec, which the bottom's owner
-            can leave out; "learned": of an `anchored` bottom the part that labels moved, apart from
-            the components that anybody computes from inputs, and of another one the same as
-            "bottom"; "before": what the bottom's last layer with weights is given (thesis
-            4.4.3); "inputs": the columns; "outputs": what the network answered; "gradients": the
-            mean gradient of every epoch, side by side, of rows that were trained on; "accumulated":
-            their mean over all epochs, each over the root mean square of its batch.
+        layer: source of the features. "cut": the cut as it travelled. "bottom": the bottom's output
+            before noise and codec, which its owner can leave out. "learned": the output of the
+            trained part of an `anchored` bottom, without its fixed components; the same as "bottom"
+            for another bottom. "before": the input of the bottom's last layer with weights (thesis
+            4.4.3). "inputs": the columns. "outputs": the network's answers. "gradients": mean
+            gradients of training rows in each epoch, side by side. "accumulated": the mean of these
+            over all epochs, each divided by the root mean square of its batch.
     """
     if layer == "cut":
         return seen.cuts.flatten(1)

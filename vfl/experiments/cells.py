@@ -53,9 +53,9 @@ class Cell:
     """One training of a grid.
 
     Attributes:
-        experiment: what is trained.
-        title: what people call it.
-        about: what it is in words of the grid, by column.
+        experiment: experiment to train.
+        title: name for people.
+        about: description in words of the grid, by column.
         victim: the defense or codec that is attacked, or "baselines", with which its folder's name
             begins; empty of a comparison, where that is the codec.
         adversary: spec of the adversary in the training; "none" if all parties are honest.

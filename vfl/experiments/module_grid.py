@@ -158,7 +158,7 @@ class Recipe:
             raise ConfigError(
                 "other processes import what they train by name",
                 where="jobs, ray",
-                got=f"no name of {', '.join(self.here)}",
+                got=f"{', '.join(self.here)} without a name that Python can import",
                 want="functions at the top of a module that Python can import, or their names "
                 "'package.module:function'",
                 fix="jobs=1 trains in this process; a loader's name is that of a function of the "

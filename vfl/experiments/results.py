@@ -338,12 +338,12 @@ class Line:
     """A line of a table: one training over its repeats, with its figures.
 
     Attributes:
-        about: what it is, by column; see `Cell.about`.
-        repeats: those that there are to be.
-        runs: those that are trained, by repeat.
-        figures: by subject and measure, each by repeat; see `Record`.
-        reference: the line it is set against; None where there is none, or it is that.
-        ratio: of test rows to training rows where every repeat draws them anew; see `resampled`.
+        about: description by column; see `Cell.about`.
+        repeats: planned repeats.
+        runs: trained runs, by repeat.
+        figures: figures by subject and measure, each by repeat; see `Record`.
+        reference: line with which it is compared; None if there is none, or this line is it.
+        ratio: test rows divided by training rows if each repeat draws them anew; see `resampled`.
     """
 
     about: Mapping[str, str]

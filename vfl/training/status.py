@@ -295,7 +295,7 @@ def _only_aligned(run: RunStatus) -> bool:
 
 
 def _erased(run: Path) -> dict[str, int]:
-    """Rows that were erased since, as the parties here count them: the most of any one."""
+    """Largest numbers of trained, validated and tested rows that a party here erased since."""
     found: Counter[str] = Counter()
     for part in (run / "parties").glob("*/forgotten.json"):
         found |= Counter(PartyFolder(part.parent).forgotten())
