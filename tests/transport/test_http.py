@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import http.client
-import re
 import socket
 import ssl
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import uvicorn
@@ -16,7 +14,7 @@ import uvicorn
 from vfl.transport import Front, FrontLimits
 from vfl.transport.certificates import Authority
 from vfl.transport.front import _Held, welcome
-from vfl.transport.http import HttpServer, whole_request
+from vfl.transport.http import HttpServer
 from vfl.transport.stream import listen
 
 LIMITS = FrontLimits(strangers=8, head_s=0.4, head_bytes=2000)
@@ -40,31 +38,6 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-class Echo:
-    """The same, which also answers plain requests directly, except those below /other."""
-
-    def __init__(self):
-        self.replies = 0
-
-    async def __call__(self, scope, receive, send):
-        await echo(scope, receive, send)
-
-    def takes(self, path):
-        return not path.startswith("/other")
-
-    async def reply(self, scope, headers, body):
-        self.replies += 1
-        if headers.get(b"token") == b"good":
-            welcome(scope)
-        if scope["path"] == "/slow":
-            await asyncio.sleep(1)
-        if scope["path"] == "/broken":
-            raise ValueError("secret")
-        return SimpleNamespace(
-            status_code=200, body=body, raw_headers=[(b"content-length", b"%d" % len(body))]
-        )
-
-
 @pytest.fixture(autouse=True)
 def held(monkeypatch):
     fresh = _Held()
@@ -84,13 +57,8 @@ def server(request, certificate, tmp_path):
             (tmp_path / name).write_bytes(content)
         options = {"ssl_certfile": tmp_path / "cert", "ssl_keyfile": tmp_path / "key"}
         context = ssl.create_default_context(cafile=tmp_path / "ca")
-    yield from served(echo, loop, context, **options)
-
-
-def served(app, loop, context=None, **options):
-    """Port of a server, which ends afterwards, and a client's TLS."""
     config = uvicorn.Config(
-        app, lifespan="off", log_level="critical", ws="none", loop=loop, **options
+        echo, lifespan="off", log_level="critical", ws="none", loop=loop, **options
     )
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
@@ -255,128 +223,3 @@ def test_no_request_is_lost_while_certificates_of_seconds_are_renewed(tmp_path):
             ask()
     finally:
         server.stop()
-
-
-# Plain requests, which are answered without uvicorn
-
-
-def plain(body=b"{}", path="/predict", **fields):
-    fields = {"Host": "here", "Content-Length": len(body)} | fields
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
-    return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
-
-
-@pytest.mark.parametrize("size", [0, 2, 9000])
-def test_a_plain_request_is_read_whole_and_no_earlier(size):
-    data = plain(b"x" * size, Token="a: b ", Connection="Keep-Alive")
-    assert all(whole_request(data[:at], 1 << 16) is True for at in range(len(data)))
-    found = whole_request(data, 1 << 16)
-    assert (found.path, found.body) == ("/predict", b"x" * size)
-    assert (b"token", b"a: b") in found.headers
-    assert whole_request(data, len(data) - 1) is False
-
-
-#: Requests whose form allows two readings, or that need more than one answer.
-UNUSUAL = {
-    "method": plain().replace(b"POST", b"GET"),
-    "query": plain(path="/predict?a=1"),
-    "escape": plain(path="/%70redict"),
-    "host elsewhere": plain(path="http://there/predict"),
-    "older": plain().replace(b"1.1", b"1.0"),
-    "no host": plain().replace(b"Host", b"Port"),
-    "two hosts": plain(host="there"),
-    "two lengths": plain(content_length=2),
-    "a larger length behind": plain(content_length=50),
-    "no length": plain().replace(b"Content-Length", b"Length"),
-    "zeros": plain(Content_Length="02"),
-    "sign": plain(Content_Length="+2"),
-    "list": plain(Content_Length="2, 2"),
-    "chunks": plain(b"2\r\n{}\r\n0\r\n\r\n", Transfer_Encoding="chunked"),
-    "other coding": plain(transfer_encoding="identity"),
-    "expects": plain(Expect="100-continue"),
-    "upgrades": plain(Upgrade="websocket", Connection="Upgrade"),
-    "closes": plain(Connection="close"),
-    "space before a colon": plain().replace(b"Host:", b"Host :"),
-    "folded": plain().replace(b"here", b"he\r\n re"),
-    "line feed": plain().replace(b"here\r\n", b"here\n"),
-    "carriage return": plain(Token="a\rb"),
-    "zero byte": plain(Token="a\0b"),
-    "beyond ASCII": plain().replace(b"here", b"h\xe9re"),
-    "two requests": plain() + plain(),
-    "more bytes": plain() + b"x",
-}
-
-
-@pytest.mark.parametrize("name", UNUSUAL)
-def test_any_other_form_is_left_to_uvicorn(name):
-    assert whole_request(UNUSUAL[name], 1 << 16) is False
-
-
-@pytest.fixture(scope="module")
-def answers():
-    """What two servers answer to bytes: one that reads plain requests directly, and uvicorn."""
-    app, ports = Echo(), []
-    with contextlib.ExitStack() as stack:
-        for each in (app, echo):
-            made = contextlib.contextmanager(served)(each, "asyncio", proxy_headers=False)
-            ports.append(stack.enter_context(made)[0])
-
-        def ask(*pieces, pause_s=0.01, wanted=1):
-            found, before = [], app.replies
-            for port in ports:
-                with socket.create_connection(("127.0.0.1", port), 60) as made:
-                    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    for piece in pieces:
-                        made.sendall(piece)
-                        time.sleep(pause_s)
-                    got, data = b"", b"begin"
-                    with contextlib.suppress(ConnectionError):
-                        while data and got.count(b"HTTP/1.1 ") < wanted:
-                            got += (data := made.recv(1 << 16))
-                        made.shutdown(socket.SHUT_WR)
-                        while data := made.recv(1 << 16):
-                            got += data
-                lines = got.split(b"\r\n")
-                found.append([one for one in lines if not one.lower().startswith(b"date:")])
-            return found, app.replies - before
-
-        yield ask
-
-
-@pytest.mark.parametrize("name", UNUSUAL)
-def test_both_ways_answer_alike(answers, name):
-    wanted = 2 if name in ("two requests", "expects") else 1
-    (direct, by_uvicorn), replies = answers(UNUSUAL[name], wanted=wanted)
-    assert direct == by_uvicorn
-    assert not replies
-
-
-@pytest.mark.parametrize("cut", [3, 25, -2])
-def test_a_request_in_pieces_is_answered_alike(answers, cut):
-    data = plain(b'{"ids": [1]}')
-    (direct, by_uvicorn), replies = answers(data[:cut], data[cut:])
-    assert direct == by_uvicorn
-    assert direct[-1] == b'{"ids": [1]}'
-    assert replies == 1
-
-
-def test_a_request_that_comes_slowly_is_answered_by_uvicorn(answers):
-    data = plain(b'{"ids": [1]}')
-    (direct, by_uvicorn), replies = answers(data[:-4], data[-4:], pause_s=0.2)
-    assert direct == by_uvicorn
-    assert not replies
-
-
-def test_requests_that_come_early_are_answered_in_their_order(answers):
-    some = [plain(b"a", "/slow"), plain(b"b"), plain(b"c") + plain(b"d"), plain(b"e", "/other")]
-    (direct, by_uvicorn), replies = answers(*some, plain(b"f"), pause_s=0.1, wanted=6)
-    assert direct == by_uvicorn
-    assert re.findall(rb"\r\n\r\n(.)", b"\r\n".join(direct)) == [b"a", b"b", b"c", b"d", b"e", b"f"]
-    assert replies >= 1
-
-
-def test_an_error_of_the_application_tells_nothing(answers):
-    (direct, _), replies = answers(plain(path="/broken"))
-    assert direct[0] == b"HTTP/1.1 500 Internal Server Error"
-    assert b"secret" not in b"".join(direct)
-    assert replies == 1

@@ -163,8 +163,12 @@ class Guard:
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
-        client, most = self._known(headers)
-        refusal: Response | None = self._refusal(scope, headers, client, most)
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        client = self._clients.of(token) if scheme == b"Bearer" else None
+        most = self._settings.max_body_bytes
+        if client is None:
+            most = min(most, self._front.limits.head_bytes)
+        refusal = self._refusal(scope, headers, client, most)
         body: bytes | None = b""
         if refusal is None:
             try:
@@ -175,12 +179,16 @@ class Guard:
                 refusal = _refused("the body did not come in time", 408, "slow")
         if body is None:
             return
-        if refusal is None and scope["method"] == "POST" and self.takes(scope["path"]):
-            assert client is not None, "refused without a token"
-            refusal = await self._questions.answer(scope["path"], body, client, headers)
         if refusal is not None:
             self._figures.add("responses", status=str(refusal.status_code))
             await refusal(scope, receive, send)
+            return
+        path = scope["path"]
+        if scope["method"] == "POST" and (path == PREDICT or inference.INFER.fullmatch(path)):
+            assert client is not None, "refused without a token"
+            answer = await self._questions.answer(path, body, client, headers)
+            self._figures.add("responses", status=str(answer.status_code))
+            await answer(scope, receive, send)
             return
 
         async def counted(message: MutableMapping[str, Any]) -> None:
@@ -189,28 +197,6 @@ class Guard:
             await send(message)
 
         await self._app(scope, replayed(body, receive), counted)
-
-    def takes(self, path: str) -> bool:
-        """Whether a query of rows has this path; see `vfl.transport.http.Direct`."""
-        return path == PREDICT or inference.INFER.fullmatch(path) is not None
-
-    async def reply(self, scope: Scope, headers: dict[bytes, bytes], body: bytes) -> Response:
-        """Answer a query of rows that has arrived whole, under the same checks."""
-        client, most = self._known(headers)
-        answer = self._refusal(scope, headers, client, most)
-        if answer is None:
-            assert client is not None, "refused without a token"
-            answer = await self._questions.answer(scope["path"], body, client, headers)
-        self._figures.add("responses", status=str(answer.status_code))
-        return answer
-
-    def _known(self, headers: dict[bytes, bytes]) -> tuple[Caller | None, int]:
-        """The client with the token of a request, and the largest body that it may send."""
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        client, most = None, self._settings.max_body_bytes
-        if scheme == b"Bearer":
-            client = self._clients.of(token)
-        return client, most if client is not None else min(most, self._front.limits.head_bytes)
 
     def _refusal(
         self, scope: Scope, headers: dict[bytes, bytes], client: Caller | None, most: int

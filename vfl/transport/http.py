@@ -4,26 +4,19 @@ uvicorn first sees a TLS connection after its handshake, and waits for a head wi
 time. This module therefore accepts connections itself: each has a deadline for TLS and its first
 head, and one for every later head. An application calls `welcome(scope)` for a request with a valid
 credential.
-
-An application with the methods of `Direct` answers plain requests without uvicorn's parser and
-ASGI, which take as long as a small model. Only one form of a request is read here, see
-`whole_request`; uvicorn gets the unchanged bytes of every other one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 from uvicorn.config import create_ssl_context
@@ -42,112 +35,6 @@ _AT_ONCE, _REST_S = 64, 0.05
 #: Longest duration of the end of TLS.
 _CLOSE_S = 2.0
 _START_S, _TICK_S = 10.0, 0.01
-#: Time to wait for the rest of a plain request before uvicorn gets its beginning.
-_REST_OF_REQUEST_S = 0.05
-#: Largest plain request.
-_PLAIN_BYTES = 64 * 1024
-#: Heads that are read here: path, then fields; uvicorn reads all others.
-_HEAD = re.compile(
-    rb"POST (/[A-Za-z0-9_./-]*) HTTP/1\.1((?:\r\n[A-Za-z0-9-]+:[\t\x20-\x7e]*)+)", re.ASCII
-)
-#: Fields that change how a body or a connection is read.
-_UNUSUAL = frozenset([b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"])
-_STATUS_LINE = {
-    int(status): f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
-}
-
-
-@dataclass(frozen=True, slots=True)
-class WholeRequest:
-    """A POST request of the one form that `whole_request` reads.
-
-    Attributes:
-        path: its path, without a query.
-        headers: its fields; names are in lower case.
-        body: its body, of the announced length.
-    """
-
-    path: str
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-
-
-def whole_request(data: bytes, most: int) -> WholeRequest | bool:
-    r"""Parse bytes that are one plain POST request of HTTP/1.1.
-
-    The form allows one reading only: printable ASCII, one `Host`, one `Content-Length` without
-    zeros in front, nothing in `_UNUSUAL`, a connection that stays open, and a body of exactly that
-    length.
-
-    Args:
-        data: all bytes received since the last request.
-        most: largest size of such a request.
-
-    Returns:
-        The request; True if it is incomplete; False for any other form.
-
-    >>> head = b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n\r\n"
-    >>> whole_request(head + b"{}", 100).body, whole_request(head, 100), whole_request(b"G", 100)
-    (b'{}', True, False)
-    """
-    if len(data) > most or not data.startswith(b"POST /"[: len(data)]):
-        return False
-    end = data.find(b"\r\n\r\n")
-    if end < 0:
-        return True
-    found = _HEAD.fullmatch(data, 0, end)
-    if found is None:
-        return False
-    headers, hosts, lengths = list[tuple[bytes, bytes]](), 0, list[bytes]()
-    for line in found[2].split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        name, value = name.lower(), value.strip(b" \t")
-        headers.append((name, value))
-        if name in _UNUSUAL or (name == b"connection" and value.lower() != b"keep-alive"):
-            return False
-        hosts += name == b"host"
-        if name == b"content-length":
-            lengths.append(value)
-    body = data[end + 4 :]
-    if (
-        hosts != 1
-        or len(lengths) != 1
-        or lengths[0] != b"%d" % (whole_number(lengths[0], most) or 0)
-    ):
-        return False
-    missing = int(lengths[0]) - len(body)
-    if missing:
-        return missing > 0 and end + 4 + int(lengths[0]) <= most
-    return WholeRequest(found[1].decode(), headers, body)
-
-
-class Reply(Protocol):
-    """An answer, as `starlette.responses.Response`."""
-
-    status_code: int
-    raw_headers: list[tuple[bytes, bytes]]
-    body: bytes | memoryview
-
-
-class Direct(Protocol):
-    """An application that can answer plain requests directly."""
-
-    def takes(self, path: str) -> bool:
-        """Whether it answers plain POST requests of this path."""
-
-    async def reply(self, scope: Scope, headers: dict[bytes, bytes], body: bytes) -> Reply:
-        """The answer to a request; `scope` is as in ASGI."""
-
-
-def reply_bytes(reply: Reply, more: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Encode an answer.
-
-    Args:
-        reply: the answer, with a `Content-Length`.
-        more: further fields.
-    """
-    fields = [b"%b: %b\r\n" % field for field in (*more, *reply.raw_headers)]
-    return b"".join([_STATUS_LINE[reply.status_code], *fields, b"\r\n", reply.body])
 
 
 def http_config(
@@ -370,9 +257,7 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and start the application."""
         listening = sockets or [listen(self.config.host, self.config.port)]
-        app = self.config.loaded_app
-        self._direct: Direct | None = app if hasattr(app, "takes") else None
-        self.config.loaded_app = _Noted(app)
+        self.config.loaded_app = _Noted(self.config.loaded_app)
         self._listeners = [_Listener(each, self) for each in listening]
         await super().startup(sockets=[])
         if not self.should_exit:
@@ -433,7 +318,6 @@ class HttpServer(uvicorn.Server):
         """Protocol that handles HTTP on a connection."""
         return _Protocol(
             connection,
-            self._direct,
             config=self.config,
             server_state=self.server_state,
             app_state={**self.lifespan.state, CONNECTION: connection},
@@ -528,10 +412,6 @@ class _Joined:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def write_now(self, data: bytes) -> None:
-        """Write a whole answer."""
-        self._transport.write(data)
-
     def write(self, data: bytes) -> None:
         if not self._held:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -548,117 +428,22 @@ class _Joined:
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol, with deadlines for heads, and answers written in one piece.
+    """uvicorn's HTTP protocol, with deadlines for heads, and answers written in one piece."""
 
-    It answers plain requests directly, until the connection sends anything else.
-    """
-
-    def __init__(self, connection: Connection, direct: Direct | None, **options: Any) -> None:
+    def __init__(self, connection: Connection, **options: Any) -> None:
         super().__init__(**options)
-        self._connection, self._direct = connection, direct
-        #: Bytes of the next request, and those that arrived during an answer.
-        self._held, self._early = b"", b""
-        self._rest: asyncio.TimerHandle | None = None
-        self._replies = self._ends = False
+        self._connection = connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self._connection.opened(transport)
         super().connection_made(_Joined(transport))
 
     def data_received(self, data: bytes) -> None:
-        if self._replies:  # one answer after the other
-            self._early += data
-            self.flow.pause_reading()
-        elif self._direct is None or not self._received(self._direct, data):
-            self._pass_on(data, len(data))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_rest()
-        self._connection.left()
-        super().connection_lost(exc)
-
-    def shutdown(self) -> None:
-        """Close the connection after the present answer."""
-        if self._replies:
-            self._ends = True
-        else:
-            super().shutdown()
-
-    def _pass_on(self, data: bytes, new: int) -> None:
-        """Give bytes to uvicorn, of which this many are not counted yet."""
         before = self.cycle
         super().data_received(data)
         self._connection.whole = self.cycle is not None and not self.cycle.more_body
-        self._connection.received(new, self.cycle is not before)
+        self._connection.received(len(data), self.cycle is not before)
 
-    def _received(self, direct: Direct, data: bytes) -> bool:
-        """Answer a plain request; returns False for any other, which uvicorn has to read."""
-        self._unset_keepalive_if_required()
-        self._forget_rest()
-        request = whole_request(self._held + data, _PLAIN_BYTES)
-        if isinstance(request, WholeRequest) and direct.takes(request.path):
-            self._held, self._replies = b"", True
-            self._connection.begin()
-            task = self.loop.create_task(self._reply(direct, request))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
-            return True
-        if request is True:
-            self._held += data
-            self._connection.received(len(data), False)
-            self._rest = self.loop.call_later(_REST_OF_REQUEST_S, self._give_up)
-            return True
-        self._give_up()
-        return False
-
-    def _give_up(self) -> None:
-        """Leave this connection to uvicorn, which gets the bytes that were held."""
-        self._direct, held, self._held = None, self._held, b""
-        if held and not self.transport.is_closing():
-            self._pass_on(held, 0)
-
-    def _forget_rest(self) -> None:
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
-
-    async def _reply(self, direct: Direct, request: WholeRequest) -> None:
-        scope: Scope = {
-            "type": "http",
-            "method": "POST",
-            "path": request.path,
-            "headers": request.headers,
-            "client": self.client,
-            "state": {CONNECTION: self._connection},
-        }
-        try:
-            reply = await direct.reply(scope, dict(request.headers), request.body)
-            answer = reply_bytes(reply, self.server_state.default_headers)
-            if self.flow.write_paused:
-                await self.flow.drain()
-        except Exception as error:  # as uvicorn reports it
-            self.logger.error("Exception in the application", exc_info=error)
-            answer, self._ends = _BROKEN, True
-        self._replies = False
-        self._connection.answered()
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self.transport.write_now(answer)
-        if self._ends:
-            self.transport.close()
-            return
-        early, self._early = self._early, b""
-        self.flow.resume_reading()
-        if early:
-            self.data_received(early)
-        else:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
-
-
-_BROKEN = (
-    b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"content-length: 21\r\nconnection: close\r\n\r\nInternal Server Error"
-)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.left()
+        super().connection_lost(exc)
