@@ -127,6 +127,7 @@ class PlayedSession:
         `today` are the feature parties that the project has by now; None where none has left.
         """
         Noting.seen, Noting.enough = [], enough
+        earlier = len(self.flower.threads)  # of a session that may serve meanwhile
         experiment = self.experiment(**changes)
         lender = self.flower.files["lender"]
         if mode == "align":
@@ -137,7 +138,7 @@ class PlayedSession:
         try:
             run_session(self.flower, experiment, lender, terms, resume=resume, today=today)
         finally:
-            for thread in self.flower.threads:
+            for thread in self.flower.threads[earlier:]:
                 thread.join(timeout=60)
         return Noting.seen
 
