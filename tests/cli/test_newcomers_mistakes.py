@@ -82,8 +82,8 @@ def test_a_clean_table_is_not_pointed_at(vfl, loans):
 REFUSED = {
     "an empty file": (b"", ["this file is empty", "write the table again"]),
     "a binary file": (
-        os.urandom(64) + b"\0\xff" * 500,
-        ["cannot be read as a table", "the ending"],
+        bytes(range(128, 192)) + b"\0\xff" * 500,
+        ["this file is no CSV", "binary data", "export the table"],
     ),
     "a German file": (
         b"customer;income;debt;town;paid\n" + b"1;2,5;3,5;Ulm;no\n2;2,75;3,5;Ulm;yes\n" * 9,
