@@ -166,19 +166,23 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
     def stamps() -> dict[str, int]:
         return {key.name: key.stat().st_mtime_ns for key in label.keys.glob("*.*")}
 
-    known = stamps()
+    known, failure = stamps(), ""
 
     def tend() -> None:
-        nonlocal known
+        nonlocal known, failure
         _renew_when_due(label)
         if (now := stamps()) == known:
             return
-        known = now
         try:
             new = deployment.register_nodes(label)
         except (UserError, PeerError) as problem:
-            print(logged(str(problem)), file=sys.stderr, flush=True)
+            if failure != (text := str(problem)):
+                print(logged(text), file=sys.stderr, flush=True)
+            failure = text
+            if isinstance(problem, UserError):  # the same until a key changes; a peer may recover
+                known = now
         else:
+            known, failure = now, ""
             _say_waiting(label, new)
 
     return tend
