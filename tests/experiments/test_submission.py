@@ -83,6 +83,39 @@ def test_embellished_figures_fall(submission, tmp_path):
     assert {one.measure for one in found.checks if not one.holds} == {"accuracy"}
 
 
+def test_wide_repeats_a_left_out_attack_and_copies_do_not_hide_a_figure(submission, tmp_path):
+    original = (submission / "results.json").read_text()
+
+    def changed(change):
+        def rewritten(text):
+            record = json.loads(text)
+            change(record["records"])
+            return json.dumps(record)
+
+        (submission / "results.json").write_text(original)
+        rewrite(submission, "results.json", rewritten)
+
+    def spread(rows):  # the deviation of the submitted repeats becomes huge
+        for row in rows:
+            if row["measure"] == "accuracy" and row["evaluator"] == "quality":
+                row["value"] = 0.99 if row["repeat"] == "0" else 0.01
+
+    changed(spread)
+    assert not verify(submission, tmp_path / "spread", share=1.0).holds
+    changed(lambda rows: rows.__setitem__(slice(None), [
+        row for row in rows if row["evaluator"] != "attack" or row["draw"] == 0]))  # fmt: skip
+    found = verify(submission, tmp_path / "left-out", share=1.0)
+    assert not found.holds
+    assert {one.evaluator for one in found.checks if one.submitted is None} == {"attack"}
+    for change in (
+        lambda rows: rows.extend(rows[:3]),
+        lambda rows: rows[0].update(value=float("inf")),
+    ):
+        changed(change)
+        with pytest.raises(DataError, match="no number, or occurs twice"):
+            verify(submission, tmp_path / "copies")
+
+
 def test_results_of_other_rows_do_not_count(submission, tmp_path):
     def other(text):
         record = json.loads(text)

@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ ABOUT, EXPERIMENT, RESULTS, PLUGINS = (
 )  # fmt: skip
 #: Share of the repeated figures that must hold; of 95 % intervals, one in twenty fails by chance.
 HOLDING = 0.95
-#: Least accepted difference, of the larger of 1 and the figure.
-_ROOM = 0.01
+#: Least and largest accepted difference, of the larger of 1 and the repeated figure. The submitter
+#: chooses the deviation of the submitted repeats, so it may not widen the room without a limit.
+_ROOM, _MOST_ROOM = 0.01, 0.05
 _KINDS: Mapping[str, Kind] = {"codecs": "compare", "attacks": "grid"}
 #: Fields that identify a figure within a study, and fields that its repeats have in common.
 _FIGURE = ("cell", "evaluator", "subject", "measure", "k", "draw")
@@ -56,7 +57,8 @@ class Check:
 
     Attributes:
         cell, evaluator, subject, measure, k, draw: as in `vfl.experiments.results.Record`.
-        submitted, again: both values; `again` is None if the repetition has no such figure.
+        submitted, again: both values; None where the submission, or the repetition, has no such
+            figure.
         room: largest accepted difference.
     """
 
@@ -66,7 +68,7 @@ class Check:
     measure: str
     k: int
     draw: int
-    submitted: float
+    submitted: float | None
     again: float | None
     room: float
 
@@ -78,7 +80,9 @@ class Check:
     @property
     def holds(self) -> bool:
         """Whether the difference is accepted."""
-        return self.again is not None and abs(self.submitted - self.again) <= self.room
+        if self.submitted is None or self.again is None:
+            return False
+        return abs(self.submitted - self.again) <= self.room
 
     def record(self) -> dict[str, Any]:
         """Return a record for `--json`."""
@@ -86,10 +90,11 @@ class Check:
 
     def __str__(self) -> str:
         """One line."""
-        again = "missing" if self.again is None else f"{self.again:.4f}"
+        both = (self.submitted, self.again)
+        submitted, again = ("missing" if one is None else f"{one:.4f}" for one in both)
         leaked = f"  k={self.k} draw {self.draw}" if self.k else ""
         figure = f"{self.cell}  {self.subject}{leaked}  {self.measure}"
-        return f"{figure}  {self.submitted:.4f} -> {again}  (within {self.room:.4f})"
+        return f"{figure}  {submitted} -> {again}  (within {self.room:.4f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +117,10 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether enough figures hold, on the same rows, and every training ended well."""
+        """Whether enough figures hold, and all of the models' quality; same rows, no failure."""
         enough = sum(one.holds for one in self.checks) >= HOLDING * len(self.checks) > 0
-        return enough and not self.other_rows and not self.failed
+        quality = all(one.holds for one in self.checks if one.evaluator == "quality")
+        return enough and quality and not self.other_rows and not self.failed
 
     @property
     def sentence(self) -> str:
@@ -188,8 +194,9 @@ def verify(
     """Repeat a random share of a submission's trainings, with their attacks, and compare.
 
     A figure holds if it differs by at most sqrt(2) t(0.975, n - 1) s, where s is the deviation of
-    its n repeats in the submission, or by one hundredth: noise that protects is never drawn twice
-    alike. Without such noise, figures on the same machine and versions are equal.
+    its n repeats in the submission, but by one hundredth at least and five at most: noise that
+    protects is never drawn twice alike. Without such noise, figures on the same machine and
+    versions are equal. A figure that the submission leaves out does not hold.
 
     Args:
         path: the submission.
@@ -235,8 +242,7 @@ def verify(
     }
     other = [name for name, made in again.items() if made["data"] != known[name]["made_of"]["data"]]
     rows = [one.row() for one in grid.records]
-    checks = _checks([one for one in submitted["records"] if one["cell"] in names],
-                     submitted["records"], rows)  # fmt: skip
+    checks = _checks(names, submitted["records"], rows)
     return Verification(out, (len(drawn), len(trained)), checks, other, found.failed)
 
 
@@ -290,6 +296,15 @@ def _read(path: Path) -> Any:
     if results.get("kind") not in _KINDS:
         raise DataError("no such study can be repeated", where=str(path / RESULTS),
                         got=str(results.get("kind"))[:40], want=" or ".join(_KINDS))  # fmt: skip
+    keys = [_key(row, _FIGURE) for row in results["records"]]
+    if len(set(keys)) < len(keys) or not all(
+        math.isfinite(row["value"]) for row in results["records"]
+    ):
+        raise DataError(
+            "a figure of this submission is no number, or occurs twice",
+            where=str(path / RESULTS),
+            want="one finite number for each figure",
+        )
     return results
 
 
@@ -298,33 +313,38 @@ def _is_baseline_of(cell: Cell, drawn: Sequence[Cell]) -> bool:
 
 
 def _checks(
-    chosen: Sequence[Mapping[str, Any]],
+    cells: Collection[str],
     submitted: Sequence[Mapping[str, Any]],
     again: Sequence[Mapping[str, Any]],
 ) -> list[Check]:
-    """Compare the chosen rows; the deviation of repeats is over all submitted rows."""
+    """Compare the figures of repeated cells, whichever side has them."""
     values: dict[tuple[Any, ...], list[float]] = {}
     for row in submitted:
         values.setdefault(_key(row, _REPEATED), []).append(row["value"])
-    now = {_key(row, _FIGURE): row["value"] for row in again}
-    return [
-        Check(
-            **{name: row[name] for name in _FIGURE},
-            submitted=row["value"],
-            again=now.get(_key(row, _FIGURE)),
-            room=_room(row["value"], values[_key(row, _REPEATED)]),
+    sides = [{_key(row, _FIGURE): row for row in rows if row["cell"] in cells
+              and row["evaluator"] in _COMPARED} for rows in (submitted, again)]  # fmt: skip
+    found = list[Check]()
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        before, now = (side.get(key) for side in sides)
+        repeats = values.get(_key(before or now or {}, _REPEATED), [])
+        found.append(
+            Check(
+                **dict(zip(_FIGURE, key, strict=True)),
+                submitted=None if before is None else before["value"],
+                again=None if now is None else now["value"],
+                room=0.0 if now is None else _room(now["value"], repeats),
+            )
         )
-        for row in chosen
-        if row["evaluator"] in _COMPARED
-    ]
+    return found
 
 
-def _room(value: float, repeats: Sequence[float]) -> float:
-    least = _ROOM * max(1.0, abs(value))
-    found = estimate(repeats)
-    if found is None or found.half_width is None:
-        return least
-    return max(least, math.sqrt(2 * found.count) * found.half_width)
+def _room(again: float, repeats: Sequence[float]) -> float:
+    """Return the accepted difference from a repeated figure."""
+    found, scale = estimate(repeats), max(1.0, abs(again))
+    spread = 0.0
+    if found is not None and found.half_width is not None:
+        spread = math.sqrt(2 * found.count) * found.half_width
+    return min(max(spread, _ROOM * scale), _MOST_ROOM * scale)
 
 
 def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
