@@ -262,6 +262,6 @@ def test_progress_of_a_wide_table_is_told():
     frame.insert(0, "id", range(30))
     frame["y"] = [0, 1] * 15
     told = []
-    describe(frame, label="y", told=told.append)
+    describe(frame, label="y", say=told.append)
     assert told[:2] == ["read 2 000 of 4 102 columns", "read 4 000 of 4 102 columns"]
     assert told[2:] == ["compared 2 000 of 4 100 columns", "compared 4 000 of 4 100 columns"]

@@ -320,7 +320,7 @@ def described(
         query = asked.get(name, asked.get(""))
         how = once.get(name, once.get(""))
         reports[name] = describe(
-            source, None, id_column, own_label, query=query, told=say, repeats=how
+            source, None, id_column, own_label, query=query, say=say, repeats=how
         )
     alike = {report.form.id_type for report in reports.values()}
     beyond = [

@@ -52,7 +52,7 @@ def scores(
     table: Table,
     facts: Sequence[Facts],
     truth: Truth,
-    told: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
     """Score each column alone on rows it was not fitted on: AUC, or R2 of a regression.
 
@@ -60,13 +60,13 @@ def scores(
         table: the table.
         facts: the columns to score.
         truth: labels of a sample of its rows.
-        told: receives a line after every few thousand columns.
+        say: receives a line after every few thousand columns.
 
     Returns:
         The score and its standard error, by column; an R2 has an error of 0.
     """
     found, by_name = dict[str, tuple[float, float]](), {fact.name: fact for fact in facts}
-    for names in column_groups([*by_name], len(truth.rows), told, "compared"):
+    for names in column_groups([*by_name], len(truth.rows), say, "compared"):
         blocks = list(sampled(table, names, truth.rows))
         texts = [name for name in names if by_name[name].kind == "text"]
         for name in texts:

@@ -153,7 +153,7 @@ def describe(
     label: str | None = None,
     task: str | None = None,
     query: str | None = None,
-    told: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
     repeats: str | None = None,
 ) -> TableReport:
     """Describe a table.
@@ -165,7 +165,7 @@ def describe(
         label: name of its label column; None for a table without labels.
         task: "classification" or "regression"; None finds it.
         query: query to a database whose format is to be detected.
-        told: receives a line after every few thousand columns.
+        say: receives a line after every few thousand columns.
         repeats: what becomes of repeated ids, if the format is detected; see `Repeats`. It needs
             `id_column`.
 
@@ -186,7 +186,7 @@ def describe(
             got=f"{len(names)} names of columns and nothing below them",
             fix="write the table again, or check the query",
         )
-    facts = facts_of(table, names, form, id_column, told)
+    facts = facts_of(table, names, form, id_column, say)
     if found_out:
         classes = label if is_csv(source) and task != "regression" else None
         form = _found_form(source, form, facts, classes)
@@ -207,9 +207,9 @@ def describe(
         if repeats is not None:
             form = replace(form, repeats=_repeats(id_column, repeats))
             table = read_table(source, form)
-            facts = facts_of(table, names, form, id_column, told)
+            facts = facts_of(table, names, form, id_column, say)
     truth = _truth(table, label, facts, task, len(table)) if label is not None else None
-    scored = _scored(table, facts.values(), (ids, label), truth, form, told)
+    scored = _scored(table, facts.values(), (ids, label), truth, form, say)
     columns = tuple(
         _report(fact, ids, label, truth, scored.get(fact.name), form) for fact in facts.values()
     )
@@ -334,14 +334,14 @@ def _scored(
     beside: tuple[str, str | None],
     truth: Truth | None,
     form: TableFormat,
-    told: Callable[[str], None] | None,
+    say: Callable[[str], None] | None,
 ) -> dict[str, tuple[float, float]]:
     """Scores of the columns that may be inputs; none without a label."""
     if truth is None:
         return {}
     kinds = {fact.name: _becomes(fact, form)[0] for fact in facts if fact.name not in beside}
     able = [fact for fact in facts if kinds.get(fact.name, "other") not in ("other", "constant")]
-    return scores(table, able, truth, told)
+    return scores(table, able, truth, say)
 
 
 def _report(

@@ -112,7 +112,7 @@ def facts_of(
     names: Sequence[str],
     form: TableFormat,
     ids: str | None = None,
-    told: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Facts]:
     """Find the facts about some columns of a table.
 
@@ -121,10 +121,10 @@ def facts_of(
         names: the columns.
         form: format of the table.
         ids: column whose repeated cells are counted, whatever its kind.
-        told: receives a line after every few thousand columns.
+        say: receives a line after every few thousand columns.
     """
     found = dict[str, Facts]()
-    for some in column_groups(names, len(table), told, "read"):
+    for some in column_groups(names, len(table), say, "read"):
         columns = [_Column(name, name == ids) for name in some]
         for block in row_blocks(table, some, COLUMN_ROWS):
             _add(columns, block)
@@ -133,7 +133,7 @@ def facts_of(
 
 
 def column_groups(
-    names: Sequence[str], rows: int, told: Callable[[str], None] | None, done: str
+    names: Sequence[str], rows: int, say: Callable[[str], None] | None, done: str
 ) -> Iterator[Sequence[str]]:
     """Split columns into groups that fit into memory, and report the progress.
 
@@ -144,8 +144,8 @@ def column_groups(
     for start in range(0, len(names), size):
         yield names[start : start + size]
         before, after = start // _MOST_COLUMNS, (start + size) // _MOST_COLUMNS
-        if told is not None and after > before and start + size <= len(names):
-            told(f"{done} {spaced(start + size)} of {spaced(len(names))} columns")
+        if say is not None and after > before and start + size <= len(names):
+            say(f"{done} {spaced(start + size)} of {spaced(len(names))} columns")
 
 
 @dataclass

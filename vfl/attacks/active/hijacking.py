@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,71 @@ from vfl.core.seeds import scoped
 _HIDDEN = 128
 
 
-class Hijacking(ActiveAdversary, Attack):
+class Bending(ActiveAdversary, Attack):
+    """A label party that bends bottoms towards codes which its own decoder reads.
+
+    A subclass makes `_draw`, `_decoder` and its other networks in `begin`, and names all of them
+    in `_parts`.
+
+    Args:
+        victim: whose gradient is replaced; "all" for every feature party.
+    """
+
+    who = "label party"
+    goal = "inputs"
+    needs = frozenset({Grant.CUTS})
+    _draw: torch.Generator
+
+    def __init__(self, victim: str) -> None:
+        self.victim = victim
+        self._decoder: nn.Module | None = None
+        self._cuts: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def _learn(self, cuts: Tensor) -> None:
+        """Train its own networks on a batch of the victim's cuts."""
+
+    @abstractmethod
+    def _loss(self, cuts: Tensor) -> Tensor:
+        """Loss whose gradient the victim receives; it is low for cuts like its own codes."""
+
+    @abstractmethod
+    def _parts(self) -> dict[str, Any]:
+        """Return its networks and optimisers, by name."""
+
+    def received(self, party: str, values: Tensor, context: StepContext) -> None:
+        if context.training and self.victim in ("all", party):
+            self._learn(values)
+            self._cuts[party] = values
+
+    def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
+        if self.victim not in ("all", party):
+            return grad
+        cut = self._cuts[party].detach().clone().requires_grad_()
+        (bent,) = torch.autograd.grad(self._loss(cut), cut)
+        return bent
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        if self._decoder is None:
+            raise UserError(
+                "this adversary decodes what it bent itself",
+                got="no training that it took part in",
+                fix="train the victim against it first",
+            )
+        return through(self._decoder, view.targets.cuts)
+
+    def training_state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts().items()} | {
+            "draw": self._draw.get_state()
+        }
+
+    def load_training_state(self, saved: Mapping[str, Any]) -> None:
+        for name, part in self._parts().items():
+            part.load_state_dict(saved[name])
+        self._draw.set_state(saved["draw"])
+
+
+class Hijacking(Bending):
     """FSHA: sends the gradient of its own critic instead of the task's gradient.
 
     It trains an autoencoder on its own rows, with an encoder of the victim's architecture, and a
@@ -47,10 +112,7 @@ class Hijacking(ActiveAdversary, Attack):
         BadOptionError: an option out of range.
     """
 
-    who = "label party"
     holds = frozenset({Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE})
-    goal = "inputs"
-    needs = frozenset({Grant.CUTS})
 
     def __init__(
         self,
@@ -60,12 +122,10 @@ class Hijacking(ActiveAdversary, Attack):
         critic_steps: int = 1,
     ) -> None:
         require_at_least(0, learning_rate=learning_rate, penalty=penalty, critic_steps=critic_steps)
-        self.victim = victim
+        super().__init__(victim)
         self.learning_rate = learning_rate
         self.penalty = penalty
         self.critic_steps = critic_steps
-        self._decoder: nn.Module | None = None
-        self._cuts: dict[str, Tensor] = {}
 
     def begin(self, view: View, draw: torch.Generator) -> None:
         self._public, self._draw = view.leaked.inputs, draw
@@ -78,40 +138,15 @@ class Hijacking(ActiveAdversary, Attack):
         self._coding = self._adam(self._encoder, self._decoder)
         self._judging = self._adam(self._critic)
 
-    def received(self, party: str, values: Tensor, context: StepContext) -> None:
-        if context.training and self.victim in ("all", party):
-            with scoped(key_of(self._draw)):
-                self._train(values)
-            self._cuts[party] = values
+    def _learn(self, cuts: Tensor) -> None:
+        with scoped(key_of(self._draw)):
+            self._train(cuts)
 
-    def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
-        if self.victim not in ("all", party):
-            return grad
-        cut = self._cuts[party].detach().clone().requires_grad_()
-        (bent,) = torch.autograd.grad(-self._critic(cut).mean(), cut)
-        return bent
-
-    def run(self, view: View, draw: torch.Generator) -> Tensor:
-        if self._decoder is None:
-            raise UserError(
-                "this adversary decodes what it bent itself",
-                got="no training that it took part in",
-                fix="train the victim against it first",
-            )
-        return through(self._decoder, view.targets.cuts)
-
-    def training_state(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts().items()} | {
-            "draw": self._draw.get_state()
-        }
-
-    def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        for name, part in self._parts().items():
-            part.load_state_dict(saved[name])
-        self._draw.set_state(saved["draw"])
+    def _loss(self, cuts: Tensor) -> Tensor:
+        realness: Tensor = self._critic(cuts).mean()
+        return -realness
 
     def _parts(self) -> dict[str, Any]:
-        """Return its trained networks, by name."""
         networks = {"encoder": self._encoder, "decoder": self._decoder, "critic": self._critic}
         return networks | {"coding": self._coding, "judging": self._judging}
 

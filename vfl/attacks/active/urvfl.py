@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from vfl.attacks.active.base import ActiveAdversary
-from vfl.attacks.base import Attack, key_of, require_at_least, through
+from vfl.attacks.active.hijacking import Bending
+from vfl.attacks.base import key_of, require_at_least, through
 from vfl.attacks.inputs.inversion import decoder
 from vfl.attacks.view import Grant, View
 from vfl.compression import StepContext
-from vfl.core.errors import UserError
 from vfl.core.seeds import scoped
 
 _HIDDEN = 128
 _BATCH_SIZE = 64
 
 
-class URVFL(ActiveAdversary, Attack):
+class URVFL(Bending):
     """Sends gradients of a discriminator that also classifies, so that they depend on labels.
 
     Its discriminator has two outputs for each class: one for codes of its own encoder, one for the
@@ -52,10 +50,7 @@ class URVFL(ActiveAdversary, Attack):
         BadOptionError: an option out of range.
     """
 
-    who = "label party"
     holds = frozenset({Grant.LEAKED_INPUTS, Grant.LABELS, Grant.BOTTOM_RECIPE})
-    goal = "inputs"
-    needs = frozenset({Grant.CUTS})
 
     def __init__(
         self,
@@ -67,13 +62,11 @@ class URVFL(ActiveAdversary, Attack):
     ) -> None:
         require_at_least(0, steps=steps, learning_rate=learning_rate, judge_steps=judge_steps)
         require_at_least(0, judge_learning_rate=judge_learning_rate)
-        self.victim = victim
+        super().__init__(victim)
         self.steps = steps
         self.learning_rate = learning_rate
         self.judge_steps = judge_steps
         self.judge_learning_rate = judge_learning_rate
-        self._decoder: nn.Module | None = None
-        self._cuts: dict[str, Tensor] = {}
 
     def begin(self, view: View, draw: torch.Generator) -> None:
         self._public, self._known, self._draw = view.leaked.inputs, view.leaked.labels, draw
@@ -92,48 +85,21 @@ class URVFL(ActiveAdversary, Attack):
         self._labels = labels
         return labels
 
-    def received(self, party: str, values: Tensor, context: StepContext) -> None:
-        if not context.training or self.victim not in ("all", party):
-            return
-        self._cuts[party] = values
+    def _learn(self, cuts: Tensor) -> None:
         for _ in range(self.judge_steps):
-            rows, known = self._some(len(values))
+            rows, known = self._some(len(cuts))
             with torch.no_grad():
                 codes = self._encoder(rows)
             own = cross_entropy(self._judge(codes), known)
-            theirs = cross_entropy(self._judge(values), self._classes + self._labels)
+            theirs = cross_entropy(self._judge(cuts), self._classes + self._labels)
             self._judging.zero_grad()
             (own + theirs).backward()  # type: ignore[no-untyped-call]
             self._judging.step()
 
-    def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
-        if self.victim not in ("all", party):
-            return grad
-        cut = self._cuts[party].detach().clone().requires_grad_()
-        (bent,) = torch.autograd.grad(cross_entropy(self._judge(cut), self._labels), cut)
-        return bent
-
-    def run(self, view: View, draw: torch.Generator) -> Tensor:
-        if self._decoder is None:
-            raise UserError(
-                "this adversary decodes what it bent itself",
-                got="no training that it took part in",
-                fix="train the victim against it first",
-            )
-        return through(self._decoder, view.targets.cuts)
-
-    def training_state(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts().items()} | {
-            "draw": self._draw.get_state()
-        }
-
-    def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        for name, part in self._parts().items():
-            part.load_state_dict(saved[name])
-        self._draw.set_state(saved["draw"])
+    def _loss(self, cuts: Tensor) -> Tensor:
+        return cross_entropy(self._judge(cuts), self._labels)
 
     def _parts(self) -> dict[str, Any]:
-        """Return its networks and what changes in the training, by name."""
         networks = {"encoder": self._encoder, "decoder": self._decoder, "judge": self._judge}
         return networks | {"judging": self._judging}
 
