@@ -28,6 +28,9 @@ torch.set_num_threads(1)
 typer.main.get_command = functools.cache(typer.main.get_command)
 # No test cuts the power, so none needs to wait for the disk.
 os.fsync = lambda descriptor: None
+# What a background job ignores, its children ignore; tests press Ctrl-C in processes they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run, on machines of any speed, and no folder of examples left behind.
 settings.register_profile("vfl", derandomize=True, deadline=None, database=None)
 settings.load_profile("vfl")

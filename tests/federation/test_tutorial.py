@@ -28,8 +28,6 @@ def shell(tmp_path):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 pytest.skip(f"something listens on port {port}")
-    # Where interrupts are ignored, as they are in the background, all that is started ignores them.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         ["bash", "-e"],
         cwd=tmp_path,
@@ -47,7 +45,6 @@ def shell(tmp_path):
         except ProcessLookupError:
             break
         time.sleep(8 if sent == signal.SIGINT else 0)
-    signal.signal(signal.SIGINT, before)
     with process:  # closes what it was read from, if it was not read to its end
         pass
 

@@ -107,9 +107,8 @@ def test_each_party_has_a_network_of_its_own_and_nothing_is_left():
 
 
 HOLDER = """
-import os, signal, subprocess, sys, time
+import os, subprocess, sys, time
 from benchmarks.emulation import TunNetwork, Wan
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 with TunNetwork(["bank", "lender"], Wan(round_trip_ms=1)) as network:
     sleeper = subprocess.Popen([*network.command("bank"), "sleep", "600"])
     while "sleep" not in open(f"/proc/{sleeper.pid}/comm").read():
