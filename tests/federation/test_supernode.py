@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 ENDS = """
 import os, sys, threading, time
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from vfl.federation import programs, upstream
 
 def loop():
     threading.Thread(target=time.sleep, args=(300,)).start()  # as Flower's local API
-    raise ConnectionError("no data of this text is printed")
+    {end}
 
 command = SimpleNamespace(uvicorn=SimpleNamespace(Config=None), flower_supernode=loop)
 upstream.SUPERNODE = SimpleNamespace(load=lambda: command)
@@ -24,10 +26,19 @@ programs.supernode()
 """
 
 
-def test_an_error_of_the_loop_ends_the_process_beside_its_local_api():
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ('raise ConnectionError("no data of this text is printed")', " (ConnectionError)"),
+        ("return  # Flower has logged the error", ""),
+    ],
+    ids=["raised", "logged"],
+)
+def test_an_error_of_the_loop_ends_the_process_beside_its_local_api(end, said):
+    program = ENDS.replace("{end}", end)
     done = subprocess.run(
-        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert "vfl: the SuperNode ended (ConnectionError)" in done.stdout
+    assert f"vfl: the SuperNode ended{said}\n" in done.stdout
     assert "no data" not in done.stdout + done.stderr

@@ -462,13 +462,16 @@ def supernode() -> None:
     command.uvicorn = SimpleNamespace(Config=configure, Server=HttpServer)
     internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, POLL_S)))
     internal._push_messages = sessions.message_came
+    why = ""
     try:
         command.flower_supernode()
     except Exception as problem:
-        # Flower's local API would keep this process, and `vfl up` would not start it again: a
-        # certificate that expired between two messages ends the loop in this way.
-        print(f"vfl: the SuperNode ended ({type(problem).__name__})", flush=True)
-        os._exit(1)
+        why = f" ({type(problem).__name__})"
+    # Only an error ends Flower's loop, such as a certificate that expires between two messages, and
+    # Flower logs some of them and returns. Its local API would keep this process, and `vfl up`
+    # would not start it again.
+    print(f"vfl: the SuperNode ended{why}", flush=True)
+    os._exit(1)
 
 
 class SessionsAtOnce:
