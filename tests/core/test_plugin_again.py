@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vfl.compression import CODECS, make
-from vfl.core.errors import UserError
+from vfl.core.errors import UnknownNameError, UserError
 from vfl.core.registry import PLUGINS, load_plugin
 
 CODE = """
@@ -52,3 +52,22 @@ def test_a_file_that_does_not_run_leaves_the_former_one(write):
     assert sys.modules["edited_plugin_of_a_test"].Edited is type(make("edited"))
     load_plugin(write(CODE.replace("VERSION", "3")))
     assert make("edited").version == 3
+
+
+def test_names_that_the_file_registers_no_more_are_gone(write):
+    more = "class Too(Edited): pass\nCODECS.register('edited_too', Too)"
+    load_plugin(write(CODE.replace("VERSION", "1") + more))
+    assert {"edited", "edited_too"} <= set(CODECS.names())
+    load_plugin(write(CODE.replace("VERSION", "2").replace("Edited", "Renamed")))
+    assert make("edited").version == 2
+    with pytest.raises(UnknownNameError):
+        make("edited_too")
+
+
+def test_a_file_that_fails_midway_registers_nothing(write):
+    load_plugin(write(CODE.replace("VERSION", "1")))
+    half = CODE.replace("VERSION", "2") + 'CODECS.register("half", Edited)\n1 / 0'
+    with pytest.raises(UserError, match="does not run"):
+        load_plugin(write(half))
+    assert make("edited").version == 1
+    assert "half" not in CODECS.names()

@@ -302,6 +302,11 @@ def test_functions_of_a_notebook_train_here_alone(tmp_path):
         (build, None, {"defenses": ["no_defense"]}, UserError, "no defense is called"),
         (build, None, {"folds": 3, "seeds": None}, ConfigError, "no meaning"),
         ("no_such_module:build", None, {}, ConfigError, "no function has that name"),
+        (build, None, {"train": {"patience": 3}}, ConfigError, "judge by validation rows"),
+        (build, None, {"train": {"keep": "best"}}, ConfigError, "judge by validation rows"),
+        (build, None, {"fit": print, "epochs": 3}, ConfigError, "your own function trains"),
+        (build, None, {"loss": nn.CrossEntropyLoss()}, ConfigError, "a loss by its spec"),
+        (build, None, {"loss": "crossentropy"}, UserError, "no loss is called"),
     ],
     ids=lambda one: one if isinstance(one, str) else None,
 )

@@ -117,9 +117,68 @@ def test_rows_of_a_graph_are_attacked_by_their_cuts():
     loader = [(nodes, edges, labels)]
     found = headline(vfl.attack(model, loader, pack="logistic", **QUICK))
     assert found.value.item() > 0.9
-    with pytest.raises(UserError, match="need all rows") as caught:
+    with pytest.raises(UserError, match="what no party of this module holds") as caught:
         vfl.attack(model, loader, pack=["logistic", "logistic:at=bottom"], **QUICK)
     assert caught.value.fix == "pack=['logistic']"
+
+
+OF_COLUMNS = ["inversion:steps=300", "sdar:steps=5", "unsplit:rounds=2", "attribute"]
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["split", "SplitModule"])
+def test_the_label_party_looks_for_columns(joined):
+    inputs, _ = rows()
+    train, test = loaders(inputs)
+    model = vfl.split(network(), "1", inputs[:2], codec="quantise:values=8")
+    if joined:
+        net = network()
+        model = vfl.SplitModule({"feature": net[:2]}, net[2:], {"feature": 8})
+        train, test = ([({"feature": x}, y) for x, y in one] for one in (train, test))
+    with vfl.record(model) as trace:
+        for given, labels in train:
+            nn.functional.cross_entropy(model(given), labels).backward()
+    asked = {"draws": 1, "leaks": [5], "known_columns": 60, "progress": False}
+    pack = [*OF_COLUMNS, "averaging:of=inversion,over=epochs"]
+    table = vfl.attack(model, train, test, pack=pack, trace=trace, **asked).table
+    of_rows = table[table.measure == "mse"].set_index("subject")
+    assert of_rows.value["inversion:steps=300"] < 0.1 * of_rows.guess["inversion:steps=300"]
+    assert set(OF_COLUMNS) <= set(table.subject)
+    assert table[table.measure == "attribute_auc"].value.item() > 0.7
+    assert table[table.subject == pack[-1]].access.item() == "gradients"
+
+
+def test_in_a_u_shape_the_server_looks_for_labels_and_columns():
+    inputs, _ = rows()
+    train, test = loaders(inputs)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(COLUMNS, 8), nn.ReLU(), nn.Linear(8, 5), nn.Linear(5, 3))
+    model = vfl.split(net, ["1", "2"], inputs[:2])
+    with vfl.record(model) as trace:
+        vfl.fit(model, train, epochs=1)
+    pack = ["logistic", "gradient_similarity"]
+    found = vfl.attack(model, train, test, pack=pack, party="server", trace=trace, **QUICK)
+    values = headline(found).set_index("subject").value
+    assert values["logistic"] > 0.9
+    assert values["gradient_similarity"] > 0.9
+    found = vfl.attack(model, train, test, pack="inversion:steps=300", **QUICK)
+    errors = found.table[found.table.measure == "mse"]
+    assert (errors.value < 0.2 * errors.guess).all()
+    for pack, party in (("logistic", "feature"), ("inversion", "server")):
+        with pytest.raises(UserError, match="the feature party has the labels"):
+            vfl.attack(model, train, test, pack=pack, party=party, **QUICK)
+
+
+def test_layers_that_read_more_than_a_cut_are_no_top_of_an_attack():
+    inputs, _ = rows()
+    pictures = torch.randn(ROWS, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    at = {"hospital": "image", "insurer": "table"}
+    model = vfl.split(Towers(), at, (pictures[:2], inputs[:2]))
+    train, test = loaders(pictures, inputs)
+    found = vfl.attack(model, train, test, pack="inversion:steps=300", party="insurer", **QUICK)
+    errors = found.table[found.table.measure == "mse"]
+    assert (errors.value < 0.5 * errors.guess).all()
+    with pytest.raises(UserError, match="top"):
+        vfl.attack(model, train, test, pack="columns", party="insurer", **QUICK)
 
 
 def test_scores_are_kept_in_a_folder(tmp_path, monkeypatch):

@@ -118,8 +118,8 @@ def test_what_is_not_there_is_refused():
         vfl.attack(model, loader(), pack="gradient_norm", **QUICK)
     assert "vfl.record" in caught.value.fix
     trace = recorded(model)
-    with pytest.raises(UserError, match="needs more than a feature party"):
-        vfl.attack(model, loader(), pack="inversion", trace=trace, **QUICK)
+    with pytest.raises(UserError, match="needs more than one party"):
+        vfl.attack(model, loader(), pack="membership", trace=trace, **QUICK)
     with pytest.raises(Exception, match="the trace is full"):
         recorded(module(), limit_bytes=1000)
     tokens = vfl.split(

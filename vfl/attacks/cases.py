@@ -461,7 +461,12 @@ class TrainedParts:
         experiment: what was trained.
         data: every party's aligned rows.
         weights: everybody's trained weights, as `LocalSession.weights` gives them.
+
+    Attributes:
+        lacking: grants of a label party that these parts cannot meet.
     """
+
+    lacking: frozenset[Grant] = frozenset()
 
     def __init__(
         self, experiment: Experiment, data: Mapping[str, PartyData], weights: Weights
@@ -482,6 +487,11 @@ class TrainedParts:
                     made["codec"] = adapter
         self._load(made, party)
         return nn.Sequential(*made.values()).eval()
+
+    def new_bottom(self, party: str) -> nn.Module:
+        """Return an untrained bottom like a feature party's."""
+        shape = tuple(_inputs_of(self.data[party]).shape[1:])
+        return bottom_recipe(self.experiment, party, shape)()
 
     def top(self) -> nn.Module:
         """Return the label party's top."""
@@ -570,7 +580,7 @@ def columns_case(
         leaked: those whose columns leaked, alike.
         threat: its grants; those of a label party's own columns are added where it has some.
     """
-    experiment, label = parts.experiment, parts.data[parts.experiment.label.party]
+    label = parts.data[parts.experiment.label.party]
     labels, classes = labels_of(label)
     inputs, (rows, sent), (known, sent_of_known) = _inputs_of(parts.data[party]), targets, leaked
     own, shape = None if label.inputs is None else label.inputs[rows], tuple(inputs.shape[1:])
@@ -578,7 +588,7 @@ def columns_case(
         targets=replace(sent, inputs=own, labels=labels[rows]),
         leaked=replace(sent_of_known, inputs=inputs[known], labels=labels[known]),
         bottom=None if own is None else lambda: parts.bottom(label.name),
-        new_bottom=bottom_recipe(experiment, party, shape),
+        new_bottom=lambda: parts.new_bottom(party),
         top=parts.top,
         merge=None if own is None else parts.merged_with(party),
         others_bottom=lambda: parts.bottom(party),
@@ -586,6 +596,7 @@ def columns_case(
     )
     if own is not None:
         threat = replace(threat, grants=threat.grants | OWN_COLUMNS)
+    threat = replace(threat, grants=threat.grants - parts.lacking)
     return Case(View(threat, classes, holdings), labels[rows], inputs[rows])
 
 
@@ -717,12 +728,23 @@ def received_case(
         TooFewRowsError: there are fewer validation rows than leaks.
         DataError: some rows' cuts were not recorded.
     """
-    split = data[experiment.label.party].split
+    return received_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw, again)
+
+
+def received_of(
+    parts: TrainedParts,
+    frames: Frames,
+    party: str,
+    leaks: int,
+    draw: torch.Generator,
+    again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
+) -> Case:
+    """Return the case of `received_case` for the parts of a trained network."""
+    split = parts.data[parts.experiment.label.party].split
     validation, targets = torch.from_numpy(split.validation), torch.from_numpy(split.test)
     leaked = draw_columns(validation, leaks, draw, "validation")[:leaks]
     queries = [(frame, values) for frame, values in frames if frame.kind is Kind.QUERY]
     cuts = last_cuts(queries, party, torch.cat([targets, leaked]))
-    parts = TrainedParts(experiment, data, weights)
     first, second = Evidence(cuts=cuts[: len(targets)]), Evidence(cuts=cuts[len(targets) :])
     first = replace(first, outputs=parts.outputs(queries, targets))
     grants = RECEIVING
@@ -753,14 +775,20 @@ def recalled_case(
         TooFewRowsError: fewer training rows than leaks.
         DataError: some rows' cuts were not recorded.
     """
-    train = torch.from_numpy(data[experiment.label.party].split.train)
+    return recalled_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw)
+
+
+def recalled_of(
+    parts: TrainedParts, frames: Frames, party: str, leaks: int, draw: torch.Generator
+) -> Case:
+    """Return the case of `recalled_case` for the parts of a trained network."""
+    train = torch.from_numpy(parts.data[parts.experiment.label.party].split.train)
     order = draw_columns(train, leaks, draw, "training")
     trained = [(frame, values) for frame, values in frames if frame.phase == "train"]
     last_cuts(trained, party, order)  # refuses rows without any
     up = [one for of, one in _messages(trained, party, order) if of.kind is Kind.CUT]
     second, first = _in_two(up, leaks, len(order) - leaks)
     threat = ThreatModel("label party", "training", RECALLING)
-    parts = TrainedParts(experiment, data, weights)
     return columns_case(parts, party, (order[leaks:], first), (order[:leaks], second), threat)
 
 

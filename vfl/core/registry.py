@@ -20,7 +20,8 @@ import sys
 import traceback
 import typing
 import warnings
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
@@ -85,6 +86,8 @@ def parts(spec: str) -> list[str]:
     return re.split(r"\+(?=\s*[A-Za-z_])", spec)
 
 
+#: All families, for plug-ins that are loaded again.
+_REGISTRIES: weakref.WeakSet[Registry[Any]] = weakref.WeakSet()
 #: SHA-256 of the plug-in files that this process ran, by path.
 _RUN: dict[Path, bytes] = {}
 #: Files of loaded plug-ins; child processes load them as well.
@@ -94,8 +97,8 @@ PLUGINS = "VFL_PLUGINS"
 def load_plugin(path: Path) -> None:
     """Run a file that registers members, as `--plugin` does; run it again once it has changed.
 
-    Classes of the changed file replace those of the same names; objects that exist keep their code.
-    A file that fails leaves its former version in place.
+    Classes of the changed file replace those of the same names, and names that it registers no
+    more are gone; objects that exist keep their code. A file that fails leaves its former version.
 
     Raises:
         UserError: the file does not exist, a module of that name is loaded, the file fails, or it
@@ -120,13 +123,16 @@ def load_plugin(path: Path) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    earlier = {one: one.registered_by(name) for one in _REGISTRIES}
+    for registry, members in earlier.items():
+        registry.replace(members, {})
     try:
         spec.loader.exec_module(module)
     except UserError:  # for example, a name that is in use
-        _restore_module(name, former)
+        _restore_module(name, former, earlier)
         raise
     except Exception as error:
-        _restore_module(name, former)
+        _restore_module(name, former, earlier)
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
             "a plug-in does not run", where=f"{last.filename}:{last.lineno}",
@@ -151,7 +157,12 @@ class _Uncached(SourceFileLoader):
         return code
 
 
-def _restore_module(name: str, former: ModuleType | None) -> None:
+def _restore_module(
+    name: str, former: ModuleType | None, earlier: Mapping[Registry[Any], Mapping[str, Any]]
+) -> None:
+    """Put a module, and the members that it had registered, back in place."""
+    for registry, members in earlier.items():
+        registry.replace(registry.registered_by(name), members)
     if former is None:
         del sys.modules[name]
     else:
@@ -258,6 +269,7 @@ class Registry(Generic[Member]):
         self._outside_read = False
         self._claimed: dict[str, str] = {}
         self.own = frozenset(self._members)
+        _REGISTRIES.add(self)
 
     def register(self, name: str, member: type[Member]) -> None:
         """Add a member in this process (tests, notebooks); packages use the entry point.
@@ -276,12 +288,18 @@ class Registry(Generic[Member]):
             raise self._taken(name, _path_of(found), _path_of(member))
         self._members[name] = member
 
-    def registered_by(self, module: str) -> list[str]:
-        """Names of the members that a module registered, in its order."""
-        return [
-            name for name, one in self._members.items()
+    def registered_by(self, module: str) -> dict[str, type[Member]]:
+        """Members that a module registered, in its order, by name."""
+        return {
+            name: one for name, one in self._members.items()
             if not isinstance(one, str) and one.__module__ == module
-        ]  # fmt: skip
+        }  # fmt: skip
+
+    def replace(self, former: Iterable[str], members: Mapping[str, type[Member]]) -> None:
+        """Forget some names, and register members in this process."""
+        for name in former:
+            self._members.pop(name, None)
+        self._members.update(members)
 
     def names(self) -> list[str]:
         """All known names, sorted, without aliases."""

@@ -282,10 +282,11 @@ class AttackRunner:
         }
         if type(self._cases_of) is not Cases:
             self._about["cases"] = code_of(type(self._cases_of))
-        if folder is not None:
+        if folder is not None or cases is not None:
             self._about |= {"columns": settings.known_columns}
             if settings.attribute is not None:
                 self._about["attribute"] = settings.attribute
+        if folder is not None:
             if adversary != HONEST:
                 self._about |= {"adversary": adversary, "known": settings.known}
             if settings.draws_rows(experiment.is_table) and self._seed == settings.seeds[0]:

@@ -47,6 +47,7 @@ from vfl.experiments.scenarios import attacker_of
 from vfl.experiments.scores import BASELINES, OF_CELL, setting_text, write_scores
 from vfl.experiments.staleness import put_aside_if_stale
 from vfl.experiments.training import codec_figures
+from vfl.models.losses import make_loss
 from vfl.session import Checkpoints
 from vfl.session.label.quality import classification_quality, regression_quality
 from vfl.session.label.summary import guess_of, traffic_figures
@@ -221,6 +222,8 @@ class Recipe:
         train: dict[str, Any] = {"batch_size": self.rows(0).batch_size}
         if self.fit is None:
             train |= recipe_of(self.train).model_dump(include={*RECIPE})
+        if self.loss is not None:
+            make_loss(self.loss, made.label.task)  # which tries it
         update = {
             "name": name,
             "purpose": "functions of the caller make models and rows: see grid.json",

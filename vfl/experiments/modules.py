@@ -19,11 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from vfl.attacks.base import OwnBottom, before_last
-from vfl.attacks.cases import Frames, Part, Victim, training_case
+from vfl.attacks.cases import (
+    Frames,
+    Part,
+    TrainedParts,
+    Victim,
+    recalled_of,
+    received_of,
+    training_case,
+)
 from vfl.attacks.scoring import Case
 from vfl.attacks.view import Evidence, Grant, Holdings, Maker
 from vfl.config import GridSettings
 from vfl.core.errors import DataError, UserError
+from vfl.core.frame import Kind
 from vfl.core.seeds import generator, scoped
 from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData, Split
@@ -33,6 +42,10 @@ from vfl.experiments.checks import check_attacks_fit, check_grid
 from vfl.experiments.results import Record, attacks_of
 from vfl.experiments.scenarios import (
     INFERENCE_TIME,
+    QUERIES_ATTRIBUTE,
+    RECORDED_QUERIES,
+    RECORDED_TRAINING,
+    TRAINING_ATTRIBUTE,
     TRAINING_TIME,
     Cases,
     Scenario,
@@ -40,7 +53,8 @@ from vfl.experiments.scenarios import (
     scenarios_of,
 )
 from vfl.experiments.scores import AttackJob, ScoreRecord, ScoresFile
-from vfl.training.cutting import CutModel
+from vfl.session.trace import Replayed
+from vfl.training.cutting import CutModel, mapped
 from vfl.training.fitting import (
     answered,
     apart,
@@ -149,6 +163,40 @@ class _Bottom(nn.Module):
         }
 
 
+class _Top(nn.Module):
+    """The layers of a model behind its only cut, as a module of cuts.
+
+    The layers before the cut run on zeros, and what they make is replaced.
+
+    Args:
+        model: a copy that is changed no more.
+        like: the party's inputs of some batch, which are all that the model takes.
+    """
+
+    def __init__(self, model: CutModel, party: str, like: _Columns) -> None:
+        super().__init__()
+        self.core, self._layer = model.model, model.layer_of(party)
+        self._like = {name: (one.shape[1:], one.dtype) for name, one in like.arguments.items()}
+
+    def forward(self, cut: Tensor) -> Tensor:
+        """Axes (rows, width) in, (rows, outputs) out."""
+        zeros = {
+            str(name): torch.zeros(len(cut), *axes, dtype=dtype, device=cut.device)
+            for name, (axes, dtype) in self._like.items()
+        }
+
+        def instead(module: nn.Module, inputs: Any, output: Any) -> Any:
+            return mapped(output, lambda one: cut.reshape(one.shape))
+
+        hook = self.core.get_submodule(self._layer).register_forward_hook(instead)
+        try:
+            outputs = self.core(**zeros)
+        finally:
+            hook.remove()
+        made: Tensor = getattr(outputs, "logits", outputs)
+        return made
+
+
 class _Reached(Exception):
     """The layer of a cut has run."""
 
@@ -160,7 +208,8 @@ class _Reached(Exception):
 class _Seen:
     """Inputs and cuts of a module's parties for a loader's rows, in the loader's order.
 
-    `digests` are digests of the party's inputs; `rows` are positions, if the batches contain them.
+    `digests` are digests of the party's inputs; `rows` are positions, if the batches contain them;
+    `outputs` are the module's, axes (rows, outputs), where it has those.
     """
 
     cuts: list[Tensor] = field(default_factory=list)
@@ -168,8 +217,9 @@ class _Seen:
     labels: list[Tensor] = field(default_factory=list)
     digests: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
     bottom: _Bottom | None = None
-    outputs: int = 0
+    top: nn.Module | None = None
 
 
 def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
@@ -180,13 +230,18 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
     """
     seen = _Seen()
     device = device_of(model)
-    arrived: list[Tensor] = []
-    hook = model.decoders[party].register_forward_pre_hook(lambda _, got: arrived.append(got[0]))
+    # The server of a U-shape holds the cut that it receives; its rows are the feature party's.
+    source = next(iter(model.decoders)) if party == server_of(model) else party
+    arrived: dict[str, Tensor] = {}
+    hooks = [
+        end.register_forward_pre_hook(partial(_note, arrived, name))
+        for name, end in model.decoders.items()
+    ]
     try:
         for batch in loader:
             inputs, labels = labelled(batch)
-            columns, others, outputs = _asked(model, party, moved(inputs, device))
-            rows, cut = len(labels), arrived.pop()
+            columns, others, outputs = _asked(model, source, moved(inputs, device))
+            rows, cut = len(labels), arrived[party]
             if labels.dim() != 1 or len(columns.first) != rows or len(cut) % rows:
                 raise DataError(
                     "an attack needs a label for each row",
@@ -194,21 +249,34 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
                     got=f"labels of axes {tuple(labels.shape)}, {len(columns.first)} rows",
                 )
             seen.cuts.append(cut.reshape(rows, -1).float().cpu())
-            seen.inputs.append(columns.flat())
+            received = arrived[source].reshape(rows, -1).float().cpu()
+            seen.inputs.append(columns.flat() if source == party else received)
             seen.labels.append(labels.cpu())
             seen.digests += row_digests(columns.values())
             seen.rows += (
                 [] if (given := apart(inputs)[1]) is None else torch.as_tensor(given).tolist()
             )
-            seen.outputs = outputs
-            if len(seen.labels) == 1 and not columns.shared:
+            seen.outputs += [] if outputs is None else [outputs.float().cpu()]
+            if len(seen.labels) == 1 and not columns.shared and source == party:
                 bottom = _Bottom(model, party, columns, others)
                 seen.bottom = bottom if _runs_on_rows(bottom, columns.flat()) else None
+                if seen.bottom is not None and not others:
+                    seen.top = _top_behind(model, party, columns)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     if not seen.labels:
         raise DataError("the loader gives no batch", where="the loader")
     return seen
+
+
+def _note(arrived: dict[str, Tensor], name: str, end: nn.Module, given: tuple[Tensor]) -> None:
+    arrived[name] = given[0]
+
+
+def server_of(model: Crossings) -> str | None:
+    """Return the party of a U-shape that sends a cut back; None in other modules."""
+    return model.server if isinstance(model, CutModel) else None
 
 
 def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
@@ -222,14 +290,16 @@ def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
     return torch.allclose(whole[:few], part, rtol=1e-3, atol=1e-4)
 
 
-def _asked(model: Crossings, party: str, inputs: Any) -> tuple[_Columns, Mapping[str, Tensor], int]:
-    """Return a query: the party's inputs, others' inputs for its layers, and outputs."""
+def _asked(
+    model: Crossings, party: str, inputs: Any
+) -> tuple[_Columns, Mapping[str, Tensor], Tensor | None]:
+    """Return a query: the party's inputs, others' inputs for its layers, and outputs of rows."""
     with torch.no_grad():
         outputs = answered(model, inputs)
     outputs = getattr(outputs, "logits", outputs)
-    classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
+    has_rows = isinstance(outputs, Tensor) and outputs.dim() == 2
     by_row, others, shared = columns_of(model, party, inputs)
-    return _Columns(by_row, shared), others, classes
+    return _Columns(by_row, shared), others, outputs if has_rows else None
 
 
 class _ModuleVictim(Victim):
@@ -275,12 +345,19 @@ class _ModuleVictim(Victim):
         return self._cuts[rows]
 
     def _makers(self) -> Holdings:
-        core, own = self._core, self._layers
         return Holdings(
-            bottom=None if own is None else lambda: copy.deepcopy(own),
-            new_bottom=None if core is None else lambda: _fresh(core),
+            bottom=self.own_bottom if self.has_bottom else None,
+            new_bottom=self.new_bottom if self.has_bottom else None,
             new_top=self.new_top,
         )
+
+    def own_bottom(self) -> nn.Module:
+        """Return a copy of its layers, with the codec's module behind them."""
+        return copy.deepcopy(_held(self._layers))
+
+    def new_bottom(self) -> nn.Module:
+        """Return its layers with new initial weights."""
+        return _fresh(_held(self._core))
 
     def new_top(self, width: int) -> nn.Module:
         """Return an untrained top; a linear layer if the module's own top takes other cuts."""
@@ -309,6 +386,26 @@ def _top_of(model: Crossings, party: str) -> tuple[nn.Module, int] | None:
     return None
 
 
+def _top_behind(model: Crossings, party: str, like: _Columns) -> nn.Module | None:
+    """Return the label party's layers as a module of one party's cuts, if these are all it reads.
+
+    Args:
+        model: the module.
+        party: the feature party.
+        like: its inputs of some batch, which are all that the module takes.
+    """
+    top: nn.Module
+    if isinstance(model, CutModel):
+        if list(model.experiment.parties) != [party] or model.label_inputs:
+            return None
+        top = _Top(model, party, like)
+    elif (found := _top_of(model, party)) is not None:
+        top = found[0]
+    else:
+        return None
+    return nn.Sequential(model.decoders[party], top)
+
+
 def _fresh(module: nn.Module) -> nn.Module:
     """Return a copy with new initial weights, from the caller's random numbers."""
     made = copy.deepcopy(module)
@@ -318,14 +415,65 @@ def _fresh(module: nn.Module) -> nn.Module:
     return made
 
 
+class _ModuleParts(TrainedParts):
+    """The parts of a module, as attacks by its label party use them.
+
+    Args:
+        model: a copy that is changed no more.
+        data: every party's rows.
+        victim: the feature party that is attacked.
+        top: the label party's layers; None where these read more than the party's cut.
+        outputs: of all rows, axes (rows, outputs); None where the module has none a row.
+    """
+
+    def __init__(
+        self,
+        model: Crossings,
+        data: Mapping[str, PartyData],
+        victim: _ModuleVictim,
+        top: nn.Module | None,
+        outputs: Tensor | None,
+    ) -> None:
+        super().__init__(model.experiment, data, {})
+        self._victim, self._last, self._outputs = victim, top, outputs
+        lacking = set() if victim.has_bottom else {Grant.OTHERS_BOTTOM, Grant.BOTTOM_RECIPE}
+        lacking |= {Grant.TOP} if top is None else set()
+        lacking |= {Grant.OUTPUTS} if outputs is None else set()
+        if server_of(model) is not None:  # it stands in the place of the label party
+            lacking |= {Grant.LABELS, Grant.OUTPUTS}
+        self.lacking = frozenset(lacking)
+
+    def bottom(self, party: str) -> nn.Module:
+        """Return a copy of the feature party's layers."""
+        return self._victim.own_bottom()
+
+    def new_bottom(self, party: str) -> nn.Module:
+        """Return an untrained bottom like the feature party's."""
+        return self._victim.new_bottom()
+
+    def top(self) -> nn.Module:
+        """Return a copy of the label party's layers."""
+        return copy.deepcopy(_held(self._last))
+
+    def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
+        """Return the outputs for some rows, axes (rows, outputs)."""
+        return torch.empty(len(rows), 0) if self._outputs is None else self._outputs[rows]
+
+
+def _held(part: nn.Module | None) -> nn.Module:
+    assert part is not None, "what is lacking is not granted"
+    return part
+
+
 class _ModuleCases(Cases):
-    """The cases of a module: those of a feature party in use.
+    """The cases of a module: those of a feature party, and those of the label party.
 
     Args:
         model: the module.
         data: every party's rows.
         settings: who attacks.
         victim: the feature party.
+        parts: of the module, for its label party.
         frames: gives those of its training, as `vfl.record` recorded it.
         digest: of that training; empty where it follows from the weights.
     """
@@ -336,10 +484,11 @@ class _ModuleCases(Cases):
         data: Mapping[str, PartyData],
         settings: GridSettings,
         victim: _ModuleVictim,
+        parts: _ModuleParts,
         frames: Callable[[], Frames],
         digest: str,
     ) -> None:
-        self._model, self._own_victim = model, victim
+        self._model, self._own_victim, self._own_parts = model, victim, parts
         self._trained, self._digest = frames, digest
         super().__init__(model.experiment, data, settings)
 
@@ -351,10 +500,21 @@ class _ModuleCases(Cases):
         state = {name: one for name, one in self._model.state_dict().items() if _is_tensor(one)}
         return weights_digest(state) + self._digest
 
+    def _received(self, draw: torch.Generator) -> Case:
+        rows = torch.arange(len(self._own_victim.labels))
+        asked = Replayed(
+            self.party, "up", Kind.QUERY, 0, b"", phase="test", epoch=0, rows=rows.numpy()
+        )
+        frames = [(asked, self.cuts(rows))]
+        return received_of(self._own_parts, frames, self.party, self._leaks(), draw)
+
+    def _recalled(self, draw: torch.Generator) -> Case:
+        leaks = min(self._leaks(), len(self.data[self.party].split.train) // 2)
+        return recalled_of(self._own_parts, self._trained(), self.party, leaks, draw)
+
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
-        if scenario == INFERENCE_TIME:
+        if scenario != TRAINING_TIME:
             return super().case(scenario, k, draw)
-        assert scenario == TRAINING_TIME, "others were refused"
         found, new_top = self._trained(), self._own_victim.new_top
         return training_case(
             self.experiment,
@@ -410,16 +570,20 @@ class ModuleAttacks:
         self._experiment = experiment = model.experiment
         settings = settings.of_task(experiment.label.task)
         check_grid(experiment, settings)
-        _require_granted(settings, trace is not None)
         asked, party = copy.deepcopy(model).eval(), attacker_of(experiment, settings)
+        _require_granted(settings, trace is not None)
+        _require_roles(settings, party, server_of(model))
         with scoped(experiment.seed):  # a loader that shuffles gives the same order in each call
             seen = [_queried(asked, party, one) for one in (loader, test) if one is not None]
         self.data = _data_of(experiment.label.party, party, seen, experiment.seed)
         check_attacks_fit(experiment, settings, self.data)
         self.cuts = torch.cat([cut for one in seen for cut in one.cuts])
         victim = _ModuleVictim(asked, party, self.data, self.cuts, seen[0].bottom)
+        outputs = [one for part in seen for one in part.outputs]
+        whole = torch.cat(outputs) if sum(map(len, outputs)) == len(self.cuts) else None
+        parts = _ModuleParts(asked, self.data, victim, seen[0].top, whole)
+        _require_held(settings, parts.lacking, victim.has_bottom)
         if not victim.has_bottom:
-            _require_cuts_alone(settings)
             without = [one for one in settings.baselines if one in ("raw", "pca", "random")]
             settings = settings.model_copy(update={"baselines": tuple(without)})
         self.settings = settings.model_copy(update={"reconstructions": False})
@@ -433,7 +597,7 @@ class ModuleAttacks:
             return found.decoded(party, digests, rows if len(rows) == len(digests) else None)
 
         digest = trace.digest if isinstance(trace, ModuleTrace) else ""
-        cases = _ModuleCases(asked, self.data, self.settings, victim, frames, digest)
+        cases = _ModuleCases(asked, self.data, self.settings, victim, parts, frames, digest)
         self._runner = AttackRunner(experiment, self.data, self.settings, cases=cases)
 
     def on_victim(self) -> list[AttackJob]:
@@ -491,11 +655,16 @@ def attack_module(
 
 def reads_training(settings: GridSettings) -> bool:
     """Whether an attack of a grid reads a recorded training."""
-    return any(scenario == TRAINING_TIME for _, scenario in scenarios_of(settings).values())
+    return any(scenario in _RECORDED for _, scenario in scenarios_of(settings).values())
+
+
+#: Attackers of a module, and those of them that recorded its training.
+_RECORDED = (TRAINING_TIME, RECORDED_TRAINING, TRAINING_ATTRIBUTE)
+_KNOWN = (INFERENCE_TIME, RECORDED_QUERIES, QUERIES_ATTRIBUTE, *_RECORDED)
 
 
 def _require_granted(settings: GridSettings, recorded: bool) -> None:
-    """Refuse attacks of label parties and outsiders, and those on a training without a trace.
+    """Refuse attacks of outsiders and colluding parties, and those on a training without a trace.
 
     Args:
         settings: the attacks.
@@ -504,20 +673,43 @@ def _require_granted(settings: GridSettings, recorded: bool) -> None:
     Raises:
         UserError: with what they would read.
     """
-    for spec, (_, scenario) in scenarios_of(settings).items():
-        if scenario == TRAINING_TIME and not recorded:
+    for spec, (attack, scenario) in scenarios_of(settings).items():
+        if scenario in _RECORDED and not recorded:
             raise UserError(
                 f"{spec} reads a recorded training",
                 want="a trace of the module's training",
                 fix="train in a block 'with vfl.record(model) as trace:', and give trace=trace",
             )
-        if scenario not in (INFERENCE_TIME, TRAINING_TIME):
+        if scenario not in _KNOWN or Grant.QUERIES in attack.needs:
             raise UserError(
-                f"{spec} needs more than a feature party of a module holds",
+                f"{spec} needs more than one party of a module holds",
                 got=f"an attacker of '{scenario.name}'",
-                want="an attack by a feature party on cuts, such as the packs light and heavy, or "
-                "on gradients of a recorded training, such as gradient_norm",
-                fix="train an experiment file, whose runs record a training: vfl attack RUN",
+                want="an attack by a feature party on labels, such as the packs light and heavy, "
+                "or by the label party on columns, such as inversion",
+                fix="train an experiment file, whose runs record more: vfl attack RUN",
+            )
+
+
+def _require_roles(settings: GridSettings, party: str, server: str | None) -> None:
+    """Refuse attacks in a U-shape whose attacker looks for what it has.
+
+    Args:
+        settings: the attacks.
+        party: the attacked or attacking party.
+        server: the party that sends a cut back; None where there is no U-shape.
+
+    Raises:
+        UserError: with the other party's name.
+    """
+    for spec, (_, scenario) in scenarios_of(settings).items() if server is not None else ():
+        on_labels = scenario.attacker == "feature party" and not scenario.attribute
+        if on_labels is not (party == server):
+            raise UserError(
+                "in a U-shape the feature party has the labels, and the server has no columns",
+                where="party",
+                got=f"{spec}, and party '{party}'",
+                want="attacks on labels by the server, or on columns of a feature party",
+                fix=f"party='{server}'" if on_labels else "leave party out",
             )
 
 
@@ -525,21 +717,33 @@ def _require_granted(settings: GridSettings, recorded: bool) -> None:
 _LAYERS = frozenset({Grant.BOTTOM, Grant.BOTTOM_RECIPE})
 
 
-def _require_cuts_alone(settings: GridSettings) -> None:
-    """Refuse attacks that run a party's layers, where these need more than the rows.
+def _require_held(settings: GridSettings, lacking: frozenset[Grant], by_row: bool) -> None:
+    """Refuse attacks that need parts which this module's parties do not have apart.
+
+    Args:
+        settings: the attacks.
+        lacking: grants that its label party cannot have.
+        by_row: whether the feature party's layers run on some rows alone.
 
     Raises:
         UserError: with their names.
     """
-    found = {
-        spec: not attack.needs & _LAYERS for spec, (attack, _) in scenarios_of(settings).items()
-    }
-    if refused := [spec for spec, fits in found.items() if not fits]:
+    fitting, refused = list[str](), dict[str, frozenset[Grant]]()
+    for spec, (attack, scenario) in scenarios_of(settings).items():
+        of_label = scenario.attacker == "label party"
+        beyond = attack.needs & (lacking if of_label else frozenset() if by_row else _LAYERS)
+        if beyond:
+            refused[spec] = beyond
+        else:
+            fitting.append(spec)
+    if refused:
+        needed = frozenset[Grant]().union(*refused.values())
         raise UserError(
-            "attacks run the party's layers on some rows, and here these need all rows",
+            "attacks need what no party of this module holds",
             got=", ".join(refused),
-            want="attacks on cuts alone",
-            fix=f"pack={[spec for spec, fits in found.items() if fits] or 'logistic'}",
+            want="attacks that read nothing of this: "
+            + ", ".join(str(one) for one in Grant if one in needed),
+            fix=f"pack={fitting or 'logistic'}",
         )
 
 
@@ -554,7 +758,8 @@ def _data_of(label: str, party: str, seen: list[_Seen], seed: int) -> dict[str, 
         first, second = map(len, parts)
         split = _split(torch.arange(first), torch.arange(first, first + second))
     task = "regression" if parts[0].is_floating_point() else "classification"
-    truth = data_of_labels(label, parts, task, seen[0].outputs, split)
+    classes = seen[0].outputs[0].shape[1] if seen[0].outputs else 0
+    truth = data_of_labels(label, parts, task, classes, split)
     inputs = torch.cat([one for part in seen for one in part.inputs])
     return {party: PartyData(party, inputs, None, None, split, bytes(32)), label: truth}
 
@@ -582,4 +787,5 @@ def data_of_labels(
 
 
 def _split(train: Tensor, test: Tensor) -> Split:
-    return Split(train.numpy(), np.empty(0, np.int64), test.numpy())
+    """The rows of a loader may leak: a label party knows columns of them, as of validation rows."""
+    return Split(train.numpy(), train.numpy(), test.numpy())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from vfl.config import Experiment, GridSettings, Locations, with_overrides
 from vfl.config.run_folder import RunFolder, new_run_name
 from vfl.config.toml import check, override
-from vfl.core.errors import UserError
+from vfl.core.errors import ConfigError, UserError
 from vfl.core.registry import command_of
 from vfl.experiments.attack_grid import attack_finished_run
 from vfl.experiments.attack_runner import FinishedAttack
@@ -217,11 +217,12 @@ def attack(
 ) -> Attacks:
     """Attack a finished run, or a module that you trained.
 
-    The attacker of a module is one of its feature parties once the network is in use: it holds its
-    inputs, its layers, the cuts that cross, and a few leaked labels of each class. With a trace of
-    the training, attacks that read gradients run as well: their attacker holds what came down in
-    each step, and looks for labels of the training rows. Each attack stands beside its guess and
-    the best baseline without the model.
+    An attacker of a module's labels is a feature party once the network is in use: it holds its
+    inputs, its layers, the cuts that cross, and a few leaked labels of each class. An attacker of
+    columns, such as `inversion`, is the label party; it knows columns of rows of the loader. In a
+    U-shape the server is both. With a trace of the training, attacks that read gradients run as
+    well: their attacker holds what came down in each step, and looks for labels of the training
+    rows. Each attack stands beside its guess and the best baseline without the model.
 
     Args:
         victim: a `Run` or its folder; or a `SplitModule`, or what `vfl.split` made.
@@ -367,6 +368,21 @@ def _module_study(
     given = {"epochs": epochs, "learning_rate": learning_rate}
     how = {**(train or {}), **{key: one for key, one in given.items() if one is not None}}
     recipe_of(how)
+    if fit is not None and (unused := [*how, *([] if loss is None else ["loss"])]):
+        raise ConfigError(
+            "these settings are of vfl.fit, and here your own function trains",
+            where="fit",
+            got=", ".join(unused),
+            fix="leave them out and set them in your function, or leave fit out",
+        )
+    if callable(loss):
+        raise ConfigError(
+            "a grid or a comparison takes a loss by its spec",
+            where="loss",
+            got="a function",
+            want="for example 'cross_entropy:smoothing=0.1'",
+            fix="fit=function, in which you call vfl.fit(model, loader, loss=...)",
+        )
     recipe = Recipe.of(build, loader, test, fit, train=how, loss=loss)
     study = plan_modules(kind, recipe, name, codec, defense, options)
     said = ", ".join(recipe.names.get(role, role) for role in ("build", "loader"))

@@ -138,6 +138,7 @@ class CutModel(Crossings):
     Attributes:
         model: the model that was cut.
         parts: names of the weights of each party.
+        label_inputs: names of the model's arguments that the label party holds too.
         by_row: whether a row of a cut is one of the model's inputs, and no token of it.
         ledger: what crossed.
     """
@@ -165,7 +166,7 @@ class CutModel(Crossings):
             elsewhere=_ON_MODELS,
         )
         self.model, self.by_row = model, by_row
-        self.parts = traced.parts()
+        self.parts, self.label_inputs = traced.parts(), traced.shared
         self._cuts = list(cuts)
         self._rows_of = traced.inputs_of_cuts()
         self._signature = inspect.signature(model.forward)
@@ -221,7 +222,7 @@ class CutModel(Crossings):
                 arrived[cut.name] = self._through(cut, values, rows, labels, context, addition)
                 return arrived[cut.name]
 
-            return _mapped(output, one)
+            return mapped(output, one)
 
         with ExitStack() as hooks:
             for layer in dict.fromkeys(cut.layer for cut in self._cuts):
@@ -240,6 +241,11 @@ class CutModel(Crossings):
             outputs = finished if isinstance(outputs, Tensor) else outputs
         self._count(addition)
         return outputs
+
+    @property
+    def server(self) -> str | None:
+        """Name of the party that sends a cut back, as in a U-shape; None if there is none."""
+        return next((cut.name for cut in self._cuts if cut.back), None)
 
     def layer_of(self, party: str) -> str:
         """Return the layer whose output is a party's cut."""
@@ -276,7 +282,7 @@ class CutModel(Crossings):
             )
         flat = values.reshape(prod(axes[: cut.row_axes]), cut.width)
         # In a U-shape the feature party has the labels: it sends gradients of what comes back.
-        own = labels if cut.back or not any(other.back for other in self._cuts) else None
+        own = labels if cut.back or self.server is None else None
         if not cut.back:
             flat = self._guarded(cut.name, flat, context)
         sent = self._send(cut.name, flat, rows, own, context, addition, back=cut.back)
@@ -652,7 +658,7 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
             tape.new_value(arrived[-1])
             return arrived[-1]
 
-        handed_on = _mapped(output, one)
+        handed_on = mapped(output, one)
         before, behind = ([tape.value(values) for values in some] for some in (left, arrived))
         axes = [tuple(values.shape) for values in left]
         cuts.append(_TracedCut(owner, layer, before, behind, axes))
@@ -733,21 +739,21 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(getattr(value, place.name))
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return the same output with every tensor changed, in the order of `tensors_of`."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
         found: Any = copy.copy(value)
         for name, one in value.items():
-            found[name] = _mapped(one, change)
+            found[name] = mapped(one, change)
         return found
     if isinstance(value, tuple | list):
-        parts = [_mapped(one, change) for one in value]
+        parts = [mapped(one, change) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if is_dataclass(value) and not isinstance(value, type):
         found = copy.copy(value)
         for place in fields(value):
-            setattr(found, place.name, _mapped(getattr(value, place.name), change))
+            setattr(found, place.name, mapped(getattr(value, place.name), change))
         return found
     return value

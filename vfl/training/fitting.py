@@ -119,6 +119,8 @@ def columns_of(
         own, others = dict(enumerate(args)), {}
         own.update(named.items())
     tensors = {name: one for name, one in own.items() if isinstance(one, Tensor)}
+    if not tensors:  # the server of a U-shape
+        return {}, {}, True
     rows = len(next(iter(tensors.values())))
     by_row = {name: one for name, one in tensors.items() if len(one) == rows and not one.is_sparse}
     rest = {name: one for name, one in others.items() if isinstance(one, Tensor)}
@@ -167,11 +169,16 @@ RECIPE = (
 Loss = Callable[[Any, Tensor], Tensor]
 
 
-def recipe_of(settings: Mapping[str, Any]) -> TrainSettings:
+def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSettings:
     """Settings of a module's training.
 
+    Args:
+        settings: by name.
+        validated: whether the training has validation rows.
+
     Raises:
-        ConfigError: a setting that it does not have, or a value that it does not take.
+        ConfigError: a setting that it does not have, a value that it does not take, or a setting
+            that needs validation rows.
     """
     for name in settings:
         if name not in RECIPE:
@@ -183,7 +190,18 @@ def recipe_of(settings: Mapping[str, Any]) -> TrainSettings:
             )
     found = check(settings, TrainSettings, where="the training of a module")
     _ = Optimization(found).copies  # which tries it
+    if judges(found) and not validated:
+        raise ConfigError(
+            "patience and keep = 'best' judge by validation rows",
+            fix="give vfl.fit a loader of them: vfl.fit(model, loader, validation, ...); in a "
+            "grid or a comparison within a function of yours: fit=function",
+        )
     return found
+
+
+def judges(train: TrainSettings) -> bool:
+    """Whether a training judges its epochs by validation rows."""
+    return train.patience > 0 or train.keep == "best"
 
 
 def fit(
@@ -225,13 +243,8 @@ def fit(
     >>> model.step, len(history)
     (2, 2)
     """
-    train = recipe_of(settings)
-    judged = train.patience > 0 or train.keep == "best"
-    if judged and validation is None:
-        raise ConfigError(
-            "patience and keep = 'best' judge by validation rows",
-            fix="give fit a loader of them: fit(model, loader, validation, ...)",
-        )
+    train = recipe_of(settings, validated=validation is not None)
+    judged = judges(train)
     task_loss, steps, trained = _loss_in_words(loss, model.task), Optimization(train), 0
     optimizer, parts = steps.build(model.parameters()), _weights_of_parties(model)
     stopping = EarlyStopping(train, lambda: _weights(model), lambda best: _put(model, best))

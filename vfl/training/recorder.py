@@ -139,10 +139,11 @@ class ModuleTrace:
         """Keep which rows a forward pass is about."""
         model = self._model
         inputs, rows = _given(model, args, named)
-        own = {}
+        own: dict[str, list[int]] = {}
         for party in model.experiment.parties:
             columns = columns_of(model, party, inputs)[0]
-            own[party] = list(row_digests(columns.values()))
+            # The server of a U-shape has the rows of the feature party, which comes first.
+            own[party] = list(row_digests(columns.values())) if columns else own[next(iter(own))]
         positions = None if rows is None else torch.as_tensor(rows).long().cpu().numpy()
         self._steps[model.step] = _Step(own, positions)
 
