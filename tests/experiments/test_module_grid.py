@@ -2,11 +2,13 @@
 
 import json
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import vfl
@@ -318,6 +320,84 @@ def test_what_cannot_be_compared_is_refused_before_anything_trains(
     with pytest.raises(error, match=words):
         vfl.compare(made, loader, test, **asked)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "error", "words"),
+    [
+        ((build, "loader", "test", "codec=none"), {}, UserError, "trained on one loader"),
+        ((lambda codec: None, "loader", "test"), {}, ConfigError, "a defense and a seed"),
+        ((build, "tokens", "tokens"), {}, DataError, "a label for each row"),
+    ],
+)
+def test_calls_that_mean_nothing_are_refused(tmp_path, given, options, error, words):
+    inputs, labels = rows()
+    train, test = loaders()
+    stand_for = {"loader": train, "test": test, "tokens": [(inputs, labels[:, None].repeat(1, 4))]}
+    given = [stand_for.get(one, one) if isinstance(one, str) else one for one in given]
+    with pytest.raises(error, match=words):
+        vfl.grid(*given, out=tmp_path, **QUICK, **QUIET, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ends_with", [lambda model: [{"epoch": 1}], AveragedModel])
+def test_a_loop_may_return_its_history_or_a_wrapped_module(tmp_path, ends_with):
+    train, test = loaders()
+    asked = {"defenses": ["none"], "out": tmp_path, **QUICK, **QUIET}
+    found = vfl.grid(build, train, test, fit=lambda model, loader: ends_with(model), **asked)
+    assert not found.failed
+
+
+def wide(width, codec, defense, seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(COLUMNS_OF_ROWS, width), nn.Linear(width, 3))
+    example = torch.zeros(2, COLUMNS_OF_ROWS)
+    return vfl.split(net, "0", example, codec=codec, defense=defense, seed=seed)
+
+
+class Wide:
+    def __init__(self, width):
+        self.width = width
+
+    def __call__(self, codec, defense, seed):
+        return wide(self.width, codec, defense, seed)
+
+    def built(self, codec, defense, seed):
+        return self(codec, defense, seed)
+
+
+@pytest.mark.parametrize(
+    "of", [lambda width: partial(wide, width), Wide, lambda width: Wide(width).built]
+)
+def test_values_of_a_builder_count_as_its_code(of):
+    recipes = [Recipe.of(of(width), [], []) for width in (4, 4, 5)]
+    assert recipes[0].built() == recipes[1].built()
+    assert recipes[0].built() != recipes[2].built()
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one logit", "several"])
+def test_labels_of_a_binary_loss_are_classes(tmp_path, several):
+    inputs, labels = rows()
+    of_one = nn.functional.one_hot(labels).float() if several else (labels == 1).float()
+
+    def of_logits(codec, defense, seed):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(COLUMNS_OF_ROWS, 8), nn.Linear(8, 3 if several else 1))
+        return vfl.split(net, "0", inputs[:2], codec=codec, defense=defense, seed=seed)
+
+    def loop(model, loader):
+        vfl.fit(
+            model, loader, epochs=20, learning_rate=0.02,
+            loss=lambda outputs, of: nn.functional.binary_cross_entropy_with_logits(
+                outputs.reshape(of.shape), of
+            ),
+        )  # fmt: skip
+
+    batches = list(zip(inputs.split(50), of_one.split(50), strict=True))
+    asked = {"out": tmp_path, "fit": loop, **QUIET}
+    compared = vfl.compare(of_logits, batches, codecs=["none"], seeds=[0], **asked)
+    assert not compared.failed
+    assert figure(compared.table, "none", "auc")[0] > 0.9
 
 
 def test_every_fifth_batch_is_held_out_without_test_rows(tmp_path):

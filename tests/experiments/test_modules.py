@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import vfl
@@ -120,6 +121,9 @@ def test_rows_of_a_graph_are_attacked_by_their_cuts():
     with pytest.raises(UserError, match="what no party of this module holds") as caught:
         vfl.attack(model, loader, pack=["logistic", "logistic:at=bottom"], **QUICK)
     assert caught.value.fix == "pack=['logistic']"
+    packed = vfl.attack(model, loader, pack="light", **QUICK).table
+    assert "logistic" in set(packed.subject)
+    assert "fine_tuning:at=before" not in set(packed.subject), "its layers need all rows"
 
 
 OF_COLUMNS = ["inversion:steps=300", "sdar:steps=5", "unsplit:rounds=2", "attribute"]
@@ -177,8 +181,9 @@ def test_layers_that_read_more_than_a_cut_are_no_top_of_an_attack():
     found = vfl.attack(model, train, test, pack="inversion:steps=300", party="insurer", **QUICK)
     errors = found.table[found.table.measure == "mse"]
     assert (errors.value < 0.5 * errors.guess).all()
-    with pytest.raises(UserError, match="top"):
-        vfl.attack(model, train, test, pack="columns", party="insurer", **QUICK)
+    with pytest.raises(UserError, match="what no party of this module holds") as caught:
+        vfl.attack(model, train, test, pack="sdar", party="insurer", **QUICK)
+    assert "top" in caught.value.want
 
 
 def test_scores_are_kept_in_a_folder(tmp_path, monkeypatch):
@@ -193,6 +198,78 @@ def test_scores_are_kept_in_a_folder(tmp_path, monkeypatch):
         model.model[0].weight.mul_(2)
     with pytest.raises(TypeError):  # other weights are attacked anew
         vfl.attack(model, train, test, pack="logistic", out=tmp_path, **QUICK)
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, AveragedModel, compiled])
+def test_a_wrapped_module_is_attacked(wrap):
+    inputs, _ = rows()
+    train, test = loaders(inputs)
+    model = vfl.split(network(), "1", inputs[:2])
+    plain, wrapped = (
+        vfl.attack(one, train, test, pack="logistic", **QUICK).table.value.tolist()
+        for one in (model, wrap(model))
+    )
+    assert plain == wrapped
+
+
+def test_a_module_with_a_split_module_in_it_is_told_where():
+    inputs, _ = rows()
+    model = nn.ModuleDict({"net": vfl.split(network(), "1", inputs[:2])})
+    with pytest.raises(DataError, match="no split module") as caught:
+        vfl.attack(model, *loaders(inputs), **QUICK)
+    assert "model.net" in caught.value.fix
+    with pytest.raises(DataError, match="no split module"):
+        vfl.attack(network(), *loaders(inputs), **QUICK)
+
+
+def test_whole_numbers_as_floats_are_classes():
+    inputs, labels = rows()
+    of_one = (labels == 1).float()[:, None]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(COLUMNS, 8), nn.ReLU(), nn.Linear(8, 1))
+    model = vfl.SplitModule({"feature": net[:2]}, net[2:], {"feature": 8})
+    train, test = ([({"feature": inputs[at]}, of_one[at])] for at in (range(160), range(160, ROWS)))
+    found = headline_of(vfl.attack(model, train, test, pack="light", **QUICK))
+    assert (found.value > 0.9).all()
+    with pytest.raises(DataError, match="task='regression'"):
+        vfl.attack(model, [(one, of + 0.5) for one, of in train], test, **QUICK)
+
+
+def headline_of(found):
+    return found.table[found.table.measure.isin(["auc", "matched_auc"])]
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["split", "SplitModule"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_layers_of_another_precision_are_attacked(dtype, joined):
+    inputs, _ = rows()
+    net = network().to(dtype)
+    model = vfl.split(net, "1", inputs[:2].to(dtype))
+    train, test = loaders(inputs.to(dtype))
+    if joined:
+        model = vfl.SplitModule({"feature": net[:2]}, net[2:], {"feature": 8})
+        train, test = ([({"feature": x}, y) for x, y in one] for one in (train, test))
+    pack = ["logistic:at=bottom", "fine_tuning", "fine_tuning:at=before"]
+    found = headline(vfl.attack(model, train, test, pack=pack, **QUICK))
+    assert (found.value > 0.9).all()
+    errors = vfl.attack(model, train, test, pack="pseudo_client:steps=5", **QUICK).table
+    assert errors.measure.item() == "mse"
+
+
+def test_words_are_attacked_by_the_whole_pack():
+    _, labels = rows()
+    words = 3 * torch.randint(0, 3, (ROWS, 4), generator=torch.Generator().manual_seed(0))
+    words += labels[:, None]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Sequential(nn.Embedding(9, 4), nn.Flatten()), nn.Linear(16, 3))
+    model = vfl.split(net.bfloat16(), "0", words[:2])
+    train, test = loaders(words)
+    found = headline(vfl.attack(model, train, test, pack="light", **QUICK))
+    assert found.value.max() > 0.8
 
 
 def test_what_the_attacker_does_not_hold_is_refused():

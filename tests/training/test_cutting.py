@@ -125,6 +125,20 @@ def test_parties_cut_their_own_towers():
     assert set(cut.ledger.bytes_by_party("up")) == set(PARTIES)
 
 
+def test_one_tensor_may_be_the_example_of_two_inputs():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 4), nn.Linear(3, 4)
+
+        def forward(self, x, y):
+            return self.one(x) + self.two(y)
+
+    same = torch.zeros(2, 3)
+    cut = vfl.split(Sum(), {"a": "one", "b": "two"}, (same, same))
+    assert (cut.inputs_of("a"), cut.inputs_of("b")) == (["x"], ["y"])
+
+
 def test_an_input_of_the_label_party_is_named():
     given = {"pictures": torch.ones(2, 5), "rows": torch.ones(2, 3), "mask": torch.ones(2)}
     with pytest.raises(SpecError, match="input 'mask'"):

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim import lr_scheduler
 
 import vfl
-from vfl.core.errors import ConfigError
-from vfl.training.fitting import fit
+from vfl.core.errors import ConfigError, DataError
+from vfl.training.fitting import fit, loss_of
 
 EPOCHS = 3
 
@@ -131,3 +131,70 @@ def test_a_recipe_that_means_nothing_is_refused(settings, why):
     with pytest.raises(ConfigError) as caught:
         fit(model, batches(), **settings)
     assert why in f"{caught.value} {caught.value.fix}"
+
+
+class Named(nn.Module):
+    """A model that gives a dict, as models of several outputs do."""
+
+    def __init__(self, keys=("logits", "hidden")):
+        super().__init__()
+        self.net, self.keys = network(), keys
+
+    def forward(self, x):
+        hidden = self.net[:2](x)
+        return dict(zip(self.keys, (self.net[2](hidden), hidden), strict=True))
+
+
+def test_logits_of_a_dict_are_found():
+    whole = vfl.split(network(), "1", torch.zeros(2, 9))
+    named = vfl.split(Named(), "net.1", torch.zeros(2, 9))
+    one, other = (fit(model, batches(), batches(seed=5), epochs=2) for model in (whole, named))
+    assert one[-1]["validation_loss"] == other[-1]["validation_loss"]
+    with pytest.raises(DataError, match="no logits"):
+        fit(vfl.split(Named(("out", "hidden")), "net.1", torch.zeros(2, 9)), batches(), epochs=1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_module_is_trained():
+    plain, model = (vfl.split(network(), "1", torch.zeros(2, 9)) for _ in range(2))
+    fit(plain, batches(), epochs=1)
+    fit(torch.compile(model, backend="eager"), batches(), epochs=1)
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(DataError, match="no split module"):  # it would train without its replicas
+        fit(nn.DataParallel(model), batches(), epochs=1)
+
+
+OUTPUTS = {"rows": (4, 3), "tokens": (4, 5, 3), "pixels": (4, 3, 5, 7)}
+
+
+@pytest.mark.parametrize("axes", OUTPUTS.values(), ids=OUTPUTS)
+def test_the_default_loss_is_that_of_torch(axes):
+    outputs = torch.randn(axes, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(outputs.numel() // 3) % 3
+    if len(axes) == 4:
+        labels = labels.reshape(4, 5, 7)
+        wanted = cross_entropy(outputs, labels)
+    else:
+        labels = labels.reshape(axes[:-1])
+        wanted = cross_entropy(outputs.flatten(0, -2), labels.flatten())
+    assert loss_of(outputs, labels, "classification") == pytest.approx(float(wanted), rel=1e-6)
+
+
+@pytest.mark.parametrize("axes", [(6,), (6, 1)])
+def test_the_default_loss_of_a_single_logit_is_binary(axes):
+    outputs = torch.randn(axes, generator=torch.Generator().manual_seed(0))
+    labels = (outputs > 0).float()
+    wanted = binary_cross_entropy_with_logits(outputs, labels)
+    assert loss_of(outputs, labels, "classification") == wanted
+    assert loss_of(outputs, labels.long(), "classification") == wanted
+
+
+def test_outputs_and_labels_that_do_not_go_together_are_refused():
+    with pytest.raises(DataError, match="do not go together") as caught:
+        loss_of(torch.zeros(6, 3), torch.zeros(6), "classification")
+    assert "labels.long()" in caught.value.fix
+    with pytest.raises(DataError, match="do not go together"):  # shares of classes, or several?
+        loss_of(torch.zeros(6, 3), torch.zeros(6, 3), "classification")
+    with pytest.raises(DataError, match="do not go together"):
+        loss_of(torch.zeros(6, 3), torch.zeros(6), "regression")

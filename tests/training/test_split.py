@@ -1,6 +1,7 @@
 """SplitModule: one torch module whose cut is real frames."""
 
 import copy
+import pickle
 import re
 
 import numpy as np
@@ -114,6 +115,7 @@ def joined(bottom, width=4, **settings):
     return SplitModule({"bank": bottom}, nn.Linear(4, 2), {"bank": width}, **settings)
 
 
+NORMED = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten())
 
 
@@ -128,6 +130,17 @@ EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten())
         (lambda: joined(nn.Linear(3, 5), 5)({"bank": torch.ones(2, 3)}), "the top does not take"),
         (lambda: joined("mlp"), "bottom that is a module"),
         (lambda: joined(nn.Linear(3, 4), "4"), "width in whole numbers"),
+        (lambda: joined(NORMED).train()({"bank": torch.ones(1, 3)}), "single row.*drop_last"),
+        (lambda: pickle.dumps(joined(nn.Linear(3, 4))), "state_dict"),
+        (
+            lambda: split(nn.Sequential(nn.LazyLinear(4), nn.Flatten()), "0", torch.ones(2, 3)),
+            "no weights before.*run the model",
+        ),
+        (
+            lambda: split(NORMED, "0", torch.ones(2, 3))(input=torch.ones(2, 3), row=1),
+            "'row'.*input",
+        ),
+        (lambda: split(NORMED, "0", torch.ones(2, 3), defense="layer_norm"), "SplitModule"),
         (lambda: split("net", "0", torch.ones(2, 3)), "cut at layers"),
         (lambda: split(nn.Linear(3, 2), 1, torch.ones(2, 3)), "cut at layers"),
     ],

@@ -215,7 +215,8 @@ def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
 def _maps(layer: nn.Module) -> bool:
     """Whether a layer mixes its inputs, as linear layers and convolutions do."""
     weight = layer._parameters.get("weight")
-    return weight is not None and weight.dim() > 1
+    looks_up = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    return weight is not None and weight.dim() > 1 and not looks_up
 
 
 Layer = Literal[
@@ -320,7 +321,9 @@ def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
     if layer is None:
         return inputs.flatten(1)
     found: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, given: found.append(given[0].flatten(1)))
+    hook = layer.register_forward_pre_hook(
+        lambda _, given: found.append(given[0].flatten(1).float())
+    )
     try:
         through(bottom, inputs)
     finally:

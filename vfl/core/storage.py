@@ -659,11 +659,13 @@ def load_weights(path: Path, seal: Seal) -> dict[str, Tensor]:
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
     """Compute SHA-256 over names, types, shapes and bytes of a state dict, in name order."""
+    import torch
+
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-        digest.update(value.numpy().reshape(-1).view("uint8").data)
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -132,7 +132,7 @@ class GridFolder:
             raise RunFolderError(
                 "this is the folder of a single training",
                 where=str(self.path),
-                fix="give another folder with --out",
+                fix="give another folder: --out, or out= in Python",
             )
         created, kind = datetime.now(UTC).isoformat(timespec="seconds"), kind_of(experiment)
         if (self.path / GRID).exists():
@@ -141,13 +141,13 @@ class GridFolder:
                 raise RunFolderError(
                     "this is the folder of a grid of a module, or the new one is and this is not",
                     where=str(self.path),
-                    fix="give another folder with --out, or out=",
+                    fix="give another folder: --out, or out= in Python",
                 )
             if self.kind != kind:
                 raise RunFolderError(
                     f"this is the folder of a grid of another kind, {self.kind}",
                     where=str(self.path),
-                    fix="give another folder with --out",
+                    fix="give another folder: --out, or out= in Python",
                 )
             before, now = _split_of(self.experiment()), _split_of(experiment)
             if before != now:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -57,19 +58,22 @@ from vfl.training.fitting import (
     answered,
     device_of,
     fit,
+    judged,
     labelled,
+    logits_in,
     loss_of,
     moved,
+    one_a_row,
     recipe_of,
     row_digests,
 )
 from vfl.training.recorder import ModuleTrace
-from vfl.training.split import Crossings
+from vfl.training.split import Crossings, crossings_of
 
 #: Makes an untrained module from the specs of a codec and a defense, and a seed.
 Build = Callable[[str, str, int], Crossings]
 #: Trains a module on a loader; it may return another one, such as an average of weights.
-Fit = Callable[[Crossings, Iterable[Any]], Crossings | None]
+Fit = Callable[[Crossings, Iterable[Any]], Any]
 #: Name of a cell's trained module in its run folder.
 _MODULE = "module"
 #: A codec is measured on so many bytes of the cut of the test rows, at most.
@@ -168,9 +172,9 @@ class Recipe:
 
     def built(self) -> str:
         """Return a digest of the code and the settings that modules come from."""
-        functions = [getattr(self, role) for role in _ROLES]
-        known = [one for one in functions if isinstance(one, FunctionType | type)]
-        code = code_of(*known)
+        behind = [_behind(one) for role in _ROLES if callable(one := getattr(self, role))]
+        code = code_of(*(one for functions, _ in behind for one in functions))
+        code += "".join(_ADDRESS.sub("", text) for _, text in behind)
         how = sorted(recipe_of(self.train).model_dump(include={*RECIPE}).items())
         settings = "" if self.fit else f"{how} {self.loss}"
         return f"{code} {settings}".strip()
@@ -188,14 +192,17 @@ class Recipe:
             ConfigError: the module has another codec, defense or seed than was asked for.
         """
         asked = codec, defense, seed
+        try:
+            signature(self.build).bind(*asked)
+        except TypeError as error:
+            raise ConfigError(
+                "build takes a codec, a defense and a seed",
+                where="build",
+                got=str(error),
+                want="build(codec, defense, seed)",
+            ) from None
         with scoped(derive(seed, "build")):
-            made = self.build(*asked)
-        if not isinstance(made, Crossings):
-            raise DataError(
-                "build gives no split module",
-                got=f"a {type(made).__name__}",
-                want="a SplitModule, or what vfl.split makes",
-            )
+            made = crossings_of(self.build(*asked))
         found = made.experiment.codec, made.experiment.defense, made.experiment.seed
         if found != asked:
             raise ConfigError(
@@ -249,13 +256,26 @@ class Recipe:
                 fit(model, rows.loader, loss=self.loss, on_epoch=on_epoch, **self.train)
                 return model
             found = self.fit(model, rows.loader)
-        if found is not None and not isinstance(found, Crossings):
-            raise DataError(
-                "fit returns what cannot be attacked",
-                got=f"a {type(found).__name__}",
-                want="None, or a split module such as the average of AveragedModel.module",
-            )
-        return found or model
+        if found is None or isinstance(found, list):  # nothing, or what vfl.fit returns
+            return model
+        return crossings_of(found)
+
+
+#: Where an object lies in the memory of one process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def _behind(given: object) -> tuple[list[FunctionType | type], str]:
+    """Return the functions and classes behind a callable, and the values that it holds."""
+    if isinstance(given, FunctionType | type):
+        return [given], ""
+    if isinstance(given, partial):
+        functions, text = _behind(given.func)
+        return functions, f"{text} {given.args} {sorted(given.keywords.items())}"
+    if isinstance(given, MethodType):
+        functions, text = _behind(given.__self__)
+        return [given.__func__, *functions], text  # type: ignore[list-item]  # it is a function
+    return [type(given)], f" {sorted(getattr(given, '__dict__', {}).items())}"
 
 
 def _settings_text(codec: str, defense: str, seed: int) -> str:
@@ -367,7 +387,7 @@ def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
         whole = [one for one in tensors if not any(one is other for other in by_row)]
         total += sum(row_digests(by_row)) + sum(sum(row_digests([one[None]])) for one in whole)
         of_labels += sum(row_digests([labels]))
-        found.append(labels.cpu())
+        found.append(one_a_row(labels).cpu())
     if not found:
         raise DataError("the loader gives no batch", where="the loader")
     return total, torch.cat([one.flatten(1) if one.dim() > 1 else one for one in found]), of_labels
@@ -496,27 +516,27 @@ def _counted(model: Crossings) -> Iterator[dict[str, int]]:
 
 
 def _tested(model: Crossings, test: Iterable[Any]) -> tuple[dict[str, float], int]:
-    """Quality on the test rows, and the number of classes; 1 of numbers, 0 of a label a token."""
+    """Quality on the test rows, and the number of classes; 1 of numbers, 0 of several labels."""
     device, outputs, codes, losses = device_of(model), [], [], []
     model.eval()
     with torch.no_grad():
         for batch in test:
             inputs, labels = moved(labelled(batch), device)
-            by_row = labels.dim() == 1
+            labels = one_a_row(labels)
+            by_row, several = labels.dim() == 1, labels.is_floating_point()
             answer = answered(model, inputs, None if by_row else labels)
-            logits = getattr(answer, "logits", answer)
-            if by_row:
-                outputs.append(logits.float().cpu())
-                codes.append(labels.cpu())
+            if by_row or several:
+                found, truths = judged(logits_in(answer), labels, model.task)
+                outputs.append(found.cpu())
+                codes.append(truths.cpu())
             else:
                 losses.append((len(labels), float(loss_of(answer, labels, model.task))))
     if losses:
         rows = sum(count for count, _ in losses)
         return {"loss": sum(count * loss for count, loss in losses) / rows}, 0
     whole, truth = torch.cat(outputs), torch.cat(codes)
-    if model.task == "regression":
-        return regression_quality(whole.reshape(-1, 1), truth.float()), 1
-    return classification_quality(whole, truth.long()), whole.shape[1]
+    quality = regression_quality if model.task == "regression" else classification_quality
+    return quality(whole, truth), whole.shape[1] if by_row else 0
 
 
 def _codec_record(model: Crossings, rows: Rows) -> dict[str, Any]:
@@ -615,7 +635,7 @@ def check_study(kind: str, experiment: Experiment) -> None:
 def variant_name(spec: str) -> str:
     """Return a defense as the name of a variant.
 
-    >>> variant_name("cut_noise:std=0.5")
-    'cut_noise-std-0.5'
+    >>> variant_name("dcor:alpha=0.5")
+    'dcor-alpha-0.5'
     """
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", spec)[:32].strip("-")

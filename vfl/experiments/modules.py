@@ -24,6 +24,7 @@ from vfl.attacks.cases import (
     Part,
     TrainedParts,
     Victim,
+    labels_of,
     recalled_of,
     received_of,
     training_case,
@@ -54,14 +55,16 @@ from vfl.experiments.scenarios import (
 )
 from vfl.experiments.scores import AttackJob, ScoreRecord, ScoresFile
 from vfl.session.trace import Replayed
-from vfl.training.cutting import CutModel, mapped
+from vfl.training.cutting import CutModel, entry_of, mapped
 from vfl.training.fitting import (
     answered,
     apart,
     columns_of,
     device_of,
     labelled,
+    logits_in,
     moved,
+    one_a_row,
     row_digests,
 )
 from vfl.training.recorder import ModuleTrace
@@ -135,7 +138,7 @@ class _Bottom(nn.Module):
         by_name = {name: one for name, one in named.items() if isinstance(name, str)}
         if not self._whole:
             made: Tensor = self.core(*given, **by_name)
-            return made.flatten(1)
+            return made.flatten(1).float()
         for name, (axes, dtype) in self._others.items():
             by_name[name] = torch.zeros(len(flat), *axes, dtype=dtype, device=flat.device)
 
@@ -146,14 +149,14 @@ class _Bottom(nn.Module):
         try:
             self.core(*given, **by_name)
         except _Reached as reached:
-            return reached.cut.flatten(1)
+            return reached.cut.flatten(1).float()
         finally:
             hook.remove()
         raise AssertionError("the model has passed its cut before")
 
     def _arguments(self, flat: Tensor) -> dict[str | int, Tensor]:
         if self._is_one:
-            return dict.fromkeys(self._like, flat)
+            return {name: flat.to(dtype) for name, (_, dtype) in self._like.items()}
         sizes = [max(1, int(np.prod(axes))) for axes, _ in self._like.values()]
         return {
             name: part.reshape(len(flat), *axes).to(dtype)
@@ -186,15 +189,14 @@ class _Top(nn.Module):
         }
 
         def instead(module: nn.Module, inputs: Any, output: Any) -> Any:
-            return mapped(output, lambda one: cut.reshape(one.shape))
+            return mapped(output, lambda one: cut.reshape(one.shape).to(one))
 
         hook = self.core.get_submodule(self._layer).register_forward_hook(instead)
         try:
             outputs = self.core(**zeros)
         finally:
             hook.remove()
-        made: Tensor = getattr(outputs, "logits", outputs)
-        return made
+        return logits_in(outputs).float()
 
 
 class _Reached(Exception):
@@ -241,7 +243,7 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
         for batch in loader:
             inputs, labels = labelled(batch)
             columns, others, outputs = _asked(model, source, moved(inputs, device))
-            rows, cut = len(labels), arrived[party]
+            labels, rows, cut = _of_task(labels, model.task), len(labels), arrived[party]
             if labels.dim() != 1 or len(columns.first) != rows or len(cut) % rows:
                 raise DataError(
                     "an attack needs a label for each row",
@@ -270,6 +272,24 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
     return seen
 
 
+def _of_task(labels: Tensor, task: str) -> Tensor:
+    """Return labels as codes of classes or as numbers.
+
+    Raises:
+        DataError: they are numbers, and the module's task is classification.
+    """
+    labels = one_a_row(labels)
+    if task == "regression":
+        return labels.float()
+    if labels.is_floating_point() and not labels.equal(labels.round()):
+        raise DataError(
+            "labels are numbers, and the module's task is classification",
+            where="the loader",
+            fix="task='regression' in vfl.split or SplitModule",
+        )
+    return labels.long()
+
+
 def _note(arrived: dict[str, Tensor], name: str, end: nn.Module, given: tuple[Tensor]) -> None:
     arrived[name] = given[0]
 
@@ -296,8 +316,8 @@ def _asked(
     """Return a query: the party's inputs, others' inputs for its layers, and outputs of rows."""
     with torch.no_grad():
         outputs = answered(model, inputs)
-    outputs = getattr(outputs, "logits", outputs)
-    has_rows = isinstance(outputs, Tensor) and outputs.dim() == 2
+    outputs = outputs if isinstance(outputs, Tensor) else entry_of(outputs, "logits")
+    has_rows = outputs is not None and outputs.dim() == 2
     by_row, others, shared = columns_of(model, party, inputs)
     return _Columns(by_row, shared), others, outputs if has_rows else None
 
@@ -311,6 +331,7 @@ class _ModuleVictim(Victim):
         data: see `Cases`.
         cuts: of all rows, axes (rows, width).
         bottom: its layers; None where they cannot run on some rows alone.
+        top: an architecture like the label party's, and the width that it reads; None without any.
     """
 
     def __init__(
@@ -320,6 +341,7 @@ class _ModuleVictim(Victim):
         data: Mapping[str, PartyData],
         cuts: Tensor,
         bottom: _Bottom | None,
+        top: tuple[nn.Module, int] | None,
     ) -> None:
         own, label = data[name], data[model.experiment.label.party]
         assert own.inputs is not None
@@ -334,7 +356,7 @@ class _ModuleVictim(Victim):
             self._prior = train.bincount(minlength=self.classes) / len(train)
         self._core = bottom
         self._layers = None if bottom is None else _with_codec(model, name, bottom)
-        self._top = _top_of(model, name)
+        self._top = top
 
     @property
     def has_bottom(self) -> bool:
@@ -380,9 +402,9 @@ def _with_codec(model: Crossings, party: str, bottom: _Bottom) -> OwnBottom:
 
 
 def _top_of(model: Crossings, party: str) -> tuple[nn.Module, int] | None:
-    """Return the top and its input width, if one party's flat cut is its only input."""
+    """Return the top in float32 and its input width, if one party's flat cut is its only input."""
     if isinstance(model, SplitModule) and list(model.bottoms) == [party] and model.is_flat(party):
-        return model.top, model.widths[party]
+        return copy.deepcopy(model.top).float(), model.widths[party]
     return None
 
 
@@ -403,7 +425,7 @@ def _top_behind(model: Crossings, party: str, like: _Columns) -> nn.Module | Non
         top = found[0]
     else:
         return None
-    return nn.Sequential(model.decoders[party], top)
+    return nn.Sequential(copy.deepcopy(model.decoders[party]).float(), top)
 
 
 def _fresh(module: nn.Module) -> nn.Module:
@@ -569,20 +591,28 @@ class ModuleAttacks:
     ) -> None:
         self._experiment = experiment = model.experiment
         settings = settings.of_task(experiment.label.task)
+        if len(experiment.parties) > 1:
+            settings = _with_held(settings, frozenset({Grant.TOP}), frozenset({Grant.OTHERS_TOP}))
         check_grid(experiment, settings)
         asked, party = copy.deepcopy(model).eval(), attacker_of(experiment, settings)
         _require_granted(settings, trace is not None)
         _require_roles(settings, party, server_of(model))
         with scoped(experiment.seed):  # a loader that shuffles gives the same order in each call
             seen = [_queried(asked, party, one) for one in (loader, test) if one is not None]
-        self.data = _data_of(experiment.label.party, party, seen, experiment.seed)
+        label = experiment.label.party
+        self.data = _data_of(label, party, seen, experiment.seed)
         check_attacks_fit(experiment, settings, self.data)
         self.cuts = torch.cat([cut for one in seen for cut in one.cuts])
-        victim = _ModuleVictim(asked, party, self.data, self.cuts, seen[0].bottom)
         outputs = [one for part in seen for one in part.outputs]
         whole = torch.cat(outputs) if sum(map(len, outputs)) == len(self.cuts) else None
-        parts = _ModuleParts(asked, self.data, victim, seen[0].top, whole)
-        _require_held(settings, parts.lacking, victim.has_bottom)
+        # A binary model with one logit has no output for each class, as attacks through a top need.
+        by_class = whole is not None and whole.shape[1] == labels_of(self.data[label])[1]
+        top = _top_of(asked, party) if by_class else None
+        victim = _ModuleVictim(asked, party, self.data, self.cuts, seen[0].bottom, top)
+        last = seen[0].top if by_class else None
+        parts = _ModuleParts(asked, self.data, victim, last, whole)
+        none = frozenset[Grant]()
+        settings = _with_held(settings, parts.lacking, none if victim.has_bottom else _LAYERS)
         if not victim.has_bottom:
             without = [one for one in settings.baselines if one in ("raw", "pca", "random")]
             settings = settings.model_copy(update={"baselines": tuple(without)})
@@ -717,26 +747,28 @@ def _require_roles(settings: GridSettings, party: str, server: str | None) -> No
 _LAYERS = frozenset({Grant.BOTTOM, Grant.BOTTOM_RECIPE})
 
 
-def _require_held(settings: GridSettings, lacking: frozenset[Grant], by_row: bool) -> None:
-    """Refuse attacks that need parts which this module's parties do not have apart.
+def _with_held(
+    settings: GridSettings, of_label: frozenset[Grant], of_feature: frozenset[Grant]
+) -> GridSettings:
+    """Return settings without those attacks of packs that need parts which a module lacks.
 
     Args:
         settings: the attacks.
-        lacking: grants that its label party cannot have.
-        by_row: whether the feature party's layers run on some rows alone.
+        of_label: grants that the label party cannot have.
+        of_feature: grants that a feature party cannot have.
 
     Raises:
-        UserError: with their names.
+        UserError: an attack that was named by itself needs such a part, or all attacks do.
     """
+    lacking = {"label party": of_label, "feature party": of_feature}
     fitting, refused = list[str](), dict[str, frozenset[Grant]]()
     for spec, (attack, scenario) in scenarios_of(settings).items():
-        of_label = scenario.attacker == "label party"
-        beyond = attack.needs & (lacking if of_label else frozenset() if by_row else _LAYERS)
+        beyond = attack.needs & lacking.get(scenario.attacker, frozenset())
         if beyond:
             refused[spec] = beyond
         else:
             fitting.append(spec)
-    if refused:
+    if not fitting or any(spec in refused for spec in settings.attacks):
         needed = frozenset[Grant]().union(*refused.values())
         raise UserError(
             "attacks need what no party of this module holds",
@@ -745,6 +777,7 @@ def _require_held(settings: GridSettings, lacking: frozenset[Grant], by_row: boo
             + ", ".join(str(one) for one in Grant if one in needed),
             fix=f"pack={fitting or 'logistic'}",
         )
+    return settings.model_copy(update={"attacks": tuple(fitting)}) if refused else settings
 
 
 def _data_of(label: str, party: str, seen: list[_Seen], seed: int) -> dict[str, PartyData]:

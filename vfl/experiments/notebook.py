@@ -39,11 +39,12 @@ from vfl.training import run as trainer
 from vfl.training.fitting import recipe_of
 from vfl.training.recorder import ModuleTrace
 from vfl.training.specs import check_specs, read_checked
-from vfl.training.split import Crossings
+from vfl.training.split import crossings_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from torch import nn
 
 #: The path of an experiment file, its content, or what `vfl.config` made of it.
 AnyExperiment = str | Path | Mapping[str, Any] | Experiment
@@ -205,7 +206,7 @@ def train(
 
 
 def attack(
-    victim: str | Path | Run | Crossings,
+    victim: str | Path | Run | nn.Module,
     loader: Iterable[Any] | None = None,
     test: Iterable[Any] | None = None,
     *,
@@ -225,7 +226,8 @@ def attack(
     rows. Each attack stands beside its guess and the best baseline without the model.
 
     Args:
-        victim: a `Run` or its folder; or a `SplitModule`, or what `vfl.split` made.
+        victim: a `Run` or its folder; or a `SplitModule`, or what `vfl.split` made; also compiled,
+            or averaged by `AveragedModel`.
         loader: of a module: batches `(inputs, labels)`, or dicts with `labels`, whose rows' labels
             may leak. Inputs are what the module takes; a tuple has one entry for each party of a
             `SplitModule`, in its order.
@@ -242,7 +244,7 @@ def attack(
         RunFolderError: see `vfl attack`.
     """
     specs = [pack] if isinstance(pack, str) else list(pack)
-    if not isinstance(victim, Crossings):
+    if isinstance(victim, str | Path | Run):
         run = victim if isinstance(victim, Run) else Run(victim)
         if any(one is not None for one in (loader, test, out, trace)):
             raise UserError(
@@ -250,12 +252,13 @@ def attack(
                 got="a loader, trace= or out=",
             )
         return run.attack(*specs, progress=progress, **settings)
+    model = crossings_of(victim)
     if loader is None:
         raise UserError("an attack on a module needs rows", want="vfl.attack(model, loader)")
     asked = _asked(specs, settings)
     with _bar("attacks", 1, progress) as step:
         folder = None if out is None else Path(out)
-        rows = attack_module(victim, loader, test, asked, folder, _shown(step), trace)
+        rows = attack_module(model, loader, test, asked, folder, _shown(step), trace)
     return Attacks(None, rows, asked)
 
 
@@ -287,7 +290,7 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
             of which is trained with every codec.
     """
     if _is_build(experiment):
-        return _module_study("compare", experiment, *settings, **options)
+        return _module_study("compare", experiment, *_loaders("compare", settings), **options)
     return _study("compare", cast(AnyExperiment, experiment), settings, **options)
 
 
@@ -297,7 +300,7 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
     A module of your own is built by `build(codec, defense, seed)` for each cell, trained on the
     batches of a loader, tested and attacked::
 
-        vfl.grid(build, loader, test, defenses=["cut_noise:std=1"], attacks=["light"], seeds=[0, 1])
+        vfl.grid(build, loader, test, defenses=["dcor:alpha=0.1"], attacks=["light"], seeds=[0, 1])
 
     `fit=function(model, loader)` is your own training loop; without it `vfl.fit` trains by `train`,
     such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and `loss`. A loader is
@@ -319,7 +322,7 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
         DataError: `build` gives no split module, or a loader gives its batches once.
     """
     if _is_build(experiment):
-        return _module_study("grid", experiment, *settings, **options)
+        return _module_study("grid", experiment, *_loaders("grid", settings), **options)
     return _study("grid", cast(AnyExperiment, experiment), settings, **options)
 
 
@@ -342,6 +345,21 @@ def _is_build(given: AnyExperiment | Build) -> bool:
     return callable(given) or (isinstance(given, str) and bool(_NAME.fullmatch(given)))
 
 
+def _loaders(kind: str, given: Sequence[Any]) -> Sequence[Any]:
+    """Return the loaders of a module's study.
+
+    Raises:
+        UserError: more than two are given.
+    """
+    if len(given) > 2:
+        raise UserError(
+            "a module is trained on one loader and tested on another",
+            got=f"{len(given)} arguments after build",
+            want=f"vfl.{kind}(build, loader, test, name=value, ...)",
+        )
+    return given
+
+
 def _module_study(
     kind: Literal["compare", "grid"],
     build: Any,
@@ -355,7 +373,7 @@ def _module_study(
     learning_rate: float | None = None,
     codec: str = "none",
     defense: str = "none",
-    name: str = "module",
+    name: str | None = None,
     out: str | Path | None = None,
     jobs: int = 1,
     device: str = "cpu",
@@ -384,6 +402,7 @@ def _module_study(
             fix="fit=function, in which you call vfl.fit(model, loader, loss=...)",
         )
     recipe = Recipe.of(build, loader, test, fit, train=how, loss=loss)
+    name = name or f"module-{kind}"
     study = plan_modules(kind, recipe, name, codec, defense, options)
     said = ", ".join(recipe.names.get(role, role) for role in ("build", "loader"))
     command = f"vfl.{kind}({said}, ...) in Python, with the same arguments"

@@ -39,9 +39,16 @@ from vfl.attacks.scoring import Case, seeking
 from vfl.attacks.transcript import SentCuts
 from vfl.attacks.view import Who
 from vfl.config import Experiment, GridSettings, TraceSettings
-from vfl.config.grid import Records
+from vfl.config.grid import PACKS, Records
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, RunFolderError, TooFewRowsError, UserError
+from vfl.core.errors import (
+    ConfigError,
+    RunFolderError,
+    TooFewRowsError,
+    UnknownNameError,
+    UserError,
+    nearest,
+)
 from vfl.core.products import cases
 from vfl.core.registry import named, parse
 from vfl.core.seeds import generator
@@ -162,8 +169,17 @@ def scenarios_of(
     settings: GridSettings, own_columns: bool = True
 ) -> dict[str, tuple[Attack, Scenario]]:
     """Return the attacks of a grid by their specs, each with its scenario; see `scenario_of`."""
-    made = {spec: attacks.make(spec) for spec in settings.attack_specs}
+    made = {spec: _made(spec) for spec in settings.attack_specs}
     return {spec: (one, scenario_of(one, spec, own_columns)) for spec, one in made.items()}
+
+
+def _made(spec: str) -> Attack:
+    """Return the attack of a spec; the error of an unknown name knows packs, too."""
+    try:
+        return attacks.make(spec)
+    except UnknownNameError as error:
+        error.fix = error.fix or nearest(spec, PACKS)
+        raise
 
 
 def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vfl.config import Experiment, Locations, ValueSettings, with_overrides
 from vfl.config.toml import several
-from vfl.core.errors import RunFolderError
+from vfl.core.errors import DataError, RunFolderError
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.comparison import comparison_of, plan_lines
@@ -100,8 +100,16 @@ def plan_modules(
     Raises:
         ConfigError, SpecError: see `plan_study`; or a setting that has no meaning for modules, or a
             codec or a defense with which none can be built.
+        DataError: a grid of rows with several labels each.
     """
     given = dict(options)
+    if kind == "grid" and (axes := recipe.rows(0).labels[0].shape)[1:]:
+        raise DataError(
+            "an attack needs a label for each row",
+            where="the loader",
+            got=f"labels of axes {tuple(axes)}",
+            fix="vfl.compare trains and tests such a module",
+        )
     against: Sequence[str] = ()
     if kind == "compare":
         against = several(given.pop("defenses", ()))

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from vfl import defenses
 from vfl.core.errors import ConfigError, DataError, SpecError, WidthError, nearest
@@ -89,6 +90,13 @@ def split(
             got=f"a {type(model).__name__}, at a {type(at).__name__}",
             want="a torch module, and names of model.named_modules()",
         )
+    if lazy := [name for name, one in model.named_parameters() if is_lazy(one)]:
+        raise ConfigError(
+            "a layer has no weights before the model has run",
+            where="model",
+            got=", ".join(lazy),
+            fix="run the model on the example first: model(*example)",
+        )
     given = _Given(example, frozenset(label_inputs))
     owners = _owners_of(at)
     traced = _trace(model, owners, given)
@@ -140,6 +148,7 @@ class CutModel(Crossings):
         parts: names of the weights of each party.
         label_inputs: names of the model's arguments that the label party holds too.
         by_row: whether a row of a cut is one of the model's inputs, and no token of it.
+        server: name of the party that sends a cut back, as in a U-shape; None if there is none.
         ledger: what crossed.
     """
 
@@ -168,6 +177,9 @@ class CutModel(Crossings):
         self.model, self.by_row = model, by_row
         self.parts, self.label_inputs = traced.parts(), traced.shared
         self._cuts = list(cuts)
+        self._layers = list(dict.fromkeys(cut.layer for cut in cuts))
+        self.server = next((cut.name for cut in cuts if cut.back), None)
+        self._gives_rows = bool(defenses.uses(self._defense, "local_loss"))
         self._rows_of = traced.inputs_of_cuts()
         self._signature = inspect.signature(model.forward)
         self._takes_labels = "labels" in self._signature.parameters
@@ -224,28 +236,45 @@ class CutModel(Crossings):
 
             return mapped(output, one)
 
-        with ExitStack() as hooks:
-            for layer in dict.fromkeys(cut.layer for cut in self._cuts):
-                found = self.model.get_submodule(layer)
-                hooks.enter_context(found.register_forward_hook(partial(cross, layer)))
+        hooks = [
+            self.model.get_submodule(layer).register_forward_hook(partial(cross, layer))
+            for layer in self._layers
+        ]
+        try:
             with taking("the model", (*inputs, *named.values())):
-                outputs = self.model(*inputs, **named)
-        if missed := [cut.layer for cut in self._cuts if cut.name not in arrived]:
+                outputs = self._called(inputs, named)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if len(arrived) < len(self._cuts):
+            missed = [cut.layer for cut in self._cuts if cut.name not in arrived]
             raise DataError(
                 "this forward pass does not reach a cut", where=missed[0], got=f"step {self.step}"
             )
         logits = _logits(outputs)
         if logits is not None:
-            flat = {cut.name: arrived[cut.name].flatten(cut.row_axes) for cut in self._cuts}
+            used = () if labels is None else self._cuts
+            flat = {cut.name: arrived[cut.name].flatten(cut.row_axes) for cut in used}
             finished = self._finish(flat, labels, logits, context, addition)
             outputs = finished if isinstance(outputs, Tensor) else outputs
         self._count(addition)
         return outputs
 
-    @property
-    def server(self) -> str | None:
-        """Name of the party that sends a cut back, as in a U-shape; None if there is none."""
-        return next((cut.name for cut in self._cuts if cut.back), None)
+    def _called(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Run the model; the error of an argument that it does not have names the arguments."""
+        try:
+            return self.model(*inputs, **named)
+        except TypeError:
+            try:
+                self._signature.bind(*inputs, **named)
+            except TypeError as error:
+                raise DataError(
+                    "the model has other arguments than a batch",
+                    got=str(error),
+                    want=", ".join(self._signature.parameters),
+                    fix="batches with the arguments of its forward alone, and 'labels'",
+                ) from None
+            raise
 
     def layer_of(self, party: str) -> str:
         """Return the layer whose output is a party's cut."""
@@ -280,17 +309,18 @@ class CutModel(Crossings):
                 want=f"{cut.width} values in all axes from {cut.row_axes} on",
                 fix="row_axes=2 for tokens of texts of different lengths",
             )
-        flat = values.reshape(prod(axes[: cut.row_axes]), cut.width)
+        is_flat = len(axes) == 2 and cut.row_axes == 1
+        flat = values if is_flat else values.reshape(prod(axes[: cut.row_axes]), cut.width)
         # In a U-shape the feature party has the labels: it sends gradients of what comes back.
         own = labels if cut.back or self.server is None else None
         if not cut.back:
             flat = self._guarded(cut.name, flat, context)
         sent = self._send(cut.name, flat, rows, own, context, addition, back=cut.back)
-        return sent.reshape(axes)
+        return sent if is_flat else sent.reshape(axes)
 
     def _rows(self, cut: _Cut, inputs: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
         """Return the party's inputs, for defenses that use them."""
-        if cut.back or not defenses.uses(self._defense, "local_loss"):
+        if cut.back or not self._gives_rows:
             return None
         (name,) = self._rows_of[cut.name]
         (rows,) = tensors_of(dict(_named(self._signature, inputs, named))[name])
@@ -329,7 +359,8 @@ class _Given:
     """
 
     def __init__(self, example: Any, label_inputs: frozenset[str]) -> None:
-        self.args, self.named = arguments_of(example)
+        # Copies: one tensor given as two arguments would be one value.
+        self.args, self.named = mapped(arguments_of(example), torch.clone)
         self.label_inputs = label_inputs
 
     def by_name(self, model: nn.Module) -> list[tuple[str, Any]]:
@@ -720,8 +751,13 @@ def _named(
 
 def _logits(outputs: Any) -> Tensor | None:
     """Return the model's logits: its output, or the output's entry of that name."""
-    found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) else None
+    return outputs if isinstance(outputs, Tensor) else entry_of(outputs, "logits")
+
+
+def entry_of(outputs: Any, name: str) -> Tensor | None:
+    """Return a tensor of a model's outputs: an entry of a dict, or an attribute of an object."""
+    held = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+    return held if isinstance(held, Tensor) else None
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from vfl.config import TrainSettings
 from vfl.config.toml import check
@@ -24,8 +24,8 @@ from vfl.models.losses import make_loss
 from vfl.models.optimizers import Optimization
 from vfl.session import EarlyStopping, Exchange
 from vfl.session.label.quality import classification_quality, regression_quality
-from vfl.training.cutting import CutModel
-from vfl.training.split import Crossings, SplitModule, arguments_of
+from vfl.training.cutting import CutModel, entry_of
+from vfl.training.split import Crossings, SplitModule, arguments_of, crossings_of
 
 
 def labelled(batch: Any) -> tuple[Any, Tensor]:
@@ -46,6 +46,11 @@ def labelled(batch: Any) -> tuple[Any, Tensor]:
     )
 
 
+def one_a_row(labels: Tensor) -> Tensor:
+    """Return labels of axes (rows, 1) with axes (rows,), and others as they are."""
+    return labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
+
+
 def moved(value: Any, device: torch.device) -> Any:
     """Return the same value with its tensors on a device."""
     if isinstance(value, Tensor):
@@ -57,26 +62,26 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-def device_of(model: torch.nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Return the device of a model's weights."""
     return next((one.device for one in model.parameters()), torch.device("cpu"))
 
 
-def answered(model: Crossings, inputs: Any, labels: Tensor | None = None) -> Any:
+def answered(model: nn.Module, inputs: Any, labels: Tensor | None = None) -> Any:
     """Return a module's outputs for the inputs of a batch.
 
     Args:
-        model: the module.
+        model: the module, compiled or not.
         inputs: the module's inputs; a tuple has one entry for each party of a `SplitModule`, in its
             order. In a dict, `rows` are positions of the rows in a table, unless the model itself
             has an argument of that name.
         labels: labels of the rows.
     """
-    inputs, rows = apart(inputs)
-    if isinstance(model, CutModel):
+    (inputs, rows), core = apart(inputs), crossings_of(model)
+    if isinstance(core, CutModel):
         args, named = arguments_of(inputs)
         return model(*args, labels=labels, rows=rows, **named)
-    return model(by_party(model, inputs), labels, rows)
+    return model(by_party(core, inputs), labels, rows)
 
 
 def apart(inputs: Any) -> tuple[Any, Any]:
@@ -147,18 +152,88 @@ def loss_of(outputs: Any, labels: Tensor, task: str) -> Tensor:
 
     Args:
         outputs: logits of axes (rows, classes) or (rows, tokens, classes), or numbers of axes
-            (rows,) or (rows, 1); or an object that has them as `logits`, and its own loss as
-            `loss`, as models of Hugging Face give it.
-        labels: axes of the outputs without the last one.
+            (rows,) or (rows, 1); or an object or a dict that has them as `logits`, and its own loss
+            as `loss`, as models of Hugging Face give it.
+        labels: axes of the outputs without the last one; of a single logit a row, 0 or 1.
         task: "classification" or "regression".
+
+    Raises:
+        DataError: outputs without logits, or of other axes than the labels'.
     """
-    own = getattr(outputs, "loss", None)
-    if isinstance(own, Tensor):
+    own = entry_of(outputs, "loss")
+    if own is not None:
         return own
-    logits: Tensor = getattr(outputs, "logits", outputs)
+    logits = logits_in(outputs)
     if task == "regression":
-        return mse_loss(logits.reshape(labels.shape).float(), labels.float())
-    return cross_entropy(logits.flatten(0, -2), labels.flatten())
+        return mse_loss(_like(logits, labels).float(), labels.float())
+    if logits.numel() == labels.numel() and (logits.dim() == 1 or logits.shape[-1] == 1):
+        return binary_cross_entropy_with_logits(_like(logits, labels), labels.to(logits))
+    return cross_entropy(_by_label(logits, labels), labels.flatten())
+
+
+def logits_in(outputs: Any) -> Tensor:
+    """Return a model's logits: its output, or an entry or attribute `logits` of it.
+
+    Raises:
+        DataError: it has none.
+    """
+    found = entry_of(outputs, "logits") if not isinstance(outputs, Tensor) else outputs
+    if found is None:
+        raise DataError(
+            "a model's answer has no logits",
+            where="the model's output",
+            got=f"a {type(outputs).__name__}",
+            want="a tensor, or a dict or an object with 'logits'",
+            fix="return the logits alone, or name them",
+        )
+    return found
+
+
+def judged(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
+    """Return what quality is measured on: outputs of axes (labels, outputs), and labels.
+
+    Args:
+        logits: outputs of rows or of tokens; a single output of a class is its logit beside 0.
+        labels: of each row, of each token, or of each class.
+        task: "classification" or "regression".
+
+    Raises:
+        DataError: outputs of other axes than the labels'.
+    """
+    if task == "regression":
+        return _like(logits, labels).reshape(-1, 1).float(), labels.flatten().float()
+    if logits.numel() == labels.numel():
+        one = logits.reshape(-1, 1).float()
+        return torch.cat([torch.zeros_like(one), one], 1), labels.flatten().long()
+    return _by_label(logits, labels).float(), labels.flatten().long()
+
+
+def _like(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return outputs with the axes of the labels."""
+    if logits.numel() != labels.numel():
+        raise _other_axes(logits, labels, f"axes {tuple(labels.shape)}")
+    return logits.reshape(labels.shape)
+
+
+def _by_label(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return outputs of axes (labels, outputs), one of each class."""
+    axes = labels.shape[:-1] if labels.dim() == logits.dim() > 1 else labels.shape
+    if logits.shape[:-1] != axes and logits.shape[:1] + logits.shape[2:] == axes:
+        logits = logits.movedim(1, -1)  # classes stand second, as in torch's cross-entropy
+    if logits.shape[:-1] != axes or labels.is_floating_point() or axes.numel() != labels.numel():
+        raise _other_axes(logits, labels, "labels int64 of axes (rows,), outputs (rows, classes)")
+    return logits.flatten(0, -2)
+
+
+def _other_axes(logits: Tensor, labels: Tensor, want: str) -> DataError:
+    named = str(labels.dtype).removeprefix("torch.")
+    return DataError(
+        "outputs and labels do not go together",
+        got=f"outputs of axes {tuple(logits.shape)}, labels of axes {tuple(labels.shape)}, {named}",
+        want=want,
+        fix="labels.long() where they are classes, task='regression' where they are numbers, or "
+        "a loss of your own",
+    )
 
 
 #: Settings of [train] that a module's training has; the others are of parties and sessions.
@@ -205,7 +280,7 @@ def judges(train: TrainSettings) -> bool:
 
 
 def fit(
-    model: Crossings,
+    model: nn.Module,
     loader: Iterable[Any],
     validation: Iterable[Any] | None = None,
     *,
@@ -216,7 +291,7 @@ def fit(
     """Train a module by a recipe in words; what codec and defense add to the loss included.
 
     Args:
-        model: the module.
+        model: a `SplitModule`, or what `vfl.split` made; also compiled by `torch.compile`.
         loader: gives batches, anew for each epoch.
         validation: batches of rows that each epoch ends with.
         loss: a spec such as "cross_entropy:smoothing=0.1", or a function of outputs and labels;
@@ -234,7 +309,6 @@ def fit(
         ConfigError: a setting that a module's training does not have, or that needs `validation`.
         DataError: a batch has no labels, or the loader gives none.
 
-    >>> from torch import nn
     >>> from vfl.training.cutting import split
     >>> rows = torch.eye(4)
     >>> model = split(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "0", rows)
@@ -243,11 +317,12 @@ def fit(
     >>> model.step, len(history)
     (2, 2)
     """
+    core = crossings_of(model, averaged=False)
     train = recipe_of(settings, validated=validation is not None)
-    judged = judges(train)
-    task_loss, steps, trained = _loss_in_words(loss, model.task), Optimization(train), 0
-    optimizer, parts = steps.build(model.parameters()), _weights_of_parties(model)
-    stopping = EarlyStopping(train, lambda: _weights(model), lambda best: _put(model, best))
+    is_judged = judges(train)
+    task_loss, steps, trained = _loss_in_words(loss, core.task), Optimization(train), 0
+    optimizer, parts = steps.build(core.parameters()), _weights_of_parties(core)
+    stopping = EarlyStopping(train, lambda: _weights(core), lambda best: _put(core, best))
     history: list[dict[str, float]] = []
     for epoch in range(1, train.epochs + 1):
         began, losses, rows = time.perf_counter(), 0.0, 0
@@ -258,10 +333,10 @@ def fit(
                 outputs = answered(model, inputs, labels)
             value = task_loss(outputs, labels)
             optimizer.zero_grad()
-            whole = value + model.extra_loss()
+            whole = value + core.extra_loss()
             whole.backward()  # type: ignore[no-untyped-call]
             for own in parts if train.clip_norm else ():
-                torch.nn.utils.clip_grad_norm_(own, train.clip_norm)
+                nn.utils.clip_grad_norm_(own, train.clip_norm)
             optimizer.step()
             losses, rows = losses + float(value.detach()) * len(labels), rows + len(labels)
             trained += 1
@@ -272,12 +347,12 @@ def fit(
             record["train_loss"] = mean
         if validation is not None:
             record |= validated(model, validation, task_loss, train.precision)
-        if judged:
+        if is_judged:
             asked = Exchange(trained, "validation", epoch, np.empty(0, np.int64), last=True)
             stopping.judge(record, asked)
             record["best_epoch"] = stopping.best_epoch
         record["seconds"] = round(time.perf_counter() - began, 3)
-        record |= {way: model.ledger.total_bytes(way.removeprefix("bytes_")) for way in _WAYS}
+        record |= {way: core.ledger.total_bytes(way.removeprefix("bytes_")) for way in _WAYS}
         history.append(record)
         on_epoch(record)
         if stopping.stopped:
@@ -287,29 +362,24 @@ def fit(
 
 @torch.no_grad()
 def validated(
-    model: Crossings, rows: Iterable[Any], loss: Loss, precision: str = "float32"
+    model: nn.Module, rows: Iterable[Any], loss: Loss, precision: str = "float32"
 ) -> dict[str, float]:
     """Return the loss and the figures of some rows, for example `validation_accuracy`."""
     model.eval()
-    losses, answers, truths = 0.0, [], []
+    task, losses, answers, truths = crossings_of(model).task, 0.0, [], []
     for inputs, labels in _moved(rows, model):
         with _autocast(model, precision):
             outputs = answered(model, inputs)
         losses += float(loss(outputs, labels)) * len(labels)
-        logits: Tensor = getattr(outputs, "logits", outputs)
-        answers.append(_by_label(logits, labels, model.task).float().cpu())
-        truths.append(labels.flatten().cpu())
+        answer, truth = judged(logits_in(outputs), labels, task)
+        answers.append(answer.cpu())
+        truths.append(truth.cpu())
     if not truths:
         raise DataError("the loader gives no batch", where="the validation rows")
     count = sum(map(len, truths))
-    quality = regression_quality if model.task == "regression" else classification_quality
+    quality = regression_quality if task == "regression" else classification_quality
     found = {"loss": losses / count} | quality(torch.cat(answers), torch.cat(truths))
     return {f"validation_{name}": value for name, value in found.items()}
-
-
-def _by_label(logits: Tensor, labels: Tensor, task: str) -> Tensor:
-    """Outputs of axes (labels, outputs): of each row, or of each token."""
-    return logits.reshape(labels.numel(), 1 if task == "regression" else logits.shape[-1])
 
 
 def _loss_in_words(loss: str | Loss | None, task: str) -> Loss:
@@ -320,28 +390,26 @@ def _loss_in_words(loss: str | Loss | None, task: str) -> Loss:
     made = make_loss(loss, task)
 
     def of(outputs: Any, labels: Tensor) -> Tensor:
-        logits = _by_label(getattr(outputs, "logits", outputs), labels, task).float()
-        if task == "regression":
-            return made(logits[:, 0], labels.flatten().float())
-        return made(logits, labels.flatten())
+        logits, truth = judged(logits_in(outputs), labels, task)
+        return made(logits[:, 0] if task == "regression" else logits, truth)
 
     return of
 
 
-def _moved(loader: Iterable[Any], model: Crossings) -> Iterator[tuple[Any, Tensor]]:
+def _moved(loader: Iterable[Any], model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
     device = device_of(model)
     for batch in loader:
         inputs, labels = moved(labelled(batch), device)
         yield inputs, labels
 
 
-def _autocast(model: Crossings, precision: str) -> AbstractContextManager[Any]:
+def _autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device_of(model).type, torch.bfloat16)
 
 
-def _weights_of_parties(model: Crossings) -> list[list[torch.nn.Parameter]]:
+def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
     """Return the weights of each party, for its own norm; the label party has the rest."""
     if isinstance(model, CutModel):
         owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
@@ -349,7 +417,7 @@ def _weights_of_parties(model: Crossings) -> list[list[torch.nn.Parameter]]:
     else:
         assert isinstance(model, SplitModule), "modules with crossings are of these two kinds"
         parties, owners = [*model.bottoms, ""], {}
-    found: dict[str, list[torch.nn.Parameter]] = {party: [] for party in parties}
+    found: dict[str, list[nn.Parameter]] = {party: [] for party in parties}
     for name, weight in model.named_parameters():
         part, _, rest = name.partition(".")
         owner = rest.partition(".")[0] if part in ("bottoms", "encoders") else owners.get(name)

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vfl.compression import Codec, StepContext
 from vfl.core.errors import DataError, SpecError
@@ -26,7 +26,7 @@ from vfl.core.frame import Kind
 from vfl.session.trace import TRAINING, Recorded, Replayed, Trace
 from vfl.training.cutting import CutModel
 from vfl.training.fitting import columns_of, row_digests
-from vfl.training.split import Crossings
+from vfl.training.split import Crossings, crossings_of
 
 #: The position of a row that is of no interest: behind all others.
 _ELSEWHERE = 2**62
@@ -56,9 +56,9 @@ class ModuleTrace:
         frames: of the training, as the bytes that crossed.
     """
 
-    def __init__(self, model: Crossings, limit_bytes: int = 2**31) -> None:
+    def __init__(self, model: nn.Module, limit_bytes: int = 2**31) -> None:
         self.frames = Trace(TRAINING, limit_bytes=limit_bytes)
-        self._model = model
+        self._model = crossings_of(model)
         self._began: dict[str, Codec] = {}
         self._steps: dict[int, _Step] = {}
         self._open: ExitStack | None = None
@@ -227,17 +227,16 @@ class _Replay:
         return grad
 
 
-def record(model: Crossings, limit_bytes: int = 2**31) -> ModuleTrace:
+def record(model: nn.Module, limit_bytes: int = 2**31) -> ModuleTrace:
     """Record what crosses while a module is trained in a `with` block.
 
     `vfl.attack(model, loader, trace=trace, pack=...)` attacks with it: an attacker is given what it
     saw of the training, as its threat model grants it.
 
     Args:
-        model: a `SplitModule`, or what `vfl.split` made.
+        model: a `SplitModule`, or what `vfl.split` made, in a wrapper of torch or not.
         limit_bytes: of the frames; recording more is refused.
 
-    >>> from torch import nn
     >>> from vfl.training.cutting import split
     >>> rows, labels = torch.eye(4), torch.tensor([0, 1, 0, 1])
     >>> model = split(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "0", rows)

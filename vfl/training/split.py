@@ -33,6 +33,8 @@ _LABEL = "label"
 _ON_LABELS = ("loss", "gradient")
 #: Hooks that act where this module has no hand.
 _ELSEWHERE = ("labels", "counts", "batch", "fit", "targets", "received")
+#: Beginning of torch's error of a batch normalisation in training.
+_ONE_ROW = "Expected more than 1 value per channel"
 #: Directions of a cut and of its gradient, and those of a cut that comes back (U-shape).
 _FORTH, _BACK = ("up", "down"), ("down", "up")
 
@@ -141,6 +143,12 @@ class Crossings(nn.Module):
         for name, codec in self._codecs.items():
             codec.load_state_dict(state["codecs"][name])
         self._defense.load_state_dict(state["defense"])
+
+    def __reduce__(self) -> Any:
+        raise SpecError(
+            "a split module holds the secrets of its parties, which no file gets",
+            want="torch.save(model.state_dict(), file), or copy.deepcopy(model)",
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return an independent copy; forward passes that await gradients are not copied."""
@@ -465,7 +473,7 @@ class _Crossing:
         self._report(self.ways[0], Frame(kind, self.here.step, payload))
         rows, width = cut.shape
         decoded, saved = self.codec.decode(payload, rows, width, self.there)
-        return decoded.to(cut), kept, saved
+        return decoded if _alike(decoded, cut) else decoded.to(cut), kept, saved
 
     def back(self, grad: Tensor, kept: Any, saved: Any) -> Tensor:
         """Return the gradient as the receiver decodes it."""
@@ -478,11 +486,13 @@ class _Crossing:
         rows, width = grad.shape
         received = self.codec.decode_grad(payload, kept, rows, width, self.here)
         self.codec.commit(self.here.step)
-        return received.to(grad)
+        return received if _alike(received, grad) else received.to(grad)
 
     def _for_codec(self, values: Tensor) -> Tensor:
         """Values as codecs take them: float32, on the processor unless the codec runs elsewhere."""
-        values = values.detach().float()
+        values = values.detach()
+        if values.dtype is not torch.float32:
+            values = values.float()
         return values if self.codec.on_card else values.cpu()
 
     def _require_first(self) -> None:
@@ -521,6 +531,11 @@ class _Crossing:
             observer(self.party, direction, frame)
 
 
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one type and one device; asking takes less time than `to`."""
+    return one.dtype is other.dtype and one.device == other.device
+
+
 class _Cross(torch.autograd.Function):
     """A crossing as autograd sees it."""
 
@@ -536,6 +551,31 @@ class _Cross(torch.autograd.Function):
         return crossing.back(grads[0], kept, saved), None
 
 
+def crossings_of(module: object, *, averaged: bool = True) -> Crossings:
+    """Return the split module in a wrapper of torch, such as a compiled or an averaged one.
+
+    Args:
+        module: a split module, or a wrapper of one.
+        averaged: whether an average of weights, or a replica of several processes, will do.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = module
+    while isinstance(found, nn.Module) and not isinstance(found, Crossings):
+        found = getattr(found, "_orig_mod", getattr(found, "module", None) if averaged else None)
+    if isinstance(found, Crossings):
+        return found
+    parts = module.named_modules() if isinstance(module, nn.Module) else ()
+    inner = [name for name, one in parts if isinstance(one, Crossings)]
+    raise DataError(
+        "this is no split module",
+        got=f"a {type(module).__name__}",
+        want="a SplitModule, or what vfl.split makes",
+        fix=f"give the part of it that is one: model.{inner[0]}" if inner else None,
+    )
+
+
 def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
     """Return the defense; refuse a defense that acts outside this module."""
     defense = defenses.make(spec)
@@ -547,6 +587,13 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
             one.epsilon is not None for one in member.privacy()
         ):
             missed.append("the task's own loss")
+    if missed and set(missed) <= set(elsewhere):
+        raise SpecError(
+            "a model that was cut keeps its layers, and this defense replaces some",
+            got=f"{spec}, which acts on {', '.join(missed)}",
+            want="a defense of cuts, gradients or outputs",
+            fix="SplitModule({party: bottom}, top, {party: width}, defense=...) joins models",
+        )
     if missed:
         raise SpecError(
             "this module cannot apply the defense: labels, loss and loop are the caller's",
@@ -557,8 +604,7 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
     return defense
 
 
-@contextmanager
-def taking(whose: str, given: Any) -> Iterator[None]:
+class taking:
     """Say which model could not take its inputs, and their axes and types; never a value.
 
     Args:
@@ -568,22 +614,35 @@ def taking(whose: str, given: Any) -> Iterator[None]:
     Raises:
         DataError: an index, an axis or a type is wrong.
     """
-    try:
-        yield
-    except (VFLError, torch.OutOfMemoryError):
-        raise
-    except IndexError:  # its text holds the index, which is a value of a row
-        raise DataError(
-            f"{whose} got an index that it has no entry for",
-            got=_described(given),
-            want="whole numbers from 0 on, below the size of its table",
-        ) from None
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{whose} does not take these inputs",
-            got=_described(given),
-            want="the axes and the type that its first layer takes",
-        ) from error
+
+    __slots__ = ("given", "whose")
+
+    def __init__(self, whose: str, given: Any) -> None:
+        self.whose, self.given = whose, given
+
+    def __enter__(self) -> None:
+        """Nothing: an object costs less than a generator, three times a step."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Raise the error of a model with its name."""
+        if error is None or isinstance(error, VFLError | torch.OutOfMemoryError):
+            return
+        if isinstance(error, IndexError):  # its text holds the index, which is a value of a row
+            raise DataError(
+                f"{self.whose} got an index that it has no entry for",
+                got=_described(self.given),
+                want="whole numbers from 0 on, below the size of its table",
+            ) from None
+        if isinstance(error, RuntimeError | TypeError | ValueError):
+            alone = str(error).startswith(_ONE_ROW)
+            raise DataError(
+                f"{self.whose} does not take {'a single row' if alone else 'these inputs'}",
+                got=_described(self.given),
+                want="two rows or more in training, for batch normalisation"
+                if alone
+                else "the axes and the type that its layers take",
+                fix="drop_last=True in the loader, or another normalisation" if alone else None,
+            ) from error
 
 
 def _described(given: Any) -> str:
