@@ -261,7 +261,7 @@ class Recipe:
         return crossings_of(found)
 
 
-#: Where an object lies in the memory of one process.
+#: The address of an object, which differs from process to process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 

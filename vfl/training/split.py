@@ -621,7 +621,7 @@ class taking:
         self.whose, self.given = whose, given
 
     def __enter__(self) -> None:
-        """Nothing: an object costs less than a generator, three times a step."""
+        """Do nothing; an object costs less than a generator, three times a step."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Raise the error of a model with its name."""
