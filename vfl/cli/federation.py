@@ -510,7 +510,7 @@ def _follow(
     """
     say(f"its log is {service.log}; end it with Ctrl-C")
     tended = time.monotonic()
-    with service.log.open(errors="replace") as log:
+    with service.log.open(encoding="utf-8", errors="replace") as log:
         log.seek(0, os.SEEK_END)
         torn = ""
         while service.alive:

@@ -59,7 +59,7 @@ def add(
     found = None
     if table is not None:
         given = [] if ids is None else [f"{name}={ids}"]
-        found = described([f"{name}={table}"], given, [], [], {"": ""}, "", project=True)[name]
+        found = described([f"{name}={table}"], given, [], [], [], {"": ""}, "", project=True)[name]
     _say(members.add(label, name, found, serves=serve), json)
 
 

@@ -95,6 +95,14 @@ def init(
             help="One row of each repeated id: first, latest:COLUMN or mean.",
         ),
     ] = None,
+    encodings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--encoding",
+            metavar="[PARTY=]NAME",
+            help="Encoding of a CSV that is not found, such as cp1251 or shift_jis.",
+        ),
+    ] = None,
     label_party: Annotated[str, typer.Option(help="The party with the labels.")] = "label",
     dealer: Annotated[str, typer.Option(help="A dealer without data, for --secure.")] = "",
     secure: Annotated[
@@ -153,7 +161,7 @@ def init(
         )
     further = dict(map(_task_of, tasks or ()))
     labels = {label_party: label} | further
-    given = (tables or [], ids or [], queries or [], repeats or [])
+    given = (tables or [], ids or [], queries or [], repeats or [], encodings or [])
     found = described(*given, labels, label_party, project=folder is not None)
     if folder is None:
         _write_party_file(found, label, party or dealer or middle or tasks)
@@ -207,6 +215,10 @@ def join(
         str | None, typer.Option(metavar="COLUMN", help="For a label party: its label column.")
     ] = None,
     query: Annotated[str | None, typer.Option(help="Query to a database.")] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Encoding of a CSV that is not found, such as cp1251."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Join a project: put your table into party.toml, make your keys, check both.
@@ -229,7 +241,7 @@ def join(
         joining.require_no_loader(party, table)
     facts: dict[str, Any] = {"party": party.party, "file": str(file)}
     if party.role == "data" or table is not None:
-        report = joining.merge_table(folder, table, ids, label, query)
+        report = joining.merge_table(folder, table, ids, label, query, encoding)
         party = read_party_file(file)
         notes = [line for line in report.lines() if line.startswith(("look at ", "note: "))]
         _say_notes(party.party, party.table.source, report.features, report.left_out, notes)
@@ -274,6 +286,7 @@ def described(
     ids: list[str],
     queries: list[str],
     repeats: list[str],
+    encodings: list[str],
     labels: dict[str, str],
     label_party: str,
     project: bool,
@@ -285,6 +298,7 @@ def described(
         ids: id columns as given.
         queries: queries to databases as given.
         repeats: what becomes of repeated ids, as given.
+        encodings: encodings of CSVs, as given.
         labels: label columns by party; "" if not given.
         label_party: the leading label party.
         project: whether the tables belong to several parties.
@@ -292,6 +306,7 @@ def described(
     from vfl.core.errors import ConfigError
     from vfl.core.storage import database_beside, is_database
     from vfl.datasets.describe import describe, tells_label
+    from vfl.federation.joining import checked_encoding
     from vfl.federation.project import Table
 
     label, sources = labels[label_party], dict(_named(text, "") for text in tables)
@@ -310,8 +325,8 @@ def described(
         if name in sources and not labels[name]:
             fix = "--label COLUMN" if name == label_party else f"--task {name}=COLUMN"
             raise ConfigError("the label party's table needs a label column", got=name, fix=fix)
-    asked, by_hand, once = (
-        dict(_named(text, "") for text in given) for given in (queries, ids, repeats)
+    asked, by_hand, once, written = (
+        dict(_named(text, "") for text in given) for given in (queries, ids, repeats, encodings)
     )
     reports = {}
     for name, source in sources.items():
@@ -319,8 +334,16 @@ def described(
         id_column = by_hand.get(name, by_hand.get(""))
         query = asked.get(name, asked.get(""))
         how = once.get(name, once.get(""))
+        encoding = checked_encoding(written.get(name, written.get("")))
         reports[name] = describe(
-            source, None, id_column, own_label, query=query, say=say, repeats=how
+            source,
+            None,
+            id_column,
+            own_label,
+            query=query,
+            say=say,
+            repeats=how,
+            encoding=encoding,
         )
     alike = {report.form.id_type for report in reports.values()}
     beyond = [

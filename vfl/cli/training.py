@@ -361,7 +361,7 @@ def _served_at(run: Path) -> str:
 
 def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> None:
     table = ask(run, "predict", device, explain) / "predictions.csv"
-    with table.open(newline="") as file:
+    with table.open(encoding="utf-8", newline="") as file:
         flags = [row.get("trained") for row in csv.DictReader(file)]
     rows, trained = len(flags), flags.count("yes")
     unfamiliar = _unfamiliar(run)

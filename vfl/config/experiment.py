@@ -79,12 +79,35 @@ def _is_memory(text: str) -> str:
 Memory = Annotated[str, StringConstraints(max_length=32), AfterValidator(_is_memory)]
 
 
+#: Encodings of tables, among Python's text codecs: Unicode; then by language.
+ENCODINGS = (
+    *("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"),
+    *("cp1252", "latin-1", "iso8859-1", "iso8859-15", "cp850", "cp437", "mac-roman"),
+    *("cp1250", "iso8859-2", "cp1257", "cp1254", "iso8859-9", "cp1251", "koi8-r", "koi8-u"),
+    *("cp866", "iso8859-5", "cp1253", "iso8859-7", "cp1255", "cp1256", "cp874"),
+    *("cp932", "shift-jis", "euc-jp", "iso-2022-jp", "gb18030", "gbk", "gb2312", "big5"),
+    *("cp949", "euc-kr"),
+)
+
+
+def _is_encoding(text: str) -> str:
+    name = re.sub("^windows-", "cp", text.lower().replace("_", "-"))
+    name = re.sub("^iso-8859", "iso8859", name)
+    if name not in ENCODINGS:
+        raise ValueError(f"the encodings of tables are {', '.join(ENCODINGS)}")
+    return name
+
+
+#: Encoding of a table's text, by the name of a Python codec.
+Encoding = Annotated[str, StringConstraints(max_length=32), AfterValidator(_is_encoding)]
+
+
 class TableSettings(Settings):
     """Format of a table, and encoding of its numbers.
 
     Attributes:
         separator, encoding, decimal, skip_lines: format of a CSV; the last is the number of lines
-            above the column names.
+            above the column names. Encodings are Python's names, such as "cp1251" or "shift_jis".
         missing: further texts for a missing cell; or a table of them by column, with "*" for all
             other columns. Words such as NA also mean a missing cell among numbers and dates, unless
             the column's list is empty.
@@ -105,9 +128,7 @@ class TableSettings(Settings):
     """
 
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    encoding: Literal[
-        "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"
-    ] = "utf-8"
+    encoding: Encoding = "utf-8"
     decimal: Literal[".", ","] = "."
     skip_lines: int = Field(default=0, ge=0, le=10_000)
     missing: tuple[str, ...] | dict[str, tuple[str, ...]] = ()

@@ -11,6 +11,7 @@ import lzma
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -23,12 +24,12 @@ from vfl.core.errors import DataError
 from vfl.core.storage import may_be_csv
 from vfl.core.text import printable
 from vfl.datasets.cells import read_with, whole_numbers_of
+from vfl.datasets.encodings import encoding_of, marked, wide
 from vfl.datasets.table import Source, TableFormat, cells_of, check_names
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 _TOP_BYTES = 1 << 18
 _TOP_LINES = 200
-_CHUNK_BYTES = 1 << 20
 _MOST_CELLS = 10_000
 #: Separators to try, and those for a table that none of the former fits.
 _SEPARATORS, _RARE_SEPARATORS = (",", ";", "\t", "|"), ("^", "~", "\x1f", ":", " ")
@@ -49,6 +50,8 @@ _BINARY = re.compile(rb"[\0-\x06\x0e-\x19]")  # never in a table of text
 _END = "\x1eend-of-file"
 #: First bytes of files that are no CSV, their kind, and the cure.
 _OTHERS = (
+    (b"\xff\xfe\0\0", "text in UTF-32", "save the table as UTF-8"),
+    (b"\0\0\xfe\xff", "text in UTF-32", "save the table as UTF-8"),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook (.xls)", "save its sheet as CSV"),
     (b"PAR1", "a Parquet file", "give its name the ending .parquet"),
     (b"SQLite format 3\0", "a database of SQLite", "name it sqlite:///FILE, with a query"),
@@ -81,13 +84,17 @@ def is_csv(source: Source) -> bool:
 # The format.
 
 
-def sniff(source: Source) -> TableFormat:
+def sniff(source: Source, encoding: str | None = None) -> TableFormat:
     """Detect the format of a CSV: encoding, separator, decimals, and lines above the column names.
 
     Other sources get the default format.
 
+    Args:
+        source: the table.
+        encoding: encoding of its text; None detects it.
+
     Raises:
-        DataError: its first line has no column names.
+        DataError: its first line has no column names, or its encoding cannot be detected.
     """
     if not is_csv(source):
         return TableFormat()
@@ -96,7 +103,7 @@ def sniff(source: Source) -> TableFormat:
     if not path.is_file():
         return TableFormat()
     _check_kind(path)
-    encoding = _encoding(path)
+    encoding = encoding or text_encoding(path)
     try:
         with _opened(path) as file:
             top = codecs.getincrementaldecoder(encoding)().decode(file.read(_TOP_BYTES))
@@ -117,6 +124,11 @@ def sniff(source: Source) -> TableFormat:
     signs = read_with(cells[:_MOST_CELLS])
     decimal = "," if separator != "," and signs[","].sum() > signs["."].sum() else "."
     return TableFormat(separator, encoding=encoding, decimal=decimal, skip_lines=skip)
+
+
+def text_encoding(path: Path) -> str:
+    """Detect the encoding of a file, packed or not; see `encoding_of`."""
+    return encoding_of(partial(_opened, path), str(path))
 
 
 def _reader(lines: Iterable[str], separator: str) -> Any:
@@ -158,64 +170,6 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
         if all(names) and len({*names}) == len(names) and not any(map(_NUMBER.fullmatch, names)):
             return (1, whole[-1]), begins[first]
     return (2 * (whole[0] > 1 and first == 0), whole[0]), 0
-
-
-def _encoding(path: Path) -> str:
-    """Detect the encoding: by its mark, else UTF-8 if valid; else Western Windows or latin-1."""
-    letters = set[int]()
-    try:
-        with _opened(path) as file:
-            mark = file.read(4)
-            if mark.startswith(codecs.BOM_UTF8):
-                return "utf-8-sig"
-            if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                return "utf-16"
-            if b"\0\0" in (mark[1::2], mark[::2]):
-                return "utf-16-le" if mark[1::2] == b"\0\0" else "utf-16-be"
-            chunk, decoder = mark, codecs.getincrementaldecoder("utf-8")()
-            broken = False
-            while chunk:
-                if broken:
-                    letters.update(chunk)
-                else:
-                    try:
-                        decoder.decode(chunk)
-                    except UnicodeDecodeError:
-                        broken = True
-                        continue
-                chunk = file.read(_CHUNK_BYTES)
-            if not broken:
-                decoder.decode(b"", final=True)
-                return "utf-8"
-    except UnicodeDecodeError:
-        return "latin-1"
-    except (OSError, EOFError, lzma.LZMAError):
-        return "utf-8"
-    _check_one_encoding(path)
-    of_windows = letters & set(range(0x80, 0xA0))
-    return "cp1252" if of_windows and not of_windows & {0x81, 0x8D, 0x8F, 0x90, 0x9D} else "latin-1"
-
-
-def _check_one_encoding(path: Path) -> None:
-    """Refuse a file of lines in UTF-8 and lines in another encoding."""
-    first = dict[bool, int]()
-    with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if line.isascii():
-                continue
-            try:
-                line.decode()
-                first.setdefault(True, number)
-            except UnicodeDecodeError:
-                first.setdefault(False, number)
-            if len(first) == 2:
-                raise DataError(
-                    "this file mixes two encodings",
-                    where=str(path),
-                    got=f"line {first[True]} is UTF-8, and line {first[False]} is not",
-                    want="one encoding, such as UTF-8",
-                    fix="write the table again; were files of two programs joined?",
-                )
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
@@ -441,9 +395,8 @@ def _check_kind(path: Path) -> None:
             raise DataError(
                 "this file is no CSV", where=str(path), got=what, want="CSV or Parquet", fix=fix
             )
-    gaps = whole[:4:2] == b"\0\0", whole[1:4:2] == b"\0\0"
-    wide = top.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or gaps[0] != gaps[1]
-    if whole[257:262] == b"ustar" or (not wide and _BINARY.search(whole.rstrip(b"\0\x1a"))):
+    is_wide = marked(whole) == "utf-16" or wide(whole)
+    if whole[257:262] == b"ustar" or (not is_wide and _BINARY.search(whole.rstrip(b"\0\x1a"))):
         tar = whole[257:262] == b"ustar"
         raise DataError(
             "this file is no CSV",
@@ -456,8 +409,9 @@ def _check_kind(path: Path) -> None:
 
 def written_otherwise(path: Path, form: TableFormat) -> str | None:
     """The settings that describe a CSV's real format, where it differs from `form`."""
+    usual = TableFormat()
     try:
-        found, usual = sniff(path), form
+        found = sniff(path, None if form.encoding == usual.encoding else form.encoding)
         with _opened(path) as file:
             if b"\0" in file.read(4096) and not found.encoding.startswith("utf-16"):
                 return None
@@ -466,7 +420,7 @@ def written_otherwise(path: Path, form: TableFormat) -> str | None:
     told = []
     for name in ("separator", "encoding", "decimal", "skip_lines"):
         value = getattr(found, name)
-        if value != getattr(usual, name):
+        if value != getattr(form, name):
             told.append(f"{name} = {value}" if name == "skip_lines" else f'{name} = "{value!s}"')
     if not told:
         return None

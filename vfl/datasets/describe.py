@@ -20,6 +20,7 @@ from vfl.datasets.alignment.join import align
 from vfl.datasets.alone import Truth, sampled, scores
 from vfl.datasets.csv_file import is_csv, sniff
 from vfl.datasets.encode import MAX_CATEGORIES, DateColumn
+from vfl.datasets.encodings import WESTERN
 from vfl.datasets.facts import Facts, facts_of
 from vfl.datasets.files import column_names, first_rows, read_table
 from vfl.datasets.repeats import Repeats
@@ -155,6 +156,7 @@ def describe(
     query: str | None = None,
     say: Callable[[str], None] | None = None,
     repeats: str | None = None,
+    encoding: str | None = None,
 ) -> TableReport:
     """Describe a table.
 
@@ -168,12 +170,13 @@ def describe(
         say: receives a line after every few thousand columns.
         repeats: what becomes of repeated ids, if the format is detected; see `Repeats`. It needs
             `id_column`.
+        encoding: encoding of a CSV, if the format is detected; None detects it.
 
     Raises:
         DataError: the table is not readable, or no column identifies the rows.
     """
     found_out = form is None
-    form = replace(sniff(source), query=query) if form is None else form
+    form = replace(sniff(source, encoding), query=query) if form is None else form
     names = column_names(source, form, "data.source")
     for name, what in ((id_column, "the id column"), (label, "the label")):
         if name is not None:
@@ -214,6 +217,11 @@ def describe(
         _report(fact, ids, label, truth, scored.get(fact.name), form) for fact in facts.values()
     )
     notes = () if truth is None else truth.notes
+    if found_out and encoding is None and form.encoding in WESTERN:
+        notes += (
+            f"its text is no UTF-8 and is read as Western European ({form.encoding}); if letters "
+            "look wrong, set encoding in [data]",
+        )
     return TableReport(
         len(table), columns, form, ids, label, None if truth is None else truth.task, notes, whole
     )

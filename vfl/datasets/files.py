@@ -29,7 +29,7 @@ from vfl.core.errors import DataError, MissingDataError, nearest
 from vfl.core.registry import imported
 from vfl.core.storage import is_database, is_loader, is_object
 from vfl.datasets.cells import plain
-from vfl.datasets.csv_file import CsvRows, written_otherwise
+from vfl.datasets.csv_file import CsvRows, text_encoding, written_otherwise
 from vfl.datasets.repeats import one_row_each
 from vfl.datasets.sql import query_blocks
 from vfl.datasets.table import (
@@ -216,6 +216,8 @@ def _readable(path: Path | str) -> Iterator[None]:
     except Exception as error:
         if isinstance(path, Path) and not isinstance(error, _UNREADABLE):
             raise
+        if isinstance(error, UnicodeError) and isinstance(path, Path):
+            text_encoding(path)  # a better error, if this names likely ones
         raise _unreadable(path, type(error).__name__) from None  # its text may quote cells
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vfl.config import DataSettings, Experiment, PartyFile, read_party_file
+from vfl.config import DataSettings, Experiment, PartyFile, TableSettings, read_party_file
 from vfl.config.edit import Edit, with_settings, without_keys
 from vfl.config.toml import check
 from vfl.config.validate import UNNAMED_ALIGNMENT
@@ -103,8 +103,24 @@ def require_no_loader(party: PartyFile, table: str | None) -> None:
             )
 
 
+def checked_encoding(name: str | None) -> str | None:
+    """The encoding that the option --encoding names, in the spelling of [data].
+
+    Raises:
+        ConfigError: lists the encodings of tables.
+    """
+    if name is None:
+        return None
+    return check({"encoding": name}, TableSettings, where="--encoding").encoding
+
+
 def merge_table(
-    folder: Path, source: str | None, id_column: str | None, label: str | None, query: str | None
+    folder: Path,
+    source: str | None,
+    id_column: str | None,
+    label: str | None,
+    query: str | None,
+    encoding: str | None = None,
 ) -> TableReport:
     """Write a table, with all detected settings, into the [data] of a party's file.
 
@@ -116,6 +132,7 @@ def merge_table(
         id_column: name of its id column; None finds it.
         label: name of its label column; None if it has none, or the file names it.
         query: query to a database.
+        encoding: encoding of a CSV; None keeps the file's, or detects it.
 
     Raises:
         ConfigError: the party has no table, or the table that the file names does not exist.
@@ -136,13 +153,17 @@ def merge_table(
                 fix=f"vfl join {folder} --table TABLE",
             )
         id_column = id_column or (old.id if "id" in said else None)
+        encoding = encoding or said.get("encoding")
     else:
         said = {name: said[name] for name in _OF_ANY_TABLE if name in said}
         place = database_beside(source, Path.cwd()) if is_database(source) else Path(source)
         source = place if isinstance(place, str) else _seen_from(folder, place)
     label = label or said.get("label")
     asked = query or said.get("query")
-    report = describe(place, None, id_column, label, query=asked, repeats=old.repeats)
+    known = checked_encoding(encoding)
+    report = describe(
+        place, None, id_column, label, query=asked, repeats=old.repeats, encoding=known
+    )
     given = {"source": source} | ({"label": label} if label else {})
     data = report.settings() | said | given
     if (folder / "app").is_dir():
