@@ -9,9 +9,10 @@ import torch
 from vfl.core.errors import BadOptionError, DisagreementError, RingRangeError, WidthError
 from vfl.core.frame import HEADER_BYTES
 from vfl.mpc.in_process import LocalParties
-from vfl.mpc.many.members import LocalMembers, Member
+from vfl.mpc.many.members import LocalMembers, Lockstep, Member
 from vfl.mpc.ring import inner, matmul
 from vfl.mpc.rules import LEAST_PERMUTED
+from vfl.mpc.shares import SharedTensor
 
 BITS = 20
 
@@ -127,6 +128,21 @@ def test_bits_are_those_of_the_number(members):
     plain = (values * 2**BITS).round().long().numpy().view(np.uint64)
     found = words_of(members, lambda m: m.bits_of(shared(m, values)))
     assert (found == plain).all()
+
+
+@pytest.mark.parametrize("holders", [2, 3])
+@pytest.mark.parametrize("shape", [(), (5,), (7, 9), (70, 71)])
+def test_signs_and_leading_ones_of_all_parties_in_one_process(shape, holders):
+    count = int(np.prod(shape))
+    drawn = np.random.default_rng(0).integers(-(2**62), 2**62, count) >> np.arange(count) % 63
+    elements = torch.from_numpy(drawn).reshape(shape)
+    engine = Lockstep(holders)
+    shared = SharedTensor(engine.split(elements), 0)
+    assert torch.equal(engine.is_negative(shared).share.sum(0), (elements < 0).long())
+    places = engine.leading(shared, range(62)).share.sum(0)
+    magnitude = torch.where(elements < 0, ~elements, elements)
+    wanted = [*((magnitude >> place) == 1 for place in range(62)), elements < 0]
+    assert torch.equal(places, torch.stack(wanted).long())
 
 
 def test_few_values_are_not_shown_to_the_dealer(pair):

@@ -15,12 +15,10 @@ MODES = pytest.mark.parametrize("mode", ["thesis", "fast"])
 
 def divided(words, truncations):
     first = torch.from_numpy(PadStream(bytes(32)).elements64(len(words), "x").view("int64"))
-    second, moved = words - first, 0
-    for truncation in truncations:
-        first, indices = truncate_first(first, truncation)
-        second = truncate_second(second, truncation, indices)
-        moved += len(indices)
-    return first + second, moved
+    second = words - first
+    moved = truncate_first(first, truncations)
+    truncate_second(second, truncations, moved)
+    return first + second, sum(map(len, moved))
 
 
 @MODES

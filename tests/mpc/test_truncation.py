@@ -15,8 +15,9 @@ def shared(values, purpose):
 
 def scaled(values, truncation, purpose="x"):
     first, second = shared(values, purpose)
-    one, moved = truncate_first(first, truncation)
-    return one + truncate_second(second, truncation, moved), moved
+    (moved,) = truncate_first(first, [truncation])
+    truncate_second(second, [truncation], [moved])
+    return first + second, moved
 
 
 def draw(count, bits, seed=0):
@@ -37,10 +38,9 @@ def test_no_share_wraps(bits):
 @pytest.mark.parametrize("value", [0, 1, -1, 2**45, -(2**45), 2**46 - 1, 1 - 2**46])
 def test_the_edges_of_the_ring(share, value):
     first = torch.tensor([share])
-    truncation = Truncation(23, 46)
-    one, moved = truncate_first(first, truncation)
-    two = truncate_second(torch.tensor([value]) - first, truncation, moved)
-    assert abs(int(one + two) - value / 2**23) <= 1
+    second, truncations = torch.tensor([value]) - first, [Truncation(23, 46)]
+    truncate_second(second, truncations, truncate_first(first, truncations))
+    assert abs(int(first + second) - value / 2**23) <= 1
 
 
 def test_a_rate_is_a_whole_factor_and_a_division():

@@ -178,8 +178,7 @@ def test_a_holder_that_stopped(workers, shared):
             call()
 
 
-@pytest.mark.parametrize("mac", [False, True])
-def test_a_forgotten_session_never_waits_for_its_threads(monkeypatch, mac):
+def test_a_forgotten_session_never_waits_for_its_threads(monkeypatch):
     """The garbage collector may run where a thread is about to start: waiting there never ends."""
     waited = []
     real = ThreadPoolExecutor.shutdown
@@ -191,7 +190,7 @@ def test_a_forgotten_session_never_waits_for_its_threads(monkeypatch, mac):
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
     workers = tensors.virtual("alice", "bob", "carol")
     alice, bob, carol = workers
-    x = tensors.fix_precision(torch.tensor([1.0, -2.0])).share(alice, bob, dealer=carol, mac=mac)
+    x = tensors.fix_precision(torch.tensor([1.0, -2.0])).share(alice, bob, dealer=carol, mac=True)
     assert torch.relu(x).get().float_precision().tolist() == [1, 0]
     for worker in workers:
         worker.stop()

@@ -409,7 +409,7 @@ class BeaverEngine(Engine):
             self._deal(self.numbers.parts(self._whole(mask), shift), "parts", number)
         return mask
 
-    def _whole(self, mask: Tensor) -> Tensor:
+    def _whole(self, mask: Tensor, numbers: Ring | None = None) -> Tensor:
         """At the dealer: return the sum of all holders' parts of a mask."""
         return mask
 

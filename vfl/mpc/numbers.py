@@ -203,12 +203,4 @@ def reach(stack: Tensor, axes: int) -> Tensor:
 
 def upper(word: Tensor, place: int) -> Tensor:
     """Move a word's bits from a place on down to the first; zeros come in."""
-    return down(word, place, ones=False)
-
-
-def down(word: Tensor, by: int, *, ones: bool) -> Tensor:
-    """Move a word's bits down; zeros or ones come in."""
-    if by == 0:
-        return word
-    kept = (1 << (ELEMENT_BITS - by)) - 1
-    return (word >> by) | ~kept if ones else (word >> by) & kept
+    return (word >> place) & ((1 << (ELEMENT_BITS - place)) - 1) if place else word

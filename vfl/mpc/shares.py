@@ -287,51 +287,63 @@ class MovedIndices:
         return len(self.large) + len(self.small)
 
 
-def truncate_first(share: Tensor, truncation: Truncation) -> tuple[Tensor, MovedIndices]:
-    """Truncate at the first holder: return the new share, and the indices to send to the second.
+def truncate_first(elements: Tensor, truncations: Sequence[Truncation]) -> list[MovedIndices]:
+    """Truncate at the first holder, in place; return the indices to send to the second holder.
 
     Args:
-        share: int64 of any shape.
-        truncation: equal at both holders.
+        elements: the share, int64 of one axis.
+        truncations: divisions, one after the other; equal at both holders.
     """
-    elements = torch.empty(share.shape, dtype=torch.int64)
-    indices = []
-    for start, source, piece in _pieces(share, elements):
-        torch.mul(source, truncation.times, out=piece)
-        near = _near_the_turn(piece, 1 << truncation.zmax_bits)
-        if len(near):
-            indices.append(start + near)
-            # Subtract a quarter where the share is large, add a quarter where it is small.
-            piece.numpy()[near] ^= _QUARTER
-        piece >>= truncation.shift
-    moved = np.concatenate(indices) if indices else np.empty(0, np.int64)
-    # A quarter of the ring is more than zmax, so a lowered share is still above 0.
-    high = elements.numpy().reshape(-1)[moved] >= 0
-    return elements, MovedIndices(torch.from_numpy(moved[high]), torch.from_numpy(moved[~high]))
+    lists: list[tuple[list[np.ndarray], list[np.ndarray]]] = [([], []) for _ in truncations]
+    steps = list(zip(truncations, _reach_the_turn(truncations), lists, strict=True))
+    for start in range(0, len(elements), _PIECE):
+        piece = elements[start : start + _PIECE]
+        for truncation, may_be_near, (large, small) in steps:
+            if truncation.times > 1:
+                piece *= truncation.times
+            if may_be_near and len(near := _near_the_turn(piece, 1 << truncation.zmax_bits)):
+                # Subtract a quarter where the share is large, add a quarter where it is small.
+                moved = piece.numpy()[near] ^ _QUARTER
+                piece.numpy()[near] = moved
+                # A quarter of the ring is more than zmax, so a lowered share is still above 0.
+                large.append(start + near[moved >= 0])
+                small.append(start + near[moved < 0])
+            piece >>= truncation.shift
+    return [MovedIndices(_whole(large), _whole(small)) for large, small in lists]
 
 
-def truncate_second(share: Tensor, truncation: Truncation, moved: MovedIndices) -> Tensor:
-    """Truncate at the second holder: move the same indices back, and divide towards the other side.
+def truncate_second(
+    elements: Tensor, truncations: Sequence[Truncation], moved: Sequence[MovedIndices]
+) -> None:
+    """Truncate at the second holder, in place: move the same indices back, and divide.
 
     Rounding one share down and the other up keeps the error of the sum within one unit.
     """
-    elements = torch.empty(share.shape, dtype=torch.int64)
-    flat = share.reshape(-1)
-    for _, source, piece in _pieces(share, elements):
-        torch.mul(source, -truncation.times, out=piece)
-        piece >>= truncation.shift
-        piece.neg_()
-    for indices, step in ((moved.large, _QUARTER), (moved.small, -_QUARTER)):
-        moved_back = flat[indices] * truncation.times + step
-        elements.view(-1)[indices] = -((-moved_back) >> truncation.shift)
-    return elements
+    elements.neg_()
+    for truncation, indices in zip(truncations, moved, strict=True):
+        if truncation.times > 1:
+            elements *= truncation.times
+        for moved_back, step in ((indices.large, -_QUARTER), (indices.small, _QUARTER)):
+            if len(moved_back):
+                elements.numpy()[moved_back.numpy()] += step
+        elements >>= truncation.shift
+    elements.neg_()
 
 
-def _pieces(share: Tensor, elements: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield pieces of both, with their start, small enough for a processor's cache."""
-    source, target = share.reshape(-1), elements.view(-1)
-    for start in range(0, len(source), _PIECE):
-        yield start, source[start : start + _PIECE], target[start : start + _PIECE]
+def _reach_the_turn(truncations: Sequence[Truncation]) -> Iterator[bool]:
+    """Return for each division whether a share can be near the turning point before it.
+
+    After a division that is known to be impossible, whatever the share was.
+    """
+    most = _TURN
+    for truncation in truncations:
+        most *= truncation.times
+        yield most > _TURN - (1 << truncation.zmax_bits)
+        most = min(most, _TURN) >> truncation.shift
+
+
+def _whole(parts: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts]))
 
 
 def _near_the_turn(elements: Tensor, zmax: int) -> np.ndarray:

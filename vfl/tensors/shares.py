@@ -26,7 +26,7 @@ from vfl.core.registry import require, require_range
 from vfl.mpc.engine import BeaverEngine
 from vfl.mpc.in_process import LocalParties
 from vfl.mpc.many.authenticated import AuthenticatedMember, fresh
-from vfl.mpc.many.members import MOST_HOLDERS, LocalMembers, Lockstep, Member
+from vfl.mpc.many.members import MOST_HOLDERS, BitEngine, Lockstep, Member
 from vfl.mpc.numbers import FIELD, RING, reach
 from vfl.mpc.numbers import Ring as Numbers
 from vfl.mpc.ring import ELEMENT_BITS, Operation, encode, matmul
@@ -165,9 +165,9 @@ def perform(
             return Found(SharedTensor(divided.share, 0, divided.opened))
         case "divide":
             return Found(SharedTensor(member.divide(operands[0], parameters[0]).share, 0))
-        case "negative" if isinstance(member, Member | AuthenticatedMember):
+        case "negative" if isinstance(member, BitEngine | AuthenticatedMember):
             return Found(member.is_negative(operands[0]))
-        case "leading" if isinstance(member, Member | AuthenticatedMember):
+        case "leading" if isinstance(member, BitEngine | AuthenticatedMember):
             return Found(member.leading(operands[0], range(parameters[0], parameters[1] + 1)))
         case "blank":
             return Found(SharedTensor(blank(parameters[0]), 0))
@@ -551,7 +551,6 @@ class LockstepSession(Session):
         super().__init__(holders, dealer, mac)
         self._member = Lockstep(len(holders))
         self._open_rules = [Rule() for _ in self.workers]
-        self._members: LocalMembers | None = None
         self.count = 0
 
     def __len__(self) -> int:
@@ -573,8 +572,6 @@ class LockstepSession(Session):
         self.require_own(operands)
         rules = self._rules(operands)
         values = [each.parts.value for each in operands]
-        if kind in ("negative", "leading"):
-            return self._kept(self._apart(kind, values[0], parameters), rules)
         if kind == "linear":  # the shortest way, because these steps are frequent
             share = mapped(RING, parameters[0], parameters[1:], [each.share for each in values])
             return self._kept(SharedTensor(share, 0), rules)
@@ -602,19 +599,6 @@ class LockstepSession(Session):
     def _kept(self, value: SharedTensor, rules: Sequence[Rule]) -> Shares:
         self.count += 1
         return Shares(self, Stack(value, rules, self), value.share.shape[1:])
-
-    def _apart(self, kind: str, value: SharedTensor, parameters: Sequence[Any]) -> SharedTensor:
-        """Run the step with separate parties: the words of a comparison have no axis of holders."""
-        if self._members is None:
-            self._members = LocalMembers(len(self.workers) - 1)
-            weakref.finalize(self, self._members.close, wait=False)
-        parts = [*value.share, blank(value.share.shape[1:])]
-        found = self._members.run(
-            lambda member: (
-                perform(member, kind, [SharedTensor(parts[member.role], 0)], parameters).value
-            )
-        )
-        return SharedTensor(torch.stack([each.share for each in found[:-1]]), 0)
 
     def _rules(self, operands: Sequence[Shares]) -> Sequence[Rule]:
         """Return the reading rules of the result at every worker; a stopped worker raises here."""

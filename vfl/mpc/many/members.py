@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from vfl.core.registry import require_range
 from vfl.mpc.channel import Shape
 from vfl.mpc.engine import BeaverEngine
 from vfl.mpc.in_process import LocalParties
-from vfl.mpc.numbers import LOW, SIGN, WORDS, Ring, broadcast, down, reach, upper
+from vfl.mpc.numbers import LOW, SIGN, WORDS, Ring, broadcast, reach, upper
 from vfl.mpc.permuted import permutation
 from vfl.mpc.ring import ELEMENT_BITS, Operation, decode, encode
 from vfl.mpc.rules import LEAST_PERMUTED
@@ -45,12 +45,183 @@ _BLOCK = 1 << 16
 #: Number of factors in one product of bits, and the strides needed to reach every bit of a word.
 _FAN = 4
 _STRIDES = (1, 4, 16)
+_FANNED = torch.arange(_FAN)[:, None]
+
+#: Number of words whose products are summed up at once, so that they stay in a processor's cache.
+_PIECE = 1 << 12
 
 #: Factors of a product of bits: index of each word, and how many places it moves (up if positive).
 Factors = tuple[tuple[int, int], ...]
 
 
-class Member(BeaverEngine):
+class BitEngine(BeaverEngine):
+    """Engine that also extracts and multiplies the bits of shared elements."""
+
+    # Words of 64 bits whose exclusive or is the secret; n words each.
+
+    def bits_of(self, shared: SharedTensor) -> Tensor:
+        """Return the elements' bits as words of shared bits. 56 n bytes, four rounds.
+
+        The carries of a sum take log4(64) rounds; each round multiplies four bits at a time.
+        """
+        generate, total = self._summed(shared)
+        propagate = total
+        for stride in _STRIDES:
+            generate, propagate = self._carried(generate, propagate, stride)
+        # The mask minus the opened number is the complement of this sum.
+        return self._flipped(total ^ (generate << 1), -1)
+
+    def highest_bit(self, words: Tensor) -> Tensor:
+        """Keep only the uppermost 1 bit of each word; 24 n bytes, three rounds."""
+        empty = self._flipped(words, -1)
+        for stride in _STRIDES:
+            (empty,) = self._ands([empty], [tuple((0, -at * stride) for at in range(_FAN))])
+        # Mark places above which no bit is set, then remove those where this bit is not set either.
+        return empty ^ self._flipped(upper(empty, 1), -1 << SIGN)
+
+    def numbers_of(self, words: Tensor, places: Sequence[int]) -> SharedTensor:
+        """Convert bits to the numbers 0 and 1; axes (places, *those of the words). One round.
+
+        It takes 8 n bytes, or n / 8 for the uppermost bit alone.
+        """
+        return self._numbers(words, lambda each: _at(places, each))
+
+    def is_negative(self, shared: SharedTensor) -> SharedTensor:
+        """Return 1 where a value is below 0, else 0; no fraction bits. 29 n bytes, five rounds.
+
+        Only the last carry counts, so each round needs a quarter of the bits of the round before.
+        """
+        shape = shared.shape[self.front :]
+        generate, total = map(self._in_a_row, self._summed(shared))
+        carry, propagate, counts = generate << 1, total << 1, []
+        for stride in _STRIDES:
+            counts.append(total.shape[-1])
+            carry, propagate = self._carried(carry, propagate, stride, last=True)
+            total = _squeezed(total, stride)
+
+        def signs(words: Tensor) -> Tensor:
+            for count, stride in zip(reversed(counts), reversed(_STRIDES), strict=True):
+                words = _spread(words, count, stride)
+            return upper(words, SIGN).view(shape)
+
+        return self._numbers(self._flipped(total ^ carry, -1), signs)
+
+    def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
+        """Return the place of each magnitude's leading one, and the sign; no fraction bits.
+
+        It discloses no value. 88 n bytes, eight rounds. For a negative element the leading one is
+        that of its complement, which is one less than its magnitude.
+
+        Returns:
+            Axes (places + 1, *its own): 1 at the leading one's place, if it is one of `places`; the
+            last entry is 1 where an element is below 0.
+        """
+        words = self.bits_of(shared)
+        magnitude = words ^ (words >> SIGN)  # each holder flips by its own share of the sign
+        # the uppermost bit of a magnitude is 0, so the sign fits there
+        top = self.highest_bit(magnitude)
+        return self.numbers_of((top & LOW) | (words & ~LOW), [*places, SIGN])
+
+    # Steps that the operations above are made of.
+
+    def _summed(self, shared: SharedTensor) -> tuple[Tensor, Tensor]:
+        """Return the bits that are 1 in both of two words, and those that differ.
+
+        The sum of the two words is the complement of the element: of the opened number minus a mask
+        whose bits are dealt.
+        """
+        number, shape = self.next_number(), shared.shape[self.front :]
+        mask = self._mask(shared.shape, "whole", number=number)
+        if self.deals:
+            self._deal([self._whole(mask)], "bits", number, numbers=WORDS)
+            if not self.holds:
+                return blank(shape), blank(shape)
+        (opened,) = self._sums([shared.share + mask], number)
+        (word,) = self._dealt([shape], "bits", number)
+        return ~opened & word, self._flipped(word, ~opened)
+
+    def _numbers(self, words: Tensor, bits: Callable[[Tensor], Tensor]) -> SharedTensor:
+        """Convert bits to the numbers 0 and 1; `bits` takes them from a word. One round."""
+        number = self.next_number()
+        mask = self._mask(words.shape, "word", number=number, numbers=WORDS)
+        if self.deals:
+            (dealt,) = self._deal([bits(self._whole(mask, WORDS))], "numbers", number)
+            if not self.holds:
+                return SharedTensor(dealt, 0)
+        (opened,) = self._sums([words ^ mask], number, numbers=WORDS)
+        public = bits(opened)
+        (dealt,) = self._dealt([public.shape], "numbers", number)
+        return SharedTensor(self._plus(dealt * (1 - 2 * public), public), 0)
+
+    def _carried(
+        self, generate: Tensor, propagate: Tensor, stride: int, *, last: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return the runs of 4 `stride` bits that generate a carry and those that propagate one.
+
+        They come from runs of `stride` bits. With `last`, only runs that end at every so many bits
+        count, the uppermost included; `_squeezed` packs them.
+        """
+        above = [(*((1, at * stride) for at in range(n)), (0, n * stride)) for n in range(1, _FAN)]
+        whole = tuple((1, at * stride) for at in range(_FAN))
+        *carried, propagated = self._ands(
+            [generate, propagate], [*above, whole], stride if last else 0
+        )
+        if last:
+            generate = _squeezed(generate, stride)
+        return reduce(torch.bitwise_xor, carried, generate), propagated
+
+    def _ands(
+        self, words: Sequence[Tensor], products: Sequence[Factors], stride: int = 0
+    ) -> Sequence[Tensor]:
+        """Multiply bits, moved or not, in one round; 8 bytes a word.
+
+        For factors opened under masks, the product is a sum over subsets: the dealt product of the
+        subset's masks, times the other factors' openings (Beaver 1991 has two factors). An upward
+        move brings in zeros, a downward move ones.
+
+        Args:
+            words: shared words.
+            products: for each product, the words and how far each is moved.
+            stride: where only some bits of the products count, they are packed: see `_squeezed`.
+        """
+        number, plan, shape = self.next_number(), _planned(tuple(products)), words[0].shape
+        sizes = *shape[: self.front], len(words), shape[self.front :].numel()
+        masks = self._mask(sizes, "bits", number=number, numbers=WORDS)
+
+        def moved(words: Tensor, *, ones: bool = False) -> Tensor:
+            every = plan.moved(words, ones=ones)
+            return _squeezed(every, stride) if stride else every
+
+        if self.deals:
+            pieces = _pieces(moved(self._whole(masks, WORDS)))
+            made = torch.cat([plan.of_subsets(piece) for piece in pieces], -1)
+            self._deal([made], "products", number, numbers=WORDS)
+            if not self.holds:
+                return [blank((made.shape[-1],) if stride else shape)] * len(products)
+        hidden = torch.stack([self._in_a_row(each) for each in words], self.front) ^ masks
+        (opened,) = self._sums([hidden], number, numbers=WORDS)
+        openings = moved(opened, ones=True)
+        (dealt,) = self._dealt([(plan.subsets, openings.shape[-1])], "products", number)
+        every = map(_pieces, (moved(masks), dealt, openings))
+        found = [self._sums_of_products(plan, *each) for each in zip(*every, strict=True)]
+        shape = torch.Size((*shape[: self.front], -1)) if stride else shape
+        return [torch.cat(each, -1).reshape(shape) for each in zip(*found, strict=True)]
+
+    def _sums_of_products(
+        self, plan: _Plan, masks: Tensor, dealt: Tensor, openings: Tensor
+    ) -> list[Tensor]:
+        none = self._flipped(torch.zeros_like(dealt.narrow(-2, 0, 1)), -1)
+        return plan.sums(torch.cat([masks, dealt, none], -2), openings)
+
+    def _in_a_row(self, words: Tensor) -> Tensor:
+        return words.reshape(*words.shape[: self.front], -1)
+
+    def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
+        """Flip some public bits of a shared word."""
+        return word ^ where if self.first else word
+
+
+class Member(BitEngine):
     """A holder, or the dealer.
 
     Args:
@@ -187,74 +358,6 @@ class Member(BeaverEngine):
         share = self._plus(2 * e * mask + base + turn * more, e * e)
         return SharedTensor(share, 2 * one.bits)
 
-    # Bits: words of 64 bits whose exclusive or is the secret; n words each.
-
-    def bits_of(self, shared: SharedTensor) -> Tensor:
-        """Return the elements' bits as words of shared bits. 56 n bytes, four rounds.
-
-        The carries of a sum take log4(64) rounds; each round multiplies four bits at a time.
-        """
-        generate, total = self._summed(shared)
-        propagate = total
-        for stride in _STRIDES:
-            generate, propagate = self._carried(generate, propagate, stride)
-        # The mask minus the opened number is the complement of this sum.
-        return self._flipped(total ^ (generate << 1), -1)
-
-    def highest_bit(self, words: Tensor) -> Tensor:
-        """Keep only the uppermost 1 bit of each word; 24 n bytes, three rounds."""
-        empty = self._flipped(words, -1)
-        for stride in _STRIDES:
-            (empty,) = self._ands([empty], [tuple((0, -at * stride) for at in range(_FAN))])
-        # Mark places above which no bit is set, then remove those where this bit is not set either.
-        return empty ^ (down(empty, 1, ones=self.first))
-
-    def numbers_of(self, words: Tensor, places: Sequence[int]) -> SharedTensor:
-        """Convert bits to the numbers 0 and 1; axes (places, *those of the words). One round.
-
-        It takes 8 n bytes, or n / 8 for the uppermost bit alone.
-        """
-        number, shape = self.next_number(), torch.Size((len(places), *words.shape))
-        every = ELEMENT_BITS if tuple(places) == (SIGN,) else 1
-        mask = self._mask(words.shape, "word", number=number, numbers=WORDS)
-        bits = torch.stack([upper(mask, place) & 1 for place in places])
-        if self.deals:
-            self._deal([bits], "numbers", number)
-            return SharedTensor(blank(shape), 0)
-        hidden = _squeezed([words ^ mask], every)
-        (opened,) = _spread(self._sums(hidden, number, numbers=WORDS), words.shape, every)
-        (dealt,) = self._dealt([shape], "numbers", number)
-        public = torch.stack([upper(opened, place) & 1 for place in places])
-        share = dealt * (1 - 2 * public)
-        return SharedTensor(share + public if self.first else share, 0)
-
-    def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """Return 1 where a value is below 0, else 0; no fraction bits. 29 n bytes, five rounds.
-
-        Only the last carry counts, so each round needs a quarter of the bits of the round before.
-        """
-        generate, total = self._summed(shared)
-        carry, propagate = generate << 1, total << 1
-        for stride in _STRIDES:
-            carry, propagate = self._carried(carry, propagate, stride, last=True)
-        return SharedTensor(self.numbers_of(self._flipped(total ^ carry, -1), [SIGN]).share[0], 0)
-
-    def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """Return the place of each magnitude's leading one, and the sign; no fraction bits.
-
-        It discloses no value. 88 n bytes, eight rounds. For a negative element the leading one is
-        that of its complement, which is one less than its magnitude.
-
-        Returns:
-            Axes (places + 1, *its own): 1 at the leading one's place, if it is one of `places`; the
-            last entry is 1 where an element is below 0.
-        """
-        words = self.bits_of(shared)
-        magnitude = words ^ (words >> SIGN)  # each holder flips by its own share of the sign
-        # the uppermost bit of a magnitude is 0, so the sign fits there
-        top = self.highest_bit(magnitude)
-        return self.numbers_of((top & LOW) | (words & ~LOW), [*places, SIGN])
-
     def apply(
         self, shared: SharedTensor, function: Callable[[Tensor], Tensor], where: str, bits: int = -1
     ) -> SharedTensor:
@@ -296,101 +399,11 @@ class Member(BeaverEngine):
         found[order] = answer
         return SharedTensor(found.reshape(shared.shape), bits)
 
-    # Steps that the operations above are made of.
 
-    def _summed(self, shared: SharedTensor) -> tuple[Tensor, Tensor]:
-        """Return the bits that are 1 in both of two words, and those that differ.
-
-        The sum of the two words is the complement of the element: of the opened number minus a mask
-        whose bits are dealt.
-        """
-        number = self.next_number()
-        mask = self._mask(shared.shape, "whole", number=number)
-        if self.deals:
-            self._deal([mask], "bits", number, numbers=WORDS)
-            return blank(shared.shape), blank(shared.shape)
-        (opened,) = self._sums([shared.share + mask], number)
-        (word,) = self._dealt([shared.shape], "bits", number)
-        return ~opened & word, self._flipped(word, ~opened)
-
-    def _carried(
-        self, generate: Tensor, propagate: Tensor, stride: int, *, last: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return the runs of 4 `stride` bits that generate a carry and those that propagate one.
-
-        They come from runs of `stride` bits. With `last`, only runs that end at every so many bits
-        count, the uppermost included.
-        """
-        above = [(*((1, at * stride) for at in range(n)), (0, n * stride)) for n in range(1, _FAN)]
-        whole = tuple((1, at * stride) for at in range(_FAN))
-        every = (stride, _FAN * stride) if last else (1, 1)
-        *carried, propagated = self._ands([generate, propagate], [*above, whole], *every)
-        return reduce(torch.bitwise_xor, carried, generate), propagated
-
-    def _ands(
-        self, words: Sequence[Tensor], products: Sequence[Factors], given: int = 1, wanted: int = 1
-    ) -> list[Tensor]:
-        """Multiply bits, moved or not, in one round; 8 bytes a word.
-
-        For factors opened under masks, the product is a sum over subsets: the dealt product of the
-        subset's masks, times the other factors' openings (Beaver 1991 has two factors). An upward
-        move brings in zeros, a downward move ones.
-
-        Args:
-            words: shared words.
-            products: for each product, the words and how far each is moved.
-            given: stride at which bits of `words` count, the last bit included.
-            wanted: stride at which bits of the products are wanted.
-        """
-        number, shape = self.next_number(), words[0].shape
-        masks = [
-            self._mask(each.shape, "bits", at, number=number, numbers=WORDS)
-            for at, each in enumerate(words)
-        ]
-        subsets = list(
-            dict.fromkeys(
-                subset
-                for factors in products
-                for size in range(2, len(factors) + 1)
-                for subset in combinations(factors, size)
-            )
-        )
-        if self.deals:
-            made = [
-                reduce(torch.bitwise_and, [_moved(masks[word], by) for word, by in subset])
-                for subset in subsets
-            ]
-            self._deal(_squeezed(made, wanted), "products", number, numbers=WORDS)
-            return [blank(shape)] * len(products)
-        hidden = _squeezed([word ^ mask for word, mask in zip(words, masks, strict=True)], given)
-        opened = _spread(self._sums(hidden, number, numbers=WORDS), shape, given)
-        kept: Shape = shape if wanted == 1 else (-(-shape.numel() // wanted),)
-        dealt = _spread(self._dealt([kept] * len(subsets), "products", number), shape, wanted)
-        of_masks: dict[Factors, Tensor] = dict(zip(subsets, dealt, strict=True))
-        found = []
-        for factors in products:
-            known = {(word, by): _moved(opened[word], by, ones=True) for word, by in factors}
-            of_masks |= {((word, by),): _moved(masks[word], by) for word, by in factors}
-            total = torch.zeros_like(words[0])
-            if self.first:
-                total ^= reduce(torch.bitwise_and, known.values())
-            for size in range(1, len(factors) + 1):
-                for subset in combinations(factors, size):
-                    rest = [known[each] for each in factors if each not in subset]
-                    total ^= reduce(torch.bitwise_and, rest, of_masks[subset])
-            found.append(total)
-        return found
-
-    def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
-        """Flip some public bits of a shared word."""
-        return word ^ where if self.first else word
-
-
-class Lockstep(BeaverEngine):
+class Lockstep(BitEngine):
     """All holders and the dealer in one process, one operation after the other, without messages.
 
-    Shares and masks have an axis of holders in front; opened values have none. Comparisons need
-    separate parties (`Member`).
+    Shares and masks have an axis of holders in front; opened values have none.
 
     Args:
         holders: 2 to 8.
@@ -415,12 +428,11 @@ class Lockstep(BeaverEngine):
         self._taken += count
         return self._block[self._taken - count : self._taken].view(tuple(shape))
 
-    def split(self, whole: Tensor) -> Tensor:
+    def split(self, whole: Tensor, numbers: Ring | None = None) -> Tensor:
         """Split elements into fresh shares; axes (holders, *theirs)."""
-        shares = torch.empty((self.holders, *whole.shape), dtype=torch.int64)
-        shares[1:] = self._uniform((self.holders - 1, *whole.shape))
-        torch.sub(whole, shares[1] if self.holders == 2 else shares[1:].sum(0), out=shares[0])
-        return shares
+        pads = self._uniform((self.holders - 1, *whole.shape))
+        rest = reduce((numbers or self.numbers).sub, pads.unbind(0), whole)
+        return torch.cat([rest[None], pads])
 
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
@@ -459,8 +471,13 @@ class Lockstep(BeaverEngine):
     ) -> Tensor:
         return self._uniform(shape)
 
-    def _whole(self, mask: Tensor) -> Tensor:
-        return mask[0] + mask[1] if self.holders == 2 else mask.sum(0)
+    def _whole(self, mask: Tensor, numbers: Ring | None = None) -> Tensor:
+        return reduce((numbers or self.numbers).add, mask.unbind(0))
+
+    def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
+        flipped = word.clone()
+        flipped[0] ^= where
+        return flipped
 
     def _plus(self, share: Tensor, public: Tensor) -> Tensor:
         if public.dim() and public.shape != share.shape[1:]:
@@ -479,7 +496,7 @@ class Lockstep(BeaverEngine):
         numbers: Ring | None = None,
         phase: str = "offline",
     ) -> list[Tensor]:
-        self._waiting = [self.split(value) for value in values]
+        self._waiting = [self.split(value, numbers) for value in values]
         return self._waiting
 
     def _dealt(
@@ -490,7 +507,7 @@ class Lockstep(BeaverEngine):
     def _sums(
         self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        return [self._whole(part) for part in parts]
+        return [self._whole(part, numbers) for part in parts]
 
 
 class LocalMembers(LocalParties[Member]):
@@ -522,46 +539,134 @@ def _parts(one: SharedTensor) -> range:
     return range(2 if one.is_quotient else 1)
 
 
-def _moved(word: Tensor, by: int, *, ones: bool = False) -> Tensor:
-    """Move a word up, filling with zeros, or down, filling with zeros or ones."""
-    return word << by if by >= 0 else down(word, -by, ones=ones)
+def _at(places: Sequence[int], words: Tensor) -> Tensor:
+    """Return bits of words as the numbers 0 and 1; axes (places, *those of the words)."""
+    return words >> torch.tensor(places).view(-1, *(1,) * words.dim()) & 1
 
 
-def _squeezed(words: Sequence[Tensor], every: int) -> list[Tensor]:
-    """Pack each `every`-th bit of words, counted down from the uppermost; one axis.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Rows from which products of bits are made: those of all different factors, then of subsets.
 
-    >>> words = [torch.tensor([-(2**63), 0, 0, 2**47])]
-    >>> _squeezed(words, 16)
-    [tensor([281509336449024])]
-    >>> _spread(_squeezed(words, 16), (4,), 16)[0].tolist() == words[0].tolist()
+    Attributes:
+        words: index of each factor's word, by how many bits it is moved, and the bits that a move
+            down keeps; None for a move up.
+        grown: for subsets of two factors, then of three and so on: the row of the subset without
+            its last factor, and the row of that factor.
+        groups: products with equal numbers of factors: their places in the request; the rows of all
+            their subsets, where the last row is that of the empty set; and the rows of their
+            factors, the last factor first.
+    """
+
+    words: tuple[Tensor, Tensor, Tensor | None]
+    grown: Sequence[tuple[Tensor, Tensor]]
+    groups: Sequence[tuple[Sequence[int], Tensor, Sequence[Tensor]]]
+
+    @property
+    def subsets(self) -> int:
+        """Number of different subsets of two or more factors."""
+        return sum(len(last) for _, last in self.grown)
+
+    def moved(self, words: Tensor, *, ones: bool = False) -> Tensor:
+        """Return every factor; axes (*front, words, elements) to (*front, factors, elements)."""
+        index, by, kept = self.words
+        moved = words.index_select(-2, index)
+        if kept is None:
+            return moved.bitwise_left_shift_(by)
+        moved.bitwise_right_shift_(by).bitwise_and_(kept)
+        return moved.bitwise_or_(~kept) if ones else moved
+
+    def of_subsets(self, factors: Tensor) -> Tensor:
+        """Return the product of the masks of each subset, from the masks of every factor."""
+        rows = factors
+        for before, last in self.grown:
+            rows = torch.cat([rows, rows[before] & factors[last]])
+        return rows[len(factors) :]
+
+    def sums(self, rows: Tensor, openings: Tensor) -> list[Tensor]:
+        """Return a share of each product; axes (*front, elements).
+
+        With one factor more opened, the share is that under the factor's mask, plus the opening
+        times the share without the factor.
+
+        Args:
+            rows: shares of the products of masks, of the empty set at the end.
+            openings: opening of every factor.
+        """
+        found: dict[int, Tensor] = {}
+        for places, subsets, sides in self.groups:
+            size = *rows.shape[:-2], len(places), 2, -1, rows.shape[-1]
+            share = rows.index_select(-2, subsets)
+            for side in sides:
+                without, masked = share.view(size).unbind(-3)
+                share = (without & openings[side][:, None]).bitwise_xor_(masked)
+            found |= zip(places, share.squeeze(-2).unbind(-2), strict=True)
+        return [found[place] for place in range(len(found))]
+
+
+@lru_cache(maxsize=64)
+def _planned(products: tuple[Factors, ...]) -> _Plan:
+    sizes = range(2, max(map(len, products)) + 1)
+    factors: Factors = tuple(dict.fromkeys(chain(*products)))
+    grown = [
+        list(dict.fromkeys(chain(*(combinations(each, size) for each in products))))
+        for size in sizes
+    ]
+    every = [*((factor,) for factor in factors), *chain(*grown), ()]
+    rows = {subset: row for row, subset in enumerate(every)}
+
+    def subsets_of(product: Factors) -> list[int]:
+        chosen = range(1 << len(product))
+        return [rows[tuple(f for at, f in enumerate(product) if one >> at & 1)] for one in chosen]
+
+    groups = []
+    for size in sorted({len(product) for product in products}):
+        places = [place for place, product in enumerate(products) if len(product) == size]
+        subsets = torch.tensor([subsets_of(products[place]) for place in places]).flatten()
+        sides = torch.tensor([[rows[each,] for each in products[place]] for place in places])
+        groups.append((places, subsets, sides.t().flip(0).unbind()))
+    index, by = torch.tensor(factors).t()
+    upwards = bool((by >= 0).all())
+    assert upwards or (by <= 0).all(), "all factors move in one direction"
+    kept = [(1 << ELEMENT_BITS + each) - 1 if each < 0 else -1 for each in by.tolist()]
+    return _Plan(
+        (index, by.abs()[:, None], None if upwards else torch.tensor(kept)[:, None]),
+        [
+            (torch.tensor([rows[s[:-1]] for s in same]), torch.tensor([rows[s[-1:]] for s in same]))
+            for same in grown
+        ],
+        groups,
+    )
+
+
+def _pieces(words: Tensor) -> list[Tensor]:
+    starts = range(0, max(1, words.shape[-1]), _PIECE)
+    return [words[..., start : start + _PIECE] for start in starts]
+
+
+def _squeezed(words: Tensor, stride: int) -> Tensor:
+    """Keep the uppermost quarter of each run of 4 `stride` bits; four words become one.
+
+    >>> words = torch.tensor([-(2**63), 0, 0, 2**47])
+    >>> _squeezed(words, 1)
+    tensor([1153062242095202304])
+    >>> _spread(_squeezed(words, 1), 4, 1).tolist() == words.tolist()
     True
     """
-    if every == 1:
-        return list(words)
-    flat = torch.stack([each.reshape(-1) for each in words])
-    count = -flat.shape[1] % every
-    rows = torch.nn.functional.pad(_picked(flat, every - 1, every), (0, count))
-    moved = rows.reshape(len(words), every, -1) << torch.arange(every)[:, None]
-    return list(moved.sum(1))  # no two words have a bit at the same place
+    picked = words >> (_FAN - 1) * stride & _lowest(stride)
+    if missing := -words.shape[-1] % _FAN:
+        picked = torch.nn.functional.pad(picked, (0, missing))
+    rows = picked.view(*words.shape[:-1], _FAN, -1)
+    return (rows << stride * _FANNED).sum(-2)  # no two words have a bit at the same place
 
 
-def _spread(squeezed: Sequence[Tensor], shape: Sequence[int], every: int) -> list[Tensor]:
-    """Unpack the words of `_squeezed`, with zeros at the other bits."""
-    if every == 1 or not squeezed:
-        return list(squeezed)
-    rows = torch.stack(list(squeezed))[:, None] >> torch.arange(every)[:, None]
-    words = (rows & _places(every)) << (every - 1)
-    count = math.prod(shape)
-    return [each[:count].reshape(tuple(shape)) for each in words.reshape(len(squeezed), -1)]
-
-
-def _picked(words: Tensor, by: int, every: int) -> Tensor:
-    """Move words down and keep every `every`-th bit, the lowest included."""
-    return (words >> by) & _places(every)
+def _spread(squeezed: Tensor, count: int, stride: int) -> Tensor:
+    """Unpack `count` words of `_squeezed`, with zeros at the other bits."""
+    rows = squeezed[..., None, :] >> stride * _FANNED & _lowest(stride)
+    return (rows << (_FAN - 1) * stride).flatten(-2)[..., :count]
 
 
 @lru_cache(maxsize=ELEMENT_BITS)
-def _places(every: int) -> int:
-    """Return a word with every `every`-th bit set, the lowest included."""
-    bits = sum(1 << place for place in range(0, ELEMENT_BITS, every))
-    return bits - (1 << ELEMENT_BITS) if bits >> SIGN else bits
+def _lowest(stride: int) -> int:
+    """Return a word with the lowest quarter of each run of 4 `stride` bits set."""
+    return sum(((1 << stride) - 1) << place for place in range(0, ELEMENT_BITS, _FAN * stride))

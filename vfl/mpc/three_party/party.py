@@ -497,10 +497,7 @@ class ShareHolder(Party):
     ) -> tuple[list[Tensor], list[MovedIndices]]:
         """Do P0's side of all divisions, of a product and of the tensors beside it."""
         elements = _joined(parts)
-        moved = []
-        for truncation in truncations:
-            elements, indices = truncate_first(elements, truncation)
-            moved.append(indices)
+        moved = truncate_first(elements, truncations)
         return parted(elements, [part.shape for part in parts]), moved
 
     def _truncate_second(
@@ -512,8 +509,8 @@ class ShareHolder(Party):
     ) -> list[Tensor]:
         """Do P1's side, with the indices from P0."""
         elements = _joined(parts)
-        for truncation, indices in zip(truncations, moved, strict=True):
-            elements = truncate_second(elements, truncation, indices)
+        truncate_second(elements, truncations, moved)
+        for indices in moved:
             self.leakage.count(
                 "indices near the turning point", where, len(indices), elements.numel()
             )
