@@ -105,6 +105,9 @@ DATES = {
     "short years": (["31.12.99", "01.02.24"], ["1999-12-31", "2024-02-01"]),
     "none yet": (["2024-01-31", "NULL"], ["2024-01-31", "NaT"]),
     "digits": (["20240131", "20240229"], ["2024-01-31", "2024-02-29"]),
+    "of Oracle": (["31-JAN-24", "29-FEB-24"], ["2024-01-31", "2024-02-29"]),
+    "none in MySQL": (["2024-01-31", "0000-00-00"], ["2024-01-31", "NaT"]),
+    "none in Excel": (["2024-01-31", "1900-01-00"], ["2024-01-31", "NaT"]),
 }
 
 
@@ -135,6 +138,14 @@ TYPES = {
     "zone": (pa.array([0, 10**6], pa.timestamp("us", "Asia/Tokyo")), "date"),
     "duration": (pa.array([86400, 1], pa.duration("s")), "number"),
     "decimal": (pa.array([Decimal("1.50"), Decimal("2.25")]), "number"),
+    "wide decimal": (pa.array([Decimal("1.5"), None], pa.decimal256(60, 5)), "number"),
+    "uuid": (
+        pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(16), b"\1" * 16], pa.binary(16))),
+        "category",
+    ),
+    "clock of nanoseconds": (pa.array([1, 2], pa.time64("ns")), "other"),
+    "numbers in a dictionary": (pa.array([10, 20]).dictionary_encode(), "number"),
+    "list of two": (pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)), "other"),
     "dictionary": (pa.array(["a", "b"]).dictionary_encode(), "category"),
     "null": (pa.nulls(2), "constant"),
     "list": (pa.array([[1], [2, 3]]), "other"),
@@ -183,6 +194,95 @@ def test_an_index_that_parquet_keeps_is_a_column(tmp_path, index, want):
         name = next(one for one in want if one != "x")
         assert read[name].tolist() == index.tolist()
         assert describe(tmp_path / "a.parquet").id == name
+
+
+@pytest.mark.parametrize("kind", ["decimal", "uuid"])
+def test_ids_keep_all_their_digits(tmp_path, kind):
+    first = 12345678901234567890
+    want = [str(first + row) for row in range(ROWS)]
+    ids = pa.array([Decimal(one) for one in want], pa.decimal128(38, 0))
+    if kind == "uuid":
+        want = [f"00000000-0000-0000-0000-{row:012x}" for row in range(ROWS)]
+        stored = [row.to_bytes(16, "big") for row in range(ROWS)]
+        ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array(stored, pa.binary(16)))
+    pq.write_table(pa.table({"id": ids, "x": np.arange(ROWS) / 7}), tmp_path / "t.parquet")
+    report = describe(tmp_path / "t.parquet")
+    assert (report.id, report.form.id_type) == ("id", "text")
+    own = OwnTable(tmp_path / "t.parquet", "id", ["x"], form=report.form)
+    found = align({"a": read_table(own.source, own.form, ["id"])}, "id")
+    assert sorted(found.ids.tolist()) == sorted(want)
+
+
+def test_an_id_that_cannot_be_read_is_named(tmp_path):
+    ids = pa.array([row.to_bytes(16, "big") for row in range(ROWS)], pa.binary(16))
+    pq.write_table(pa.table({"key": ids, "x": np.arange(ROWS) % 3}), tmp_path / "t.parquet")
+    with pytest.raises(DataError) as caught:
+        describe(tmp_path / "t.parquet")
+    assert "'key' contains neither texts nor numbers" in str(caught.value.got)
+    frame = pd.DataFrame({"x": np.arange(ROWS) / 7}, index=pd.Index(range(ROWS), name="key"))
+    with pytest.raises(DataError, match=r"reset_index"):
+        describe(frame)
+
+
+@pytest.mark.parametrize("written_as", ["1.{:02d}E+10", "1.{:02d}E+15", "1.0{:d}e+07"])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_ids_that_a_spreadsheet_has_rounded_are_refused(tmp_path, written_as, rows):
+    lines = [f"{written_as.format(1 + row // rows)},{row}.5" for row in range(ROWS)]
+    with pytest.raises(DataError, match="a spreadsheet has rounded the ids") as caught:
+        describe(written(tmp_path, "\n".join(["id,x", *lines])))
+    assert f"{ROWS} of {ROWS} cells of 'id'" in str(caught.value.got)
+
+
+@pytest.mark.parametrize(
+    ("labels", "want"),
+    [
+        (["2024-01-01", "2024-02-01"], "the label column 'y' contains neither classes nor numbers"),
+        (["1"], "the label column 'y' has only one class"),
+        (["a", ""], "the label column 'y' has missing cells"),
+    ],
+)
+def test_a_label_that_cannot_be_learnt_is_refused_at_once(tmp_path, labels, want):
+    path = written(tmp_path, table(["1.5", "2", "7"], labels, names="id,x,y"))
+    with pytest.raises(DataError, match=want) as caught:
+        describe(path, label="y")
+    assert caught.value.where == "data.label"
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("labels", "many"),
+    [
+        (["Ja", "nein", "JA", "Nein"], 2),
+        (["True", "0", "1", "False"], 2),
+        (["yes", "no", "Yes"], 1),
+        (["True", "FALSE", "true"], 0),
+        (["1", "2"], 0),
+        (["\u662f", "\u5426"], 0),
+    ],
+)
+def test_classes_that_differ_in_spelling_are_noted(tmp_path, labels, many):
+    path = written(tmp_path, table(["1.5", "2", "7", "8", "9"], labels, names="id,x,y"))
+    told = [note for note in describe(path, label="y").notes if "in its spelling" in note]
+    assert [note.split()[0] for note in told] == [str(many)] * bool(many)
+
+
+@pytest.mark.parametrize("cells", [["Infinity", "1"], ["1e400", "2"], ["-inf", "3.5"]])
+def test_infinite_numbers_are_noted_before_training(tmp_path, cells):
+    path = written(tmp_path, table(cells, ["1", "2"], names="id,x,y"))
+    report = describe(path)
+    assert "infinite" in report.columns[1].notes[0]
+    with pytest.raises(DataError, match="replace infinite numbers"):
+        load_own("bank", OwnTable(path, "id", ["x"], form=report.form), None, Dealing(0))
+
+
+def test_a_frame_has_names_and_spans_of_time():
+    for name in ("", None, float("nan")):
+        with pytest.raises(DataError, match="columns without a name"):
+            describe(pd.DataFrame({name: range(ROWS), "x": range(ROWS)}))
+    frame = pd.DataFrame({"id": range(ROWS), "x": pd.to_timedelta(np.arange(ROWS), "h")})
+    report = describe(frame)
+    assert report.columns[1].kind == "number"
+    assert read_table(frame, report.form)["x"].tolist()[:3] == pytest.approx([0, 1 / 24, 1 / 12])
 
 
 WORDS = ["None", "NA", "null", "n/a", "NaN"]
@@ -283,6 +383,10 @@ REFUSED = {
     ),
     "footer": (PLAIN + "(30 rows)\n", "line 32: 1 cells"),
     "twice": ("a,a\n1,2\n", "1 different names"),
+    "a second table": (f"{PLAIN}\nid,z\n1,2\n", "line 33: column names, others than those above"),
+    "a second table, wider": (f"{PLAIN}\nid,z,w\n1,2,3\n", "line 33: column names"),
+    "zero bytes in cells": (PLAIN.replace("1.5", "1.5\0").encode(), "zero bytes (NUL)"),
+    "a remark among rows": (PLAIN.replace("1007,", "# later\n1007,"), "line 9: 1 cells"),
 }
 
 
@@ -307,6 +411,7 @@ ODD = {
         for line in PLAIN.splitlines()
     ),
     "texts of Excel": table(['="1.5"', '="2.25"']),
+    "ids after an apostrophe": PLAIN.replace("\n1", "\n'1"),
     "separators at the end": PLAIN.replace("\n", ",,\n"),
     "name of two lines": PLAIN.replace("id,x", 'id,"x\n"'),
     "unit": table(["1.5 kg", "2.25 kg"]),

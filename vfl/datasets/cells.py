@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -24,8 +25,11 @@ WORDS = frozenset(
         *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
         *("n/a", "NA", "na", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "Null", "null"),
         *("None", "none", "\\N", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
+        # MySQL and Excel write these days in place of none.
+        *("0000-00-00", "0000-00-00 00:00:00", "1900-01-00", "00.01.1900", "1/0/1900"),
     )
 )
+_EXACT_DIGITS = 18  # that int64 has
 _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
 _LOOKED_AT = 20  # texts of a column that are tried before the others
 _BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
@@ -72,13 +76,17 @@ def plain(cells: pa.Array) -> pa.Array:
     """
     of = pa.types
     if isinstance(cells, pa.ExtensionArray):
-        cells = cells.storage
+        cells = _texts_of_uuids(cells.storage) if cells.type == pa.uuid() else cells.storage
     if of.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
     if of.is_run_end_encoded(cells.type):
         cells = pc.run_end_decode(cells)
     if of.is_decimal(cells.type):
-        return cells.cast(pa.float64())
+        whole = cells.type.scale == 0 and cells.type.precision <= _EXACT_DIGITS
+        cells = cells.cast(pa.string()) if of.is_decimal256(cells.type) else cells  # exact
+        return cells.cast(pa.int64() if whole else pa.float64())
+    if of.is_time64(cells.type):
+        return cells.cast(pa.time64("us"), safe=False)  # pandas has no nanoseconds there
     if of.is_float16(cells.type):
         return cells.cast(pa.float32())
     if of.is_string_view(cells.type):
@@ -87,6 +95,21 @@ def plain(cells: pa.Array) -> pa.Array:
         ticks = cells.cast(pa.int64()).cast(pa.float64(), safe=False)
         return pc.divide(ticks, _PER_DAY[cells.type.unit])
     return cells
+
+
+def _texts_of_uuids(cells: pa.Array) -> pa.Array:
+    texts = [None if one is None else str(UUID(bytes=one)) for one in cells.to_pylist()]
+    return pa.array(texts, pa.large_string())
+
+
+def texts_of_decimals(cells: pa.Array) -> pa.Array:
+    """Write decimals digit by digit, as ids need them; whole ones without a point.
+
+    >>> from decimal import Decimal
+    >>> texts_of_decimals(pa.array([Decimal("12345678901234567890.00")])).to_pylist()
+    ['12345678901234567890']
+    """
+    return pc.replace_substring_regex(cells.cast(pa.large_string()), r"\.0+$", "")
 
 
 def of_values(values: Sequence[Any]) -> pa.Array:
@@ -268,6 +291,7 @@ DAY_FIRST, MONTH_FIRST, DIGITS = "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d"
 DATE_FORMS = (
     *("%Y-%m-%d", "%d.%m.%Y", DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", DIGITS, "ISO8601"),
     *("%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d %B %Y"),
+    *("%d-%b-%y", "%d %b %y"),
     *("%B %d, %Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
     *("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
     *("%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p"),

@@ -302,6 +302,8 @@ class CsvRows:
         form = self._form
         if raw and raw[0].as_py().startswith('="'):  # Excel's way to keep a text as it is
             raw = pc.replace_substring_regex(raw, '^="(.*)"$', r"\1")
+        elif raw and re.match(r"'\d", raw[0].as_py()):
+            raw = pc.replace_substring_regex(raw, r"^'(\d+)$", r"\1")
         usual = name not in stays and name not in form.numbers and name not in form.dates
         if words := form.words_of(name)[0]:  # a word may be a number, such as -999
             usual = usual and not pc.any(pc.is_in(raw, pa.array([*words], raw.type))).as_py()
@@ -318,6 +320,10 @@ class CsvRows:
         for row in rows:
             if not row or row == header:
                 continue
+            if wanted > 1 and row[0] == header[0] != "":
+                error = self._odd(rows, "column names, others than those above: a second table")
+                error.fix = "write each table to a file of its own"
+                raise error
             if after and _RULER.fullmatch("".join(row)):  # a line between names and rows
                 continue
             after = False
@@ -331,8 +337,13 @@ class CsvRows:
             if len(row) != wanted:
                 what = f"{len(row)} cells, where {wanted} columns have a name"
                 error = self._odd(rows, what)
-                if len(row) < wanted and all(len(one) < wanted for one in rows):
-                    error.fix = "the table ends above this line: delete what is below it"
+                if len(row) < wanted:
+                    below = all(len(one) < wanted for one in rows)
+                    error.fix = (
+                        "the table ends above this line: delete what is below it"
+                        if below
+                        else f"{error.fix}; if it is no row, delete it"
+                    )
                 raise error
             if wanted == 1 or any(row):
                 yield row
@@ -349,8 +360,8 @@ class CsvRows:
             want="the same number of cells in every line as there are column names",
             fix=written_otherwise(self._path, self._form)
             or f"look at line {begin}: a text that contains the separator "
-            f"({printable(self._form.separator)!r}) or a quotation mark needs quotation "
-            "marks",
+            f"({printable(self._form.separator)!r}) or a quotation mark needs double quotation "
+            "marks around it, and each one within it is doubled",
         )
 
 
@@ -379,7 +390,8 @@ def _names(row: Sequence[str], path: Path) -> list[str]:
         names.pop()  # separators at the end of the line
     if len(names) > 1 and not names[0] and "index" not in names:
         names[0] = "index"
-    check_names(pd.Series(names).replace("", None), str(path))
+    hint = "; is the line of names further down (skip_lines), or the separator another one?"
+    check_names(pd.Series(names), str(path), hint)
     return names
 
 
@@ -397,13 +409,13 @@ def _check_kind(path: Path) -> None:
             )
     is_wide = marked(whole) == "utf-16" or wide(whole)
     if whole[257:262] == b"ustar" or (not is_wide and _BINARY.search(whole.rstrip(b"\0\x1a"))):
-        tar = whole[257:262] == b"ustar"
+        got, fix = "binary data", "export the table as CSV or Parquet"
+        if whole[257:262] == b"ustar":
+            got, fix = "a tar archive", "unpack it"
+        elif b"\n" in whole and not _BINARY.search(whole.replace(b"\0", b"")):
+            got, fix = "text with zero bytes (NUL) in it", "remove them: tr -d '\\000' < OLD > NEW"
         raise DataError(
-            "this file is no CSV",
-            where=str(path),
-            got="a tar archive" if tar else "binary data",
-            want="CSV or Parquet",
-            fix="unpack it" if tar else "export the table as CSV or Parquet",
+            "this file is no CSV", where=str(path), got=got, want="CSV or Parquet", fix=fix
         )
 
 

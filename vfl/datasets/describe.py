@@ -47,6 +47,11 @@ _KEY_NAME = re.compile(
 )
 
 
+#: A number as spreadsheets write long ones: the last digits are lost.
+_ROUNDED = r"\d(\.\d+)?[eE]\+\d+"
+_SAME_CLASS = {"true": "1", "false": "0"}
+
+
 @dataclass(frozen=True)
 class ColumnReport:
     """Description of one column and of its inputs; it contains no cell.
@@ -201,8 +206,9 @@ def describe(
         texts = read_table(source, form, long, columns=long)
         found = facts_of(texts, long, form)
         letters = {name: replace(fact, long=True) for name, fact in found.items()}
-    ids = id_column or _id_of(source, facts | letters, len(table), label)
+    ids = id_column or _id_of(source, facts | letters, len(table), label, form)
     facts[ids] = letters.get(ids, facts[ids])
+    _require_exact(source, form, facts[ids])
     whole = facts[ids].whole_numbers
     if found_out:
         short = whole and not facts[ids].long
@@ -249,7 +255,25 @@ def _found_form(
     return replace(form, missing=missing or anywhere, dates=dates, numbers=numbers)
 
 
-def _id_of(source: Source, facts: Mapping[str, Facts], rows: int, label: str | None) -> str:
+def _require_exact(source: Source, form: TableFormat, fact: Facts) -> None:
+    """Refuse ids that a spreadsheet has rounded, such as 1.2E+10."""
+    if not is_csv(source) or not (fact.whole_numbers or fact.long):
+        return
+    texts = read_table(source, form, [fact.name], columns=[fact.name])[fact.name]
+    if rounded := int(texts.astype(str).str.fullmatch(_ROUNDED).sum()):
+        raise DataError(
+            "a spreadsheet has rounded the ids of this table",
+            where="data.id",
+            got=f"{spaced(rounded)} of {spaced(fact.rows)} cells of '{fact.name}' have an exponent "
+            "(E+) in place of their last digits",
+            want="ids with all their digits",
+            fix="export the table again, with that column formatted as text",
+        )
+
+
+def _id_of(
+    source: Source, facts: Mapping[str, Facts], rows: int, label: str | None, form: TableFormat
+) -> str:
     """The column that identifies the rows: by its name, else the first possible one."""
     may_be = {
         name: fact
@@ -266,9 +290,14 @@ def _id_of(source: Source, facts: Mapping[str, Facts], rows: int, label: str | N
     if named or (able and not nearly):
         return (named or able)[0]
     close = nearly or [name for name in may_be if _KEY_NAME.search(name)] or list(may_be)
+    unread = [name for name, fact in facts.items() if fact.kind == "other"]
     got, fix = f"{len(facts)} columns, none of them with texts or whole numbers", None
-    if close:
+    if keys := list(filter(_KEY_NAME.search, unread)):
+        got = f"'{keys[0]}' contains neither texts nor numbers"
+        fix = "if it is the id, write it as text"
+    elif close:
         fact = min((facts[name] for name in close), key=lambda fact: fact.repeated + fact.missing)
+        _require_exact(source, form, fact)
         different = fact.rows - fact.missing - fact.repeated
         got = (
             f"'{fact.name}' is nearest: {spaced(different)} different ids in "
@@ -277,6 +306,8 @@ def _id_of(source: Source, facts: Mapping[str, Facts], rows: int, label: str | N
         )
         fix = "delete the rows without an id, such as a line of totals or units"
         fix = _one_row_each(source, fact, facts) if fact.repeated else fix
+    if isinstance(source, pd.DataFrame) and any(source.index.names):
+        fix = "the index of a frame is no column: pass frame.reset_index()"
     raise DataError(
         "no column of this table identifies its rows",
         where="data.id",
@@ -310,6 +341,14 @@ def _truth(
     table: Table, label: str, facts: Mapping[str, Facts], task: str | None, rows: int
 ) -> Truth:
     fact = facts[label]
+    if fact.kind in ("date", "other"):
+        raise DataError(
+            f"the label column '{label}' contains neither classes nor numbers",
+            where="data.label",
+            got="dates" if fact.kind == "date" else "values that are neither number nor text",
+            want="classes as text or whole numbers, or numbers for a regression",
+            fix="name another column, or make it a number, such as days until a date",
+        )
     if task is None:
         few = fact.different is not None and fact.different <= FEW_CLASSES
         measured = fact.kind == "number" and not (fact.whole_numbers and few)
@@ -317,6 +356,7 @@ def _truth(
     if fact.missing:
         raise DataError(
             f"the label column '{label}' has missing cells",
+            where="data.label",
             got=f"{spaced(fact.missing)} of {spaced(fact.rows)} rows",
             fix="leave these rows out of the table",
         )
@@ -328,11 +368,24 @@ def _truth(
     if task == "regression":
         return Truth(task, taken, fitted, cells.to_numpy(dtype=float)[:, None])
     codes, classes = pd.factorize(cells)
+    if len(classes) < 2 and len(cells) == rows:
+        raise DataError(
+            f"the label column '{label}' has only one class",
+            where="data.label",
+            want="at least 2 classes",
+            fix="name another column, or add rows of other classes",
+        )
     counts = np.bincount(codes)
     frequent = np.argsort(-counts)[:FEW_CLASSES]
     notes = [f"{len(classes)} classes, the rarest with {counts.min() / len(codes):.1%} of the rows"]
     if counts.min() / len(codes) < RARE and len(classes) == 2:
         notes.append('rare labels: see label.class_weight = "balanced" of the experiment')
+    folded = {_SAME_CLASS.get(name, name) for name in map(str.casefold, map(str, classes))}
+    if alike := len(classes) - len(folded):
+        notes.append(
+            f"{alike} of the classes differ from another one only in its spelling (capitals, or "
+            "True for 1); write each class in one way"
+        )
     return Truth(task, taken, fitted, (codes[:, None] == frequent) * 1.0, tuple(notes))
 
 
@@ -384,6 +437,11 @@ def _report(
         kind, becomes, inputs = "label", "learning target", 0
     elif kind in ("text", "category"):
         notes += _mostly_numbers(fact)
+    if fact.infinite:
+        notes.append(
+            "some numbers are infinite, which training refuses; name them in 'missing', or mend "
+            "them"
+        )
     if truth is not None and scored is not None:
         score = scored[0]
         notes += _predicts(scored, truth)

@@ -77,6 +77,7 @@ class Facts:
         words: number of text cells that are among `WORDS`.
         open: whether some days are placeholders, such as 9999-12-31.
         numeric: number of text cells that are plain numbers.
+        infinite: whether some numbers are infinite.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Facts:
     words: int = 0
     open: bool = False
     numeric: int = 0
+    infinite: bool = False
 
     @property
     def share_missing(self) -> float:
@@ -169,6 +171,7 @@ class _Column:
     whole: bool = True
     long: bool = False
     open: bool = False
+    infinite: bool = False
     many: bool = False
     mixed: str = ""
     unit: str = ""
@@ -233,6 +236,7 @@ class _Column:
             self.words,
             self.open,
             self.numeric,
+            self.infinite,
         )
 
     def add_numbers(self, texts: list[str], counts: Mapping[str, int] | None) -> None:
@@ -334,6 +338,7 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
             continue
         column.kinds.add(kind)
         column.open |= bool(opened[at])
+        column.infinite |= bool(np.isinf(low[at]) or np.isinf(high[at]))
         column.whole = column.whole and kind == "number" and bool(whole[at])
         column.long |= column.whole and bool(large[at])
         column.add_hashes(hashes[at][fresh[at]], int(present[at]))

@@ -282,6 +282,8 @@ def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None
         for name, each in texts.items()
         if each is not None
     }
+    spans = [str(name) for name in frame if frame[name].dtype.kind == "m"]
+    own |= {name: plain(pa.array(frame[name])) for name in spans}
     arrow = [str(name) for name in frame if isinstance(frame[name].dtype, pd.ArrowDtype)]
     own |= {name: plain(_whole(pa.array(frame[name]))) for name in arrow}
     series = {name: series_of(cells).set_axis(frame.index) for name, cells in own.items()}
@@ -309,7 +311,7 @@ def _asked(
 ) -> Iterator[pa.RecordBatch]:
     """Yield a database's answer, in blocks of rows."""
     for batch in query_blocks(source, form.query, BLOCK_ROWS):
-        check_names(pd.Series(batch.schema.names), "data.query")
+        check_names(pd.Series(batch.schema.names), "data.query", ", as in SELECT a.id AS a_id")
         kept = batch.schema.names if columns is None else list(columns)
         yield pa.record_batch(
             [cells_of(batch.column(name), name, form, name in text_columns) for name in kept],
@@ -366,6 +368,7 @@ class ParquetTable(LargeTable):
                     where=str(path),
                     got=f"'{name}' differs from '{next(iter(self._files))}'",
                     want="the same names and types in all of them",
+                    fix="write them again with the names and types of the first",
                 )
         kept = [field.name for field in self._schema if not _is_row_order(field)]
         self._stored = {_of_index(name, kept): name for name in kept}
@@ -451,7 +454,8 @@ def _no_parts(path: Path | str) -> NoReturn:
     raise MissingDataError(
         "there is no table in this folder",
         where=str(path),
-        want="one or more .parquet files, or the name of a file",
+        want="one or more .parquet files in it, not in folders below it, or the name of a file",
+        fix="write all rows to files of one folder, the name of a folder as a column",
     )
 
 

@@ -38,6 +38,7 @@ from vfl.datasets.cells import (
     numbers_of,
     plain,
     plain_numbers,
+    texts_of_decimals,
     without,
 )
 
@@ -158,6 +159,8 @@ def cells_of(
     >>> cells_of(pa.array(["5.000,50 €", "n/a"]), "price", form).to_pylist()
     [5000.5, None]
     """
+    if as_text and pa.types.is_decimal(cells.type):
+        return texts_of_decimals(cells)
     cells = plain(cells)
     if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
         return cells
@@ -417,7 +420,9 @@ def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
             f"column '{block.name}' is not a column of finite numbers",
             got=f"{spaced(unread)} cells of another kind, {spaced(infinite)} infinite ones",
             want="numbers",
-            fix="name the table's own word for a missing cell in the option 'missing'",
+            fix="name the table's own word for a missing cell in the option 'missing'"
+            if unread
+            else "replace infinite numbers by missing cells, or leave the column out",
         )
 
 
@@ -552,6 +557,8 @@ def name_of(label: object) -> str:
     >>> name_of(2024), name_of(("sum", 2024)), name_of(("id", ""))
     ('2024', 'sum_2024', 'id')
     """
+    if label is None or label != label:  # a missing name
+        return ""
     if isinstance(label, tuple):
         return "_".join(str(level) for level in label if str(level))
     return str(label)
@@ -566,20 +573,25 @@ def id_columns(name: str, columns: Sequence[str]) -> list[str]:
     return [name] if name in columns else [each.strip() for each in name.split("+")]
 
 
-def check_names(names: pd.Series, where: str) -> None:
+def check_names(names: pd.Series, where: str, hint: str = "") -> None:
     """Refuse columns without a name, or two with the same name.
+
+    Args:
+        names: the names.
+        where: source of the table, for the message.
+        hint: likely cause in such a source.
 
     Raises:
         DataError: it quotes no name.
     """
+    names = names.replace("", None)
     if names.isna().any() or names.duplicated().any():
         raise DataError(  # the first line of a file may be a row of data: quote nothing
             "this table has columns without a name, or of the same name",
             where=where,
             got=f"{len(names)} columns, {names.nunique()} different names",
-            want="one name for each column, in the first line of a CSV",
-            fix="give every column a name of its own; is the line of names further down "
-            "(skip_lines), or the separator another one?",
+            want="one name for each column",
+            fix=f"give every column a name of its own{hint}",
         )
 
 
