@@ -208,6 +208,20 @@ def test_no_model_leaves_no_folder(tmp_path, source):
     assert not list(tmp_path.glob("*found*"))
 
 
+@pytest.mark.parametrize(
+    "change", [{"model_type": "mamba"}, {"scale_attn_by_inverse_layer_idx": True}]
+)
+def test_a_model_that_cannot_be_computed_is_not_added(tmp_path, change):
+    write_model(tmp_path / "model", "gpt2")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(DataError, match="not supported") as refused:
+        collect(str(tmp_path / "model"), tmp_path / "found")
+    assert refused.value.where == str(tmp_path / "model")
+    assert "vfl.split" in refused.value.fix
+    assert not list(tmp_path.glob("*found*"))
+
+
 def test_a_model_is_never_replaced(tmp_path):
     write_model(tmp_path / "model", "gpt2")
     collect(str(tmp_path / "model"), tmp_path / "found")

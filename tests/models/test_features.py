@@ -6,11 +6,13 @@ import pytest
 import torch
 from model_folders import write_model
 
+from vfl.config import Experiment
 from vfl.core.errors import BadOptionError, DataError, MissingDataError, SpecError, WidthError
 from vfl.core.seeds import scoped
-from vfl.models import make_bottom
+from vfl.models import make_bottom, require_tokens
 from vfl.models.footprint import footprint
 from vfl.models.pretrained import load_pretrained
+from vfl.training.run import train
 
 #: 0 is padding, other numbers are tokens plus 1.
 ROWS = torch.tensor([[4.0, 18, 30, 0, 0, 0], [7, 7, 2, 90, 11, 5], [0, 0, 0, 0, 0, 0]])
@@ -59,6 +61,53 @@ def test_values_behind_the_tokens_go_beside_the_features(model):
         built("", steps=8)(rows.abs())
     with pytest.raises(BadOptionError, match="tokens"):
         built(",tokens=9", steps=8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "tokens", "told"),
+    [
+        ("pretrained:name=bert", 6, 0, "read other columns as tokens"),  # columns of 0 and 1
+        ("pretrained:name=bert", 8, 6, "read other columns as tokens"),
+        ("pretrained:name=bert,tokens=4", 8, 6, "read tokens as measurements"),
+        ("textcnn:words=100", 6, 0, "read other columns as tokens"),
+        ("gru4rec:items=9", 8, 6, "read other columns as tokens"),
+        ("pretrained:name=bert,tokens=6", 8, 6, None),
+        ("pretrained:name=bert", 6, 6, None),
+        ("pretrained:name=bert", 6, None, None),  # a data set by name has tokens without an encoder
+        ("mlp", 8, 6, None),
+    ],
+)
+def test_other_columns_are_not_read_as_tokens(model, spec, steps, tokens, told):
+    bottom = make_bottom(spec)
+    if told is None:
+        require_tokens(bottom, (steps,), 66, tokens)
+        return
+    with pytest.raises(SpecError, match=told):
+        require_tokens(bottom, (steps,), 66, tokens)
+
+
+def test_a_table_of_flags_is_not_read_as_tokens(model, tmp_path):
+    """The party's own run refuses it, whose encoder says which inputs are tokens."""
+    lines = [f"{bool(n % 2)},{bool(n % 3)},{n % 5},{n % 2}" for n in range(80)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["member,insured,visits,target", *lines]))
+    experiment = Experiment.model_validate(
+        {
+            "name": "flags",
+            "data": {"source": str(table)},
+            "parties": {
+                "clinic": {
+                    "width": 4, "columns": ["member", "insured"], "bottom": "pretrained:name=bert",
+                },
+                "lab": {"width": 4, "columns": ["visits"]},
+            },
+            "label": {"party": "lab", "column": "target"},
+            "train": {"epochs": 1},
+        }
+    )  # fmt: skip
+    with pytest.raises(SpecError, match="read other columns as tokens") as refused:
+        train(experiment, tmp_path, "run")
+    assert "data.tokenizer" in refused.value.fix
 
 
 def test_features_are_normalised_row_by_row(model):

@@ -39,6 +39,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "beta_fast": 8.0,
+    "original_max_position_embeddings": 64,
+}
 GPT2 = {
     "vocab_size": 90, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 40,
     "bos_token_id": 2, "eos_token_id": 3,
@@ -66,6 +73,7 @@ DECODERS = {
     "llama": ("Llama", GROUPED),
     "llama 3": ("Llama", GROUPED | {"rope_parameters": LLAMA3}),
     "llama, stretched": ("Llama", GROUPED | {"rope_parameters": YARN_FREE}),
+    "llama, yarn": ("Llama", GROUPED | {"rope_parameters": YARN, "head_dim": 24}),
     "llama, wide heads and biases": (
         "Llama", GROUPED | {"head_dim": 24, "attention_bias": True, "tie_word_embeddings": True},
     ),
@@ -76,6 +84,10 @@ DECODERS = {
     ),
     "qwen3": ("Qwen3", GROUPED | {"head_dim": 32}),
     "gemma": ("Gemma", GEMMA),
+    "gemma, an older name": ("Gemma", GEMMA | {"hidden_act": "gelu"}),
+    "gemma2, no bounds": (
+        "Gemma2", GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
     "gemma2": ("Gemma2", GEMMA | LOCAL | {"query_pre_attn_scalar": 20}),
     "gemma3": ("Gemma3", GEMMA | LOCAL | {"query_pre_attn_scalar": 20}),
     "gemma3, stretched": ("Gemma3", GEMMA | LOCAL | {"rope_parameters": GEMMA3_ROPE}),
@@ -164,6 +176,8 @@ def test_encoders(tmp_path, name, kind):
         if kind == "ForSequenceClassification":
             found = load_pretrained(tmp_path)(tokens, real=mask.bool())
             assert relative(found, want.logits) < 1e-5
+        want = model(TOKENS, output_hidden_states=True)  # RoBERTa's padding within a text
+        assert relative(ours.hidden(TOKENS), want.hidden_states[-1]) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["Model", "ForImageClassification"])
@@ -209,6 +223,26 @@ def test_a_tower_of_clip_by_itself(tmp_path, kind):
         inputs = TOKENS if kind == "Text" else torch.randn(2, 3, 16, 16)
         want = model(inputs, output_hidden_states=True).hidden_states
         assert relative(ours.hidden(inputs, 2), want[2]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("gemma2", ["attn_logit_softcapping", "final_logit_softcapping", "hidden_activation"]),
+        ("gemma3", ["rope_parameters", "layer_types"]),
+        ("phi3", ["rms_norm_eps", "sliding_window"]),
+        ("mistral", ["rms_norm_eps"]),
+    ],
+)
+def test_settings_that_are_missing_are_those_of_the_family(tmp_path, name, missing):
+    family, settings = DECODERS[name]
+    made(tmp_path, family, settings, "ForCausalLM")
+    config = json.loads((tmp_path / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in missing}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    model = published(f"{family}ForCausalLM").from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert relative(load_pretrained(tmp_path)(TOKENS), model(TOKENS).logits) < 1e-5
 
 
 def test_weights_are_read_whatever_their_prefix(tmp_path):

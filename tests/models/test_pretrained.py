@@ -2,13 +2,14 @@
 
 import builtins
 import json
+import resource
 
 import pytest
 import torch
 from model_folders import MODELS, write_model
 from safetensors.torch import save_file
 
-from vfl.core.errors import DataError, MissingDataError, MissingPackageError
+from vfl.core.errors import DataError, MissingDataError, MissingPackageError, StorageError
 from vfl.llm.text import read_tokenizer
 from vfl.models.decoder import Decoder, DecoderShape, Encoder
 from vfl.models.pretrained import (
@@ -50,6 +51,26 @@ def test_a_saved_decoder_comes_back(tmp_path, tied):
         assert torch.equal(found(torch.tensor([TOKENS])), model(torch.tensor([TOKENS])))
     assert names_of(tmp_path) == {"labels": [], "end_tokens": []}
     require_tokenizer(tmp_path)  # a token is a byte there
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_full_disk_leaves_the_earlier_model_and_no_part_of_the_new_one(tmp_path, existed):
+    torch.manual_seed(0)
+    shape = DecoderShape(vocabulary=90, width=32, positions="rotary")
+    folder, first = tmp_path / "model", Decoder(shape).eval()
+    if existed:
+        save_decoder(folder, first)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # as a full disk, at 20 kB
+    try:
+        with pytest.raises(StorageError, match="cannot be written"):
+            save_decoder(folder, Decoder(shape))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert folder.exists() == existed
+    if existed:
+        assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+        assert torch.equal(load_pretrained(folder).tokens.weight, first.tokens.weight)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +138,14 @@ def test_names_of_older_files(tmp_path):
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("llama", {"hidden_act": "mish"}, "hidden_act"),
         ("llama", {"head_dim": 32}, "shapes"),
-        ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type"),
+        ("llama", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("bert", {"num_hidden_layers": 3}, "encoder.layer.2"),
         ("llama", {"num_hidden_layers": 1}, "weights besides"),
         ("llama", {"hidden_size": 32}, "shapes"),
         ("llama", {"hidden_size": "wide"}, "numbers"),
+        ("llama", {"rope_parameters": ["yarn"]}, "numbers"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(tmp_path, name, settings, told):

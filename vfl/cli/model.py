@@ -45,7 +45,7 @@ def show(
     model: Annotated[str, typer.Argument(help="Name of a model, or its folder.")],
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Describe a model: its family, its size, where it can be cut, and what can compute it."""
+    """Describe a model: its family, its size, and where it can be cut."""
     from vfl.models.pretrained import existing_model
 
     folder = Path(model)
@@ -72,15 +72,11 @@ def list_models(json: Annotated[bool, _JSON] = False) -> None:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    from vfl.models.layouts import TOWERS
-    from vfl.models.pretrained import TOKENIZER, family_of
+    from vfl.models.pretrained import TOKENIZER, family_of, parts_of
 
     facts: dict[str, Any] = {"folder": str(folder), "family": family_of(folder)}
     facts["tokenizer"] = (folder / TOKENIZER).is_file()
-    parts: tuple[Part, ...] = ("whole",)
-    if facts["family"] == "clip":
-        parts = tuple(TOWERS)  # type: ignore[arg-type]
-    return facts | {"parts": {part: _part(folder, part) for part in parts}}
+    return facts | {"parts": {part: _part(folder, part) for part in parts_of(folder)}}
 
 
 def _part(folder: Path, part: Part) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class FeatureParty:
         with scoped(own.secret.number("init")):
             if not isinstance(bottom, nn.Module):
                 recipe = models.make_bottom(asked.bottom) if bottom is None else own_bottom(bottom)
+                models.require_tokens(recipe, shape, asked.width, data.tokens)
                 bottom = recipe.build(shape, asked.width)
             mode.refuse(terms)
             refuse_augment(terms, own)

@@ -104,6 +104,11 @@ class Encoder(ABC):
         """Number of inputs of each column, by name."""
         return dict.fromkeys(self.names, 1)
 
+    @property
+    def tokens(self) -> int:
+        """Number of inputs that are tokens; they come first."""
+        return 0
+
     def to_json(self) -> str:
         """The fitted state; it contains categories and means, so it stays with its party."""
         return json.dumps({"encoder": self.kind, **asdict(self)})  # type: ignore[call-overload]
@@ -703,6 +708,10 @@ class TokenEncoder(Encoder):
         return cls(tuple(columns), form.tokenizer, form.length or TEXT_LENGTH, digest)
 
     @property
+    def tokens(self) -> int:
+        return self.length
+
+    @property
     def widths(self) -> dict[str, int]:
         """Number of inputs of each column; those of several columns stand at the first."""
         return dict.fromkeys(self.names, 0) | {self.names[0]: self.length}
@@ -755,6 +764,10 @@ class MixedEncoder(Encoder):
     kind: ClassVar[str] = "mixed"
     texts: TokenEncoder
     others: TableEncoder
+
+    @property
+    def tokens(self) -> int:
+        return self.texts.length
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]

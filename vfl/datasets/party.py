@@ -97,6 +97,11 @@ class PartyData:
         return () if self.encoder is None else tuple(self.encoder.names)
 
     @property
+    def tokens(self) -> int | None:
+        """Number of a row's first inputs that are tokens; None where no encoder made them."""
+        return None if self.encoder is None else self.encoder.tokens
+
+    @property
     def categories(self) -> tuple[int, ...]:
         """Number of categories of each column, where inputs are cells; else empty."""
         return getattr(self.encoder, "categories", ())

@@ -106,9 +106,11 @@ def shape_in_terms(shape: BlockShape) -> dict[str, Any]:
     """
     if not isinstance(shape, DecoderShape):
         raise _not_computed("an encoder of pictures", "a decoder or a classifier of texts")
-    encoder = isinstance(shape, EncoderShape)
+    more: tuple[str, ...] = ()
+    if isinstance(shape, EncoderShape):
+        more = (*_OF_ENCODERS, *(["padding"] if shape.padding >= 0 else []))
     settings = asdict(shape)
-    found = {name: settings[name] for name in _COMPUTED + (_OF_ENCODERS if encoder else ())}
+    found = {name: settings[name] for name in _COMPUTED + more}
     default = asdict(type(shape)(**found))
     for name, value in settings.items():
         if value != default[name]:

@@ -181,7 +181,9 @@ class PrivateLayers:
             constants[layer.name] = keep(party.constant(layer, *own))
         learned = model is not None and shape.positions == "learned"
         positions = (
-            model.positions.weight.detach().double() if model is not None and learned else None
+            model.positions.weight.detach().double()[-shape.context :]
+            if model is not None and learned
+            else None
         )
         return cls(shape, constants, positions)
 

@@ -17,7 +17,15 @@ A model of the user's own needs no name: `bring` imports it from a path.
 from __future__ import annotations
 
 from vfl.core.registry import Registry
-from vfl.models.base import Bottom, FixedBottom, JointBottom, Merger, Shape, Top
+from vfl.models.base import (
+    Bottom,
+    FixedBottom,
+    JointBottom,
+    Merger,
+    Shape,
+    Top,
+    require_tokens,
+)
 from vfl.models.bring import bring, bring_top
 
 BOTTOMS: Registry[Bottom] = Registry(
@@ -89,4 +97,5 @@ __all__ = [
     "make_bottom",
     "make_merger",
     "make_top",
+    "require_tokens",
 ]

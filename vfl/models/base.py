@@ -39,6 +39,13 @@ class Bottom(ABC):
             SpecError: this bottom cannot take rows of that shape, or cannot give that width.
         """
 
+    def tokens_read(self, shape: Shape, width: int) -> int:
+        """Return how many first values of a row are read as numbers of tokens; arguments as above.
+
+        All other values are read as measurements.
+        """
+        return 0
+
 
 class FixedBottom(Bottom):
     """A bottom without weights: a function that everybody knows, and no data has chosen."""
@@ -240,6 +247,31 @@ def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
             fix=f"give '{name}' a larger '{option}', or inputs that are numbers of {option}",
         )
     return rows.long()
+
+
+def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None) -> None:
+    """Refuse a bottom that would read a table's other columns as tokens, or tokens as measurements.
+
+    Args:
+        bottom: what reads the rows.
+        shape: axes of one row.
+        width: columns of the cut.
+        tokens: number of first values of a row that are tokens; None where that is unknown.
+
+    Raises:
+        SpecError: it would.
+    """
+    read = bottom.tokens_read(shape, width)
+    if tokens is None or read in (0, tokens):
+        return
+    raise SpecError(
+        "this bottom would read other columns as tokens" if read > tokens
+        else "this bottom would read tokens as measurements",
+        got=f"rows of {tokens} tokens and {math.prod(shape) - tokens} other values",
+        want=f"{read} tokens",
+        fix=f"set tokens={tokens} of the bottom" if tokens
+        else "name a tokenizer (data.tokenizer) and give columns of texts, or take another bottom",
+    )  # fmt: skip
 
 
 class JointBottom(nn.Module):

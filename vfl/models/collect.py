@@ -17,13 +17,19 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vfl.core.errors import DataError, MissingDataError, MissingPackageError, UserError
-from vfl.core.storage import write_text
+from vfl.core.storage import write_text, writing
 from vfl.models.layouts import VECTORS
-from vfl.models.pretrained import CONFIG, TOKENIZER, WEIGHTS
+from vfl.models.pretrained import (
+    CONFIG,
+    TOKENIZER,
+    WEIGHTS,
+    describe,
+    parts_of,
+    save_tensors,
+)
 
 #: Files of a model in the Hugging Face layout; nothing else is taken.
 _FILES = re.compile(
@@ -46,9 +52,10 @@ def collect(source: str, folder: Path) -> None:
         folder: a new folder.
 
     Raises:
-        MissingDataError: there is no such source.
+        MissingDataError: there is no such source, or a file of its model is missing.
         MissingPackageError: a package that reads it is not installed.
         DataError: the source holds no model, or a model of an unsupported family.
+        StorageError: the disk is full.
         UserError: the folder exists.
     """
     if folder.exists():
@@ -57,10 +64,21 @@ def collect(source: str, folder: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        _collect(source, part)
+        with writing(folder):
+            _collect(source, part)
+        _require_supported(source, part)
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _require_supported(source: str, folder: Path) -> None:
+    try:
+        for part in parts_of(folder):
+            describe(folder, part)
+    except DataError as problem:
+        problem.where = source
+        raise
 
 
 def _collect(source: str, folder: Path) -> None:
@@ -211,7 +229,7 @@ def _write_vectors(words: Sequence[str], vectors: np.ndarray, folder: Path) -> N
         },
     }  # fmt: skip
     config = {"model_type": VECTORS, "vocabulary": len(table), "width": table.shape[1]}
-    save_file({"tokens.weight": torch.from_numpy(table)}, folder / WEIGHTS)
+    save_tensors(folder / WEIGHTS, {"tokens.weight": torch.from_numpy(table)})
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     write_text(folder / TOKENIZER, json.dumps(tokenizer))
 
@@ -288,7 +306,7 @@ def _of_gguf(path: Path, folder: Path) -> None:
             want=f"a decoder of {', '.join(_GGUF_FAMILIES)}",
         ) from None
     config["tie_word_embeddings"] = "lm_head.weight" not in state
-    save_file(state, folder / WEIGHTS)
+    save_tensors(folder / WEIGHTS, state)
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     if tokenizer:
         write_text(folder / TOKENIZER, json.dumps(tokenizer))

@@ -78,6 +78,9 @@ class BlockShape:
         stretch_low, stretch_high: wavelengths longer than trained / low are stretched whole,
             shorter than trained / high not at all.
         trained: the context of the training.
+        slowed: further divisors of the frequencies of rotary positions, one of each (YaRN; Peng et
+            al. 2023, section 3.2); empty divides none.
+        turn_scale: factor of what rotary positions turn (YaRN, section 3.4).
 
     Raises:
         BadOptionError: sizes that do not divide one another, or a part of another name.
@@ -108,6 +111,8 @@ class BlockShape:
     stretch_low: float = 1.0
     stretch_high: float = 4.0
     trained: int = 8192
+    slowed: tuple[float, ...] = ()
+    turn_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("width", "heads"):
@@ -117,7 +122,8 @@ class BlockShape:
         object.__setattr__(self, "inner", self.inner or 4 * self.width)
         whole = self.head_width or self.width % self.heads == 0
         object.__setattr__(self, "head_width", self.head_width or self.width // self.heads)
-        object.__setattr__(self, "windows", tuple(self.windows))
+        for name in ("windows", "slowed"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         require_choice("positions", self.positions, ("learned", "rotary"))
         require_choice("norm", self.norm, ("layer", "rms"))
         require_choice("norms_at", self.norms_at, ("before", "after", "both"))
@@ -133,6 +139,13 @@ class BlockShape:
                 got=f"width {self.width}, heads {self.heads}, groups {self.groups}",
                 want="width a multiple of heads, heads of groups; rotary positions turn an even "
                 "number of a head's values",
+            )
+        if len(self.slowed) not in (0, self.turned // 2):
+            raise BadOptionError(
+                "each frequency of rotary positions has a divisor, or none has",
+                where="option 'slowed'",
+                got=f"{len(self.slowed)} divisors",
+                want=f"{self.turned // 2}",
             )
         if len(self.windows) not in (0, self.layers):
             raise BadOptionError(
@@ -222,16 +235,19 @@ class Rotation:
     def at(start: int, steps: int, shape: BlockShape, layer: int = 0) -> Rotation:
         """Rotation of `steps` positions from `start` on in a block; float64."""
         width, theta, stretch = shape.turned, shape.theta, shape.stretch
+        slowed, scale = shape.slowed, shape.turn_scale
         if shape.window_theta and shape.window(layer):
-            theta, stretch = shape.window_theta, 1.0
+            theta, stretch, slowed, scale = shape.window_theta, 1.0, (), 1.0
         speed = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
         # Turns within the trained context say how much of a wave it holds.
         turns = shape.trained * speed / (2 * torch.pi)
         kept = (turns - shape.stretch_low) / (shape.stretch_high - shape.stretch_low)
         speed = speed * (1 / stretch + (1 - 1 / stretch) * kept.clamp(0, 1))
+        if slowed:
+            speed = speed / torch.tensor(slowed, dtype=torch.float64)
         positions = torch.arange(start, start + steps, dtype=torch.float64)
         angles = (positions[:, None] * speed).repeat(1, 2)
-        return Rotation(angles.cos(), angles.sin())
+        return Rotation(scale * angles.cos(), scale * angles.sin())
 
     def turn(self, heads: Tensor) -> Tensor:
         """Queries or keys at their positions; axes (..., steps, head width)."""
@@ -580,6 +596,8 @@ class EncoderShape(DecoderShape):
             vectors for them.
         classes: classes of the head; 0 has no head.
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
+        padding: token that takes no position (RoBERTa), and whose vector stands before those of the
+            positions; -1 is none.
     """
 
     norms_at: Literal["before", "after", "both"] = "after"
@@ -587,6 +605,7 @@ class EncoderShape(DecoderShape):
     segments: int = 2
     classes: int = 2
     pooled: Literal["tanh", "relu"] = "tanh"
+    padding: int = -1
 
     def __post_init__(self) -> None:
         super(EncoderShape, self).__post_init__()
@@ -617,7 +636,7 @@ class Encoder(_Stack):
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         if shape.segments:
             self.segments = nn.Embedding(shape.segments, shape.width)
-        self.positions = nn.Embedding(shape.context, shape.width)
+        self.positions = nn.Embedding(shape.context + (shape.padding >= 0), shape.width)
         self.norm = _norm(shape)
         self.layers = nn.ModuleList([DecoderLayer(shape, each) for each in range(shape.layers)])
         if shape.classes:
@@ -647,6 +666,9 @@ class Encoder(_Stack):
         if self.shape.segments:
             x = x + self.segments(torch.zeros_like(inputs) if segments is None else segments)
         places = torch.arange(start, start + inputs.shape[1], device=inputs.device)
+        if self.shape.padding >= 0:
+            counted = (inputs != self.shape.padding).long()
+            places = counted.cumsum(1) * counted
         found: Tensor = self.norm(x + self.positions(places))
         return found
 

@@ -203,6 +203,10 @@ class PretrainedBottom(Bottom):
             below, made = [_Beside(nn.Sequential(*below), self.tokens)], made + beside
         return nn.Sequential(*below, nn.Identity() if made == width else nn.Linear(made, width))
 
+    def tokens_read(self, shape: Shape, width: int) -> int:
+        described = describe(existing_model(self.name), self._part)
+        return 0 if isinstance(described.shape, PictureShape) else self._read(shape)[0]
+
     def _read(self, shape: Shape) -> Shape:
         """Axes of what the model reads of a row."""
         if not self.tokens:

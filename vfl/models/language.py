@@ -185,6 +185,9 @@ class DecoderFront(_Parts, Bottom):
     torch.Size([1, 40])
     """
 
+    def tokens_read(self, shape: Shape, width: int) -> int:
+        return sequence_steps(shape, "decoder_front")
+
     def build(self, shape: Shape, width: int) -> nn.Module:
         words, steps = sequence_steps(shape, "decoder_front"), self.steps(width, "decoder_front")
         if steps > words:

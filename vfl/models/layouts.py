@@ -5,6 +5,7 @@ To add a family: a function from its `config.json` to a shape, its names, one li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ VECTORS = "vfl-vectors"
 _PLAIN = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_python": "gelu",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
@@ -77,6 +79,10 @@ class Config:
         """A setting; the default also where it is null."""
         found = self.found.get(name)
         return default if found is None else found
+
+    def given(self, name: str, default: Any) -> Any:
+        """A setting; the default where it is missing, and 0 where it is null."""
+        return self.found.get(name, default) or 0
 
     def require(self, **wanted: Any) -> None:
         """Raise `Refused` for a setting of another value; one that is missing has the right one."""
@@ -264,9 +270,7 @@ _GPT_NEOX = Names(
 # Decoders that began with LLaMA.
 
 
-def _llama_like(
-    config: Config, *, act: str = "hidden_act", tied: bool = False, **others: Any
-) -> DecoderShape:
+def _llama_like(config: Config, *, tied: bool = False, **others: Any) -> DecoderShape:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     linear = [name for names in _LLAMA_BLOCKS.values() for name in names if "norm" not in name]
     common = {
@@ -280,12 +284,13 @@ def _llama_like(
         "context": config["max_position_embeddings"],
         "positions": "rotary",
         "norm": "rms",
-        "mlp": config.choose(act, _GATED, "silu"),
         "tied": config.get("tie_word_embeddings", tied),
         "bias": any(config.has(f"layers.0.{name}.bias") for name in linear),
         "epsilon": config.get("rms_norm_eps", 1e-6),
     }
-    return DecoderShape(**(common | _rotary(config) | others))
+    if "mlp" not in others:
+        common["mlp"] = config.choose("hidden_act", _GATED, "silu")
+    return DecoderShape(**(common | _rotary(config, head=others.get("head_width")) | others))
 
 
 _LLAMA_BLOCKS = _blocks(
@@ -317,28 +322,38 @@ def _llama_names(
 
 
 def _mistral(config: Config) -> DecoderShape:
-    return _llama_like(config, windows=_windows(config, lambda layer: True))
+    size = config.given("sliding_window", _WINDOW)
+    return _llama_like(config, windows=(size,) * config["num_hidden_layers"] if size else ())
 
 
-def _qwen2(config: Config) -> DecoderShape:
-    first = config.get("max_window_layers", 28)
-    used = config.get("use_sliding_window", False)
-    return _llama_like(config, windows=_windows(config, lambda layer: used and layer >= first))
+def _phi3(config: Config) -> DecoderShape:
+    if (kind := _rope_kind(_rope(config))) != "default":
+        raise Refused(f"rope_type = {kind!r}", "default")
+    size = config.get("sliding_window", 0)
+    windows = (size,) * config["num_hidden_layers"] if size else ()
+    return _llama_like(config, windows=windows, epsilon=config.get("rms_norm_eps", 1e-5))
 
 
-def _qwen3(config: Config) -> DecoderShape:
+def _qwen2(config: Config, **others: Any) -> DecoderShape:
     first = config.get("max_window_layers", 28)
     used = config.get("use_sliding_window", False)
     windows = _windows(config, lambda layer: used and layer >= first)
-    width = config.get("head_dim", 128)
-    return _llama_like(config, head_norm=True, head_width=width, windows=windows)
+    return _llama_like(config, windows=windows, **others)
+
+
+def _qwen3(config: Config) -> DecoderShape:
+    return _qwen2(config, head_norm=True, head_width=config.get("head_dim", 128))
 
 
 def _gemma_like(config: Config, **others: Any) -> DecoderShape:
-    act = "hidden_activation" if config.get("hidden_activation") else "hidden_act"
+    config.require(use_bidirectional_attention=False)
+    # The first Gemma says "gelu" and means the approximation.
+    first = config["model_type"] == "gemma"
+    acts = _GATED | ({"gelu": "gated_gelu_tanh"} if first else {})
+    act = config.choose("hidden_act" if first else "hidden_activation", acts, "gelu_pytorch_tanh")
     return _llama_like(
         config,
-        act=act,
+        mlp=act,
         tied=True,
         head_width=config.get("head_dim", 256),
         embedding_scale=config["hidden_size"] ** 0.5,
@@ -351,16 +366,17 @@ def _gemma2(config: Config) -> DecoderShape:
         config,
         norms_at="both",
         scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
-        cap=config.get("attn_logit_softcapping", 0.0),
-        head_cap=config.get("final_logit_softcapping", 0.0),
+        cap=config.given("attn_logit_softcapping", 50.0),
+        head_cap=config.given("final_logit_softcapping", 30.0),
         windows=_windows(config, lambda layer: layer % 2 == 0),
     )
 
 
 def _gemma3(config: Config) -> DecoderShape:
-    config.require(use_bidirectional_attention=False)
     every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
     local = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if (kind := _rope_kind(local)) != "default":
+        raise Refused(f"rope_type = {kind!r} of sliding_attention", "default")
     theta = local.get("rope_theta", config.get("rope_local_base_freq", 10000.0))
     return _gemma_like(
         config,
@@ -371,12 +387,17 @@ def _gemma3(config: Config) -> DecoderShape:
         head_cap=config.get("final_logit_softcapping", 0.0),
         windows=_windows(config, lambda layer: (layer + 1) % every > 0),
         window_theta=theta,
+        **_rotary(config, theta=1e6, head=config.get("head_dim", 256)),
     )
+
+
+#: Tokens of a window where a configuration does not say.
+_WINDOW = 4096
 
 
 def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
     """Return each block's window; newer configurations list kinds of blocks, older use a rule."""
-    size = config.get("sliding_window", 0)
+    size = config.given("sliding_window", _WINDOW)
     layers = range(config["num_hidden_layers"])
     kinds = config.get("layer_types") or [
         "sliding_attention" if local(layer) else "full_attention" for layer in layers
@@ -388,28 +409,78 @@ def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
     return windows if any(windows) else ()
 
 
-def _rotary(config: Config, base: str = "rope_theta", part: float | None = None) -> dict[str, Any]:
-    """Base, stretching and part of rotary positions; newer files have all in "rope_parameters"."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = rope.get("full_attention") or rope
+def _rope(config: Config) -> Mapping[str, Any]:
+    """Settings of rotary positions; newer files have all of them in "rope_parameters"."""
+    newer = config.get("rope_parameters") or {}
+    found: Mapping[str, Any] = newer.get("full_attention") or newer
+    return {**found, **(config.get("rope_scaling") or {})}
+
+
+def _rope_kind(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _rotary(
+    config: Config,
+    base: str = "rope_theta",
+    part: float | None = None,
+    theta: float = 10000.0,
+    head: int | None = None,
+) -> dict[str, Any]:
+    """Base, stretching and part of rotary positions, of heads of `head` numbers."""
+    rope = _rope(config)
     part = config.get("partial_rotary_factor", 1.0) if part is None else part
     found = {
-        "theta": rope.get("rope_theta", config.get(base, 10000.0)),
+        "theta": rope.get("rope_theta", config.get(base, theta)),
         "rotated": rope.get("partial_rotary_factor", part),
     }
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = _rope_kind(rope)
+    if kind == "yarn":
+        head = head or config.get(
+            "head_dim", config["hidden_size"] // config["num_attention_heads"]
+        )
+        width = int(head * found["rotated"])
+        return found | _yarn(rope, width, found["theta"], config["max_position_embeddings"])
     if kind == "llama3":
         return found | {
             "stretch": rope["factor"],
             "stretch_low": rope["low_freq_factor"],
             "stretch_high": rope["high_freq_factor"],
-            "trained": rope["original_max_position_embeddings"],
+            "trained": rope.get(
+                "original_max_position_embeddings", config["max_position_embeddings"]
+            ),
         }
     if kind == "linear":  # a context of one token holds a turn of no wave, so all are stretched
         return found | {"stretch": rope["factor"], "trained": 1}
     if kind != "default":
-        raise Refused(f"rope_type = {kind!r}", "default, linear or llama3")
+        raise Refused(f"rope_type = {kind!r}", "default, linear, llama3 or yarn")
     return found
+
+
+def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> dict[str, Any]:
+    """Divisors of frequencies, and the factor of what is turned (Peng et al. 2023, 3.2 and 3.4)."""
+    trained = rope.get("original_max_position_embeddings") or context
+    factor = rope.get("factor") or context / trained
+
+    def grown(by: float) -> float:
+        return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
+
+    def place(turns: float) -> float:
+        """The frequency that turns so often within the trained context."""
+        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    most, of_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    scale = grown(most) / grown(of_all) if most and of_all else grown(1)
+    low, high = place(rope.get("beta_fast") or 32), place(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    high += 0.001 if low == high else 0
+    kept = [1 - min(max((one - low) / (high - low), 0), 1) for one in range(width // 2)]
+    return {
+        "slowed": tuple(1 / ((1 - one) / factor + one) for one in kept),
+        "turn_scale": rope.get("attention_factor") or scale,
+    }
 
 
 # Encoders of texts.
@@ -417,7 +488,7 @@ def _rotary(config: Config, base: str = "rope_theta", part: float | None = None)
 
 def _bert(config: Config) -> EncoderShape:
     config.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    skipped = _bert_skipped(config)
+    padding = _bert_padding(config)
     head = "classifier" if config["model_type"] == "bert" else "classifier.out_proj"
     return EncoderShape(
         vocabulary=config["vocab_size"],
@@ -425,17 +496,18 @@ def _bert(config: Config) -> EncoderShape:
         layers=config["num_hidden_layers"],
         heads=config["num_attention_heads"],
         inner=config["intermediate_size"],
-        context=config["max_position_embeddings"] - skipped,
+        context=config["max_position_embeddings"] - padding - 1,
         mlp=config.choose("hidden_act", _PLAIN, "gelu"),
         epsilon=config.get("layer_norm_eps", 1e-12),
         segments=config["type_vocab_size"],
         classes=len(config.get("id2label", "01")) if config.has(f"{head}.weight") else 0,
+        padding=padding,
     )
 
 
-def _bert_skipped(config: Config) -> int:
-    """Positions of RoBERTa begin behind the number of padding."""
-    return 0 if config["model_type"] == "bert" else int(config.get("pad_token_id", 1)) + 1
+def _bert_padding(config: Config) -> int:
+    """Positions of RoBERTa begin behind the number of padding; -1 at BERT."""
+    return -1 if config["model_type"] == "bert" else int(config.get("pad_token_id", 1))
 
 
 def _bert_names(config: Config) -> Names:
@@ -459,7 +531,7 @@ def _bert_names(config: Config) -> Names:
             mlp_in="intermediate.dense",
             mlp_out="output.dense",
         ),
-        skipped=_bert_skipped(config),
+        skipped=max(0, _bert_padding(config)),
     )
 
 
@@ -627,7 +699,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "gemma3_text": Layout(
         Decoder, _gemma3, _llama_names(_FOUR_NORMS, _HEAD_NORMS, plus_one=True), ("model.",)
     ),
-    "phi3": Layout(Decoder, _mistral, _llama_names(_FUSED), ("model.",)),
+    "phi3": Layout(Decoder, _phi3, _llama_names(_FUSED), ("model.",)),
     "bert": Layout(Encoder, _bert, _bert_names, ("bert.",), ("cls.", "pooler.", "qa_outputs.")),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,

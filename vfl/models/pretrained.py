@@ -7,11 +7,12 @@ setting that these models cannot compute is refused, and so is a weight that not
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,9 +22,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vfl.core.errors import BadOptionError, DataError, MissingDataError, MissingPackageError
+from vfl.core.errors import (
+    BadOptionError,
+    DataError,
+    MissingDataError,
+    MissingPackageError,
+    StorageError,
+)
 from vfl.core.registry import require
-from vfl.core.storage import PRIVATE_FILE, write_text, writing
+from vfl.core.storage import PRIVATE_FILE, prepared, writing
 from vfl.models.decoder import (
     BlockShape,
     Decoder,
@@ -50,6 +57,11 @@ _MOST_JSON_BYTES = 1 << 24
 #: Tensors that hold no weight: masks, and tables that follow from the configuration.
 _NO_WEIGHT = re.compile(
     r"(^|\.)((attn|attention)\.(masked_)?bias|position_ids|rotary_emb\.inv_freq)$"
+)
+
+#: What takes models that these cannot compute.
+_ELSEWHERE = (
+    "load it with the package `transformers` (AutoModel.from_pretrained): vfl.split cuts its models"
 )
 
 Part = Literal["whole", "body", "text", "vision"]
@@ -92,6 +104,11 @@ def family_of(folder: Path) -> str:
     return str(_json(folder / CONFIG).get("model_type"))
 
 
+def parts_of(folder: Path) -> tuple[Part, ...]:
+    """The whole model of a folder, or both towers of a CLIP."""
+    return ("text", "vision") if family_of(folder) == "clip" else ("whole",)
+
+
 @dataclass(frozen=True, eq=False)
 class Described:
     """A folder's model before its weights are read.
@@ -127,6 +144,7 @@ def describe(folder: Path, part: Part = "whole") -> Described:
     weights = Weights(folder, layout.prefixes)
     config = Config({**settings, "model_type": family}, weights.has, _pictures(folder))
     with _refusing(folder, family):
+        config.require(quantization_config=None)
         shape = layout.shape(config)
         shape = shape if part == "whole" else _headless(shape)
         names = layout.names(config) if layout.names else None
@@ -142,7 +160,7 @@ def load_pretrained(
     """The model of a folder, in evaluation and in float32.
 
     Families of `vfl.models.layouts` are read. A setting that changes what is computed, and that
-    these models do not have, is refused by name (such as rotary positions stretched by "yarn").
+    these models do not have, is refused by name (such as rotary positions stretched by "longrope").
 
     Args:
         folder: in the Hugging Face layout.
@@ -172,7 +190,7 @@ def load_pretrained(
         model.head.weight = model.tokens.weight
     if wanted is None and (left := weights.left(found.unused)):
         got = f"{len(left)} weights besides, such as {left[0]}"
-        raise _refused(folder, got, f"those of {found.family}")
+        raise _refused(folder, got, f"those of {found.family}", _ELSEWHERE)
     for name, weight in state.items():
         if not weight.isfinite().all():
             raise _refused(folder / WEIGHTS, f"NaN or infinity in '{name}'", "finite weights")
@@ -206,29 +224,55 @@ def _refusing(folder: Path, family: str) -> Iterator[None]:
         yield
     except KeyError as missing:
         want = f"the settings and weights of {family}"
-        raise _refused(folder, f"no {missing.args[0]!r}", want) from None
+        raise _refused(folder, f"no {missing.args[0]!r}", want, _ELSEWHERE) from None
     except Refused as problem:
-        raise _refused(folder, problem.got, problem.want) from None
+        raise _refused(folder, problem.got, problem.want, _ELSEWHERE) from None
     except BadOptionError as problem:
-        raise _refused(folder / CONFIG, problem.got or "", problem.want or "") from None
-    except (TypeError, ValueError, RuntimeError) as problem:
+        got, want = problem.got or "", problem.want or ""
+        raise _refused(folder / CONFIG, got, want, _ELSEWHERE) from None
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as problem:
         want = f"numbers in {CONFIG}, and weights of their shapes"
         raise _refused(folder, type(problem).__name__, want) from problem
 
 
 def save_decoder(folder: Path, model: Decoder) -> None:
-    """Write a decoder's folder; a tied head is not written twice."""
+    """Write a decoder's folder; a tied head is not written twice.
+
+    Raises:
+        StorageError: the disk is full, or the folder is not writable; an earlier model stays whole.
+    """
     state = {name: each.contiguous() for name, each in model.state_dict().items()}
     if model.shape.tied:
         del state["head.weight"]
-    path, part = folder / WEIGHTS, folder / f".{WEIGHTS}.part"
-    with writing(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(state, part)  # as bytes the weights would be in memory twice
-        part.chmod(PRIVATE_FILE)
-        os.replace(part, path)
     config = {"model_type": OWN, **asdict(model.shape)}
-    write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+    text, existed = json.dumps(config, indent=2) + "\n", folder.exists()
+    try:
+        with prepared(folder / CONFIG, [text.encode()]):
+            save_tensors(folder / WEIGHTS, state)
+    except StorageError:
+        if not existed:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Replace a file of tensors, which are not in memory twice.
+
+    Raises:
+        StorageError: the disk is full, or the folder is not writable; an earlier file stays whole.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with writing(path):
+            try:
+                save_file(dict(tensors), part)
+            except SafetensorError as problem:
+                raise OSError(errno.EIO, str(problem)) from None
+            part.chmod(PRIVATE_FILE)
+            os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def names_of(folder: Path) -> dict[str, list[Any]]:
@@ -301,7 +345,8 @@ def _layout(
         return kind, settings, LAYOUTS[kind], others
     layout = LAYOUTS.get(kind) if isinstance(kind, str) else None
     if layout is None:
-        raise _refused(folder, f"model_type {kind!r}", f"one of {', '.join(LAYOUTS)}")
+        want = f"one of {', '.join(LAYOUTS)}"
+        raise _refused(folder, f"model_type {kind!r}", want, _ELSEWHERE)
     return str(kind), found, layout, ()
 
 
@@ -457,5 +502,5 @@ def _missing(path: Path) -> MissingDataError:
     return MissingDataError("a model's file is missing", where=str(path), want=want)
 
 
-def _refused(where: Path, got: str, want: str) -> DataError:
-    return DataError("this model is not supported", where=str(where), got=got, want=want)
+def _refused(where: Path, got: str, want: str, fix: str | None = None) -> DataError:
+    return DataError("this model is not supported", where=str(where), got=got, want=want, fix=fix)

@@ -45,6 +45,9 @@ class GRU4RecBottom(Bottom):
         self.embedding = check_size(embedding, "embedding", MOST_EMBEDDING)
         self.dropout = check_dropout(dropout)
 
+    def tokens_read(self, shape: Shape, width: int) -> int:
+        return sequence_steps(shape, "gru4rec")
+
     def build(self, shape: Shape, width: int) -> nn.Module:
         sequence_steps(shape, "gru4rec")
         return LastState(self.items, self.embedding, self.dropout, width)
@@ -117,6 +120,9 @@ class TextCNNBottom(Bottom):
         self.words = check_size(words, "words", MOST_NUMBERS)
         self.embedding = check_size(embedding, "embedding", MOST_EMBEDDING)
         self.dropout = check_dropout(dropout)
+
+    def tokens_read(self, shape: Shape, width: int) -> int:
+        return sequence_steps(shape, "textcnn")
 
     def build(self, shape: Shape, width: int) -> nn.Module:
         sequence_steps(shape, "textcnn")

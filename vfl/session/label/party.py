@@ -1346,4 +1346,8 @@ def _own_bottom(data: PartyData, terms: Terms, given: nn.Module | None) -> nn.Mo
         )
     asked = terms.parties[data.name]
     shape = tuple(data.inputs.shape[1:])
-    return given or models.make_bottom(asked.bottom).build(shape, asked.width)
+    if given is not None:
+        return given
+    recipe = models.make_bottom(asked.bottom)
+    models.require_tokens(recipe, shape, asked.width, data.tokens)
+    return recipe.build(shape, asked.width)
