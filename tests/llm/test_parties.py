@@ -6,7 +6,6 @@ import shutil
 import stat
 import threading
 import time
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -31,13 +30,15 @@ from vfl.core.errors import (
 from vfl.core.frame import HEADER_BYTES
 from vfl.llm import command
 from vfl.llm import parties as llm
-from vfl.llm.file import read_llm_file
+from vfl.llm.ledger import questions_of
+from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import greedy
 from vfl.llm.text import BytePairs, Streamed, read_tokenizer
 from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
 from vfl.session.store.identity import Identity
+from vfl.session.store.witness import BLOCK
 
 PROMPT = [7, 3, 9, 41]
 
@@ -92,21 +93,99 @@ def test_several_questions_are_answered_side_by_side_in_the_messages_of_one(proj
     assert user.left() == {}
 
 
-def test_who_asks_while_material_is_dealt_need_not_wait_for_all_of_it(project, monkeypatch):
-    folder, lines = project.folder / "user", []
+def test_a_question_is_answered_while_material_is_dealt(project, monkeypatch):
+    """The dealing waits in the middle until the answer is there, at all three parties."""
+    putting, reached, go_on = MaterialStore.putting, threading.Event(), threading.Event()
+
+    @contextlib.contextmanager
+    def waiting(self, name):
+        with putting(self, name) as keep:
+            if self.party == "user":
+                reached.set()
+                assert go_on.wait(60)
+            yield keep
+
+    user = project.user()
+    user.deal(4, 1, questions=2)
+    monkeypatch.setattr(MaterialStore, "putting", waiting)
+    dealing = threading.Thread(target=project.user().deal, args=(4, 1))
+    dealing.start()
+    assert reached.wait(60)
+    for _ in range(2):
+        assert project.user().ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)
+    assert dealing.is_alive()
+    go_on.set()
+    dealing.join()
+    assert user.left() == {"4-1": 1}
+    assert user.ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)
+
+
+def test_material_is_dealt_while_a_question_is_answered(project):
+    user, dealt = project.user(), []
+
+    def on_token(token):
+        if not dealt:
+            dealt.append(project.user().deal(4, 3))
+        return False
+
+    user.deal(4, 3)
+    assert user.ask(PROMPT, 3, on_token=on_token).tokens == project.model.generate(PROMPT, 3)
+    assert user.left() == {"4-3": 1}
+
+
+def test_a_question_that_needs_material_is_dealt_for_before_all_of_a_command_is(
+    project, monkeypatch
+):
+    lines = []
     monkeypatch.setattr(command, "say", lines.append)
-    project.user().deal(4, 1)
-    dealing = threading.Thread(target=command.deal, args=(folder, 4, 1, 6, 1))
+    dealing = threading.Thread(target=command.deal, args=(project.folder / "user", 4, 1, 6, 1))
     dealing.start()
     while not lines:  # the first of six is dealt
         time.sleep(0.01)
-    with ExitStack() as held:
-        user = command._user(held, read_llm_file(folder))
-        assert user.ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)
+    user = project.user()
+    assert user.ask(PROMPT[:3], 1).tokens == project.model.generate(PROMPT[:3], 1)
     before = len([line for line in lines if line.startswith("dealt")])
     dealing.join()
     assert before < 6
     assert user.left() == {"4-1": 6}
+
+
+def test_handshakes_of_questions_and_dealings_have_one_order_at_all_parties(project):
+    """Counters of stores only grow, so a handshake that overtakes another one would be refused."""
+    project.user().deal(4, 1, questions=3)
+    asked, failed = [], []
+
+    def repeat(task):
+        try:
+            for _ in range(3):
+                task()
+        except VFLError as error:
+            failed.append(error)
+
+    tasks = (
+        lambda: asked.append(project.user().ask(PROMPT, 1).tokens),
+        lambda: project.user().deal(5, 1),
+    )
+    threads = [threading.Thread(target=repeat, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert asked == [project.model.generate(PROMPT, 1)] * 3
+    counts = {
+        name: questions_of(project.file(name)).witness.read()
+        for name in ("owner", "user", "dealer")
+    }
+    for name, own in counts.items():
+        for other in counts.keys() - {name}:
+            assert counts[other].peers[name] == own.count - BLOCK
+    used = {
+        name: {path.name for path in (project.folder / name / "store").glob("material-*/*.used")}
+        for name in counts
+    }
+    assert used["owner"] == used["user"] == used["dealer"]
+    assert len(used["user"]) == 3
 
 
 def test_more_material_than_the_owner_lets_wait_is_refused_before_any_is_dealt(parties):
@@ -366,7 +445,7 @@ def test_what_was_answered_is_shown_when_a_later_question_is_not(parties, capsys
 def test_requests_of_no_form_end_a_session_and_not_the_owner(project, monkeypatch):
     for payload in (b"{", b"[]", b'{"task": "dance"}', b"\xff" * 5000):
         with contextlib.ExitStack() as streams:
-            wire = project.user()._open(streams, "owner", llm.Account())
+            wire = project.user()._open(streams, "owner", llm.Account(), "ask")
             wire.send(llm.Frame(llm.Kind.ASK, payload=payload))
             with pytest.raises(PeerFailedError, match="a request of an unknown form"):
                 wire.receive()

@@ -84,12 +84,12 @@ def kill(command):
     command.wait(10)
 
 
-def deal_ahead(real, questions):
+def deal_ahead(real, questions, left=True):
     length = len(QUESTION)
     sizes = ["--prompt-tokens", length, "--max-tokens", TOKENS, "--questions", questions]
     command = real.run("user", "deal", real.parties.folder / "user", *sizes)
     assert command.wait(120) == 0, command.said()
-    assert (
+    assert left is None or (
         f"questions of {length} tokens, answers of up to {TOKENS}: {questions} left"
         in command.said()
     )
@@ -105,6 +105,36 @@ def test_a_user_killed_in_the_middle_asks_again_and_its_material_never_returns(r
     assert real.answer()["tokens"] == wanted
     owner.wait_for("party 'user' went away and did not come back", 30)
     assert real.used("user") == real.used("owner") == 2
+
+
+def test_a_dealing_killed_while_questions_are_answered_leaves_nothing_to_be_used_twice(
+    real, wanted
+):
+    """Questions are answered before, while and after it is killed; each has material of its own."""
+    real.stand("owner"), real.stand("dealer")
+    deal_ahead(real, 3)
+    sizes = ["--prompt-tokens", len(QUESTION), "--max-tokens", TOKENS, "--questions", 9]
+    dealing = real.run("user", "deal", real.parties.folder / "user", *sizes)
+    dealing.wait_for("dealt 1 of 9", 60)
+    asking = real.ask("--json")
+    while real.used("dealer") == 0:  # the last to mark it
+        assert asking.poll() is None, asking.said()
+    kill(dealing)
+    assert asking.wait(120) == 0, asking.said()
+    assert json.loads(asking.said()[asking.said().index("{") :])["tokens"] == wanted
+    asking = real.ask()
+    while real.used("dealer") == 1:
+        assert asking.poll() is None, asking.said()
+    kill(asking)
+    assert real.answer()["tokens"] == wanted
+    deal_ahead(real, 1, left=None)  # what only one party has of a killed dealing is removed
+    assert real.answer()["tokens"] == wanted
+    names = {
+        name: {path.name for path in (real.parties.folder / name / "store").glob("*/*.used")}
+        for name in ("owner", "user", "dealer")
+    }
+    assert len(names["user"]) == 4
+    assert names["user"] == names["dealer"] <= names["owner"]
 
 
 def test_an_owner_killed_in_the_middle_is_named_and_answers_after_its_restart(real, wanted):

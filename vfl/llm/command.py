@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.output import Json, duration, emit, progress_line, say
-from vfl.core.errors import ConfigError, RunFolderError, VFLError
+from vfl.core.errors import ConfigError, VFLError
 from vfl.core.traffic import size
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from vfl.llm.text import Streamed
     from vfl.llm.two_party import Pick
     from vfl.models.decoder import Decoder, Encoder
-
-#: Between two questions that are dealt, for a command that waits for the folder.
-_TURN_S = 0.3
 
 llm = typer.Typer(
     help="Ask a language model whose owner sees no text, and keeps its weights.",
@@ -139,24 +135,22 @@ def deal(
 
     With the dealer's folder the options mean nothing. With the user's, questions of exactly that
     length can be asked later, and nothing is dealt for them then. A classifier answers no tokens.
-    Who asks meanwhile waits until the question in progress is dealt, not for all.
+    Questions are answered meanwhile with material that is there; one that needs more waits until
+    the question in progress is dealt, not for all.
     """
     from vfl.core.seeds import use_one_thread
-    from vfl.llm.parties import Dealer
+    from vfl.llm.parties import Dealer, User
 
     use_one_thread()
     file = _file(folder, "dealer", "user")
     if file.party == "dealer":
         Dealer(file, say).serve()
+    user = User(file, say)
     for done in range(questions):
-        with ExitStack() as held:
-            user = _user(held, file)
-            user.require_dealable(questions - done, texts)
-            user.deal(prompt_tokens, _answered(user, max_tokens), 1, texts)
-            left = user.left()
+        user.require_dealable(questions - done, texts)
+        user.deal(prompt_tokens, _answered(user, max_tokens), 1, texts)
         say(f"dealt {done + 1} of {questions}")
-        time.sleep(_TURN_S)
-    for kind, count in left.items():
+    for kind, count in user.left().items():
         prompt, _, answer = kind.partition("-")
         answer, _, beside = answer.partition("x")
         more = f", {beside} side by side" if beside else ""
@@ -198,15 +192,15 @@ def ask(
     chosen stays with the user.
     """
     from vfl.core.seeds import use_one_thread
+    from vfl.llm.parties import User
 
     use_one_thread()
     pick = _pick(temperature, top_k, top_p, seed)
     texts = _questions(questions or [], file or [])
-    with ExitStack() as held:
-        user = _user(held, _file(folder, "user"))
-        if temperature and user.classifies:
-            raise ConfigError("--temperature has no effect: a classifier has no tokens")
-        asked = _asked(user, texts, max_tokens, stop or [], pick, quiet=json)
+    user = User(_file(folder, "user"), say)
+    if temperature and user.classifies:
+        raise ConfigError("--temperature has no effect: a classifier has no tokens")
+    asked = _asked(user, texts, max_tokens, stop or [], pick, quiet=json)
     if not json:
         _show(asked)
     elif len(texts) == 1:
@@ -261,6 +255,7 @@ def demo(
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
     from vfl.llm.file import read_llm_file
+    from vfl.llm.parties import User
     from vfl.llm.project import (
         demo_model,
         free_addresses,
@@ -292,7 +287,7 @@ def demo(
     with ExitStack() as held:
         say("starting the model owner and the dealer (TLS, identity keys)")
         start_standing(folder, held)
-        user = _user(held, read_llm_file(folder / "user"))
+        user = User(read_llm_file(folder / "user"), say)
         pick = _pick(0.0, 0, 1.0, None)
         (asked,) = _asked(user, [question], max_tokens, stop or [], pick, quiet=json)
     same = plain_answer(plain, prompt, len(asked.tokens))
@@ -359,18 +354,6 @@ def _questions(given: list[str], files: list[Path]) -> list[str]:
 def _answered(user: User, max_tokens: int) -> int:
     """Tokens of an answer, at most."""
     return 1 if user.classifies else max_tokens
-
-
-def _user(held: ExitStack, file: LlmFile) -> User:
-    from vfl.llm.parties import User
-
-    user = User(file, say)
-    try:
-        held.enter_context(user.ledger.alone())
-    except RunFolderError as busy:
-        say(f"waiting for another command of this folder ({busy.got})")
-        held.enter_context(user.ledger.alone(math.inf))
-    return user
 
 
 def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pick:

@@ -8,6 +8,11 @@ session with its identity key, and the others check them by the identity keys th
 
 A party that takes material marks it as used, on its disk, before it sends a message that depends on
 it.
+
+Dealing and asking have streams of their own, so a question is answered while material for later
+ones is dealt. Their handshakes exclude one another: the user holds its folder's lock from a
+request until all keys are checked and the material is marked; owner and dealer hold one for the
+same time. So all three parties have the same order of handshakes, and every counter grows.
 """
 
 from __future__ import annotations
@@ -15,14 +20,16 @@ from __future__ import annotations
 import math
 import secrets
 import shutil
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from weakref import WeakSet
 
 from pydantic import Field, StringConstraints, ValidationError
 from torch import Tensor
@@ -37,6 +44,7 @@ from vfl.core.errors import (
     MissingDataError,
     ProtocolError,
     ReusedPadError,
+    RunFolderError,
     VFLError,
     redacted_traceback,
 )
@@ -44,6 +52,7 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.storage import (
     Seal,
     load_weights,
+    locked,
     read_sealed_json,
     save_weights,
     weights_digest,
@@ -76,6 +85,7 @@ from vfl.transport import (
     expiry_warning,
 )
 
+Task = Literal["deal", "ask"]
 PARTIES: tuple[LlmParty, ...] = ("owner", "user", "dealer")
 ROLES = dict(zip(PARTIES, (P0, P1, P2), strict=True))
 #: Parties from which each party accepts connections.
@@ -89,6 +99,8 @@ _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
 #: Time after the rejoin window in which an earlier process of our own may still refuse.
 _GRACE_S = 2.0
+#: Time for which a command waits for another one of its folder before it says so.
+_QUIET_S = 0.5
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
 #: Format of the files of shared weights. Files in an earlier format are replaced by a new sharing.
@@ -120,7 +132,7 @@ class Talk(Settings):
 
     version: str = Field(default=VERSION, max_length=32)
     terms: str = Field(max_length=64)
-    task: Literal["deal", "ask"]
+    task: Task
     prompt_tokens: int = Field(ge=1, lt=2**31, strict=True)
     count: int = Field(ge=1, lt=2**31, strict=True)
     texts: int = Field(default=1, ge=1, lt=2**31, strict=True)
@@ -263,6 +275,15 @@ class _EnoughError(Exception):
     """The answer ends before its material does."""
 
 
+class _OverError(Exception):
+    """A party stops listening."""
+
+
+def _stream_of(party: LlmParty, task: Task) -> str:
+    """Name of a party's stream for a task."""
+    return party if task == "ask" else f"{party} (dealing)"
+
+
 def most_bytes(shape: DecoderShape, tokens: int) -> int:
     """No message about so many tokens, or of a block of the weights, is larger."""
     widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
@@ -293,6 +314,9 @@ class Party:
             file.beside("peers"), [each for each in PARTIES if each != self.name]
         )
         self._layers: tuple[str, PrivateLayers] | None = None
+        self._handshake = threading.Lock()
+        self._wires: WeakSet[Wire] = WeakSet()
+        self._over = threading.Event()
         self._timeouts = Timeouts(
             step_s=file.patience_s, idle_s=file.patience_s, rejoin_window_s=file.rejoin_s
         )
@@ -309,7 +333,11 @@ class Party:
 
     def wire(self, link: TransportLink, peer: LlmParty, account: Account) -> Wire:
         """A link to another party."""
-        return Wire(link, account, (self.name, peer), self.ledger.witness)
+        wire = Wire(link, account, (self.name, peer), self.ledger.witness)
+        self._wires.add(wire)
+        if self._over.is_set():
+            wire.close()
+        return wire
 
     def listen(self) -> tuple[TcpHub, dict[str, Credential]]:
         """The party's hub, and what its callers must show."""
@@ -320,8 +348,10 @@ class Party:
         renew = f"renew it with: vfl renew {self.file.beside('.')}"
         if warning := expiry_warning(files / "server.pem", renew):
             self.say(warning)
-        credentials: dict[str, Credential] = {
-            name: Credential(name, self._token(name)) for name in CALLERS[self.name]
+        credentials = {
+            stream: Credential(stream, self._token(name))
+            for name in CALLERS[self.name]
+            for stream in (_stream_of(name, "ask"), _stream_of(name, "deal"))
         }
         admission = Admission(self.terms.project, credentials, limits=lambda party: self._limits)
         host, port = self.file.address("listen")
@@ -332,33 +362,62 @@ class Party:
     def serve(self, poll: Callable[[], None] | None = None) -> None:
         """Listen, and play every session that begins, until interrupted.
 
-        Args:
-            poll: called every 0.05 s while no party is connected; its exceptions end this call.
-        """
-        with self.ledger.alone():
-            hub, credentials = self.listen()
-            try:
-                while True:
-                    hub.wait_all(CALLERS[self.name][:1], math.inf, poll)
-                    self._play_one(hub)
-                    for caller, credential in credentials.items():
-                        hub.replace(caller, credential)
-            finally:
-                hub.close()
+        A dealing and a question are played at the same time.
 
-    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
+        Args:
+            poll: called every 0.05 s while no question is asked; its exceptions end this call.
+        """
+
+        def ended() -> None:
+            if self._over.is_set():
+                raise _OverError
+
+        with self.ledger.alone():
+            self._over.clear()
+            hub, credentials = self.listen()
+            dealing = threading.Thread(
+                target=self._stand, args=(hub, credentials, "deal", ended), daemon=True
+            )
+            dealing.start()
+            try:
+                self._stand(hub, credentials, "ask", poll)
+            finally:
+                self._over.set()
+                hub.close()
+                for wire in list(self._wires):
+                    wire.close()  # a dealing in progress ends
+                dealing.join()
+
+    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
         """One session, from its first word; at a party that listens.
 
         Args:
             hub: hub at which the first of the callers has attached.
             wires: receives the streams, by the caller's name; errors are sent to them.
+            task: task of the streams.
         """
         raise NotImplementedError
 
-    def _play_one(self, hub: TcpHub) -> None:
+    def _stand(
+        self,
+        hub: TcpHub,
+        credentials: Mapping[str, Credential],
+        task: Task,
+        poll: Callable[[], None] | None,
+    ) -> None:
+        """Play every session of a task, one after another."""
+        streams = [_stream_of(caller, task) for caller in CALLERS[self.name]]
+        with suppress(_OverError):
+            while True:
+                hub.wait_all(streams[:1], math.inf, poll)
+                self._play_one(hub, task)
+                for stream in streams:
+                    hub.replace(stream, credentials[stream])
+
+    def _play_one(self, hub: TcpHub, task: Task) -> None:
         wires: dict[LlmParty, Wire] = {}
         try:
-            self.session(hub, wires)
+            self.session(hub, wires, task)
         except VFLError as error:
             self._broke_off(wires, error, str(error))
         except Exception as bug:  # the next session is another one
@@ -369,15 +428,15 @@ class Party:
             wire.fail(error)
         self.say(f"a session ended early: {text}")
 
-    def call(self, peer: Literal["owner", "dealer"], account: Account) -> Wire:
-        """A stream to who listens.
+    def call(self, peer: Literal["owner", "dealer"], account: Account, task: Task) -> Wire:
+        """A stream for a task to who listens.
 
         Raises:
             AuthenticationError: wrong token or certificate.
             LostPeerError: no process answers there.
         """
         host, port = self.file.address(peer)
-        hello = Hello(self.terms.project, self.name, self._token(peer))
+        hello = Hello(self.terms.project, _stream_of(self.name, task), self._token(peer))
         authority = _bytes(self.file.beside("peers") / f"{peer}.pem")
         deadline, pause_s = time.monotonic() + self.file.rejoin_s + _GRACE_S, 0.05
         while True:
@@ -419,15 +478,20 @@ class Party:
         finally:
             wire.close()
 
-    def _open(self, streams: ExitStack, peer: Literal["owner", "dealer"], account: Account) -> Wire:
-        return streams.enter_context(self._failing(self.call(peer, account)))
+    def _open(
+        self, streams: ExitStack, peer: Literal["owner", "dealer"], account: Account, task: Task
+    ) -> Wire:
+        return streams.enter_context(self._failing(self.call(peer, account, task)))
 
-    def check(self, said: Talk) -> None:
+    def check(self, said: Talk, task: Task) -> None:
         """Check that both ends have the same version and terms.
 
         Raises:
             DisagreementError: another version, or other terms.
+            ProtocolError: another task than that of the stream.
         """
+        if said.task != task:
+            raise ProtocolError("a request came on the stream of another task", got=said.task)
         for what, got, want in (
             ("runs another version of vfl", said.version, VERSION),
             ("has other terms", said.terms[:16], self.terms.digest()[:16]),
@@ -499,7 +563,7 @@ class Party:
         """
         if not self.terms.dealer_counts:
             return {**wires}
-        dealer = self._open(streams, "dealer", account)
+        dealer = self._open(streams, "dealer", account, "ask")
         dealer.send_talk(plan)
         return {**wires, "dealer": dealer}
 
@@ -619,13 +683,13 @@ class Owner(Party):
         self._load = load
         self.digest = weights_digest(model.state_dict())
 
-    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
+    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
         account = Account()
-        wire = wires["user"] = self.wire(hub.link("user"), "user", account)
+        wire = wires["user"] = self.wire(hub.link(_stream_of("user", task)), "user", account)
         asked = wire.receive_talk()
-        self.check(asked)
+        self.check(asked, task)
         self.require_within(asked)
-        if asked.task == "deal":
+        if task == "deal":
             self._deal(wire, asked)
         else:
             self._answer(wire, asked, account)
@@ -651,6 +715,27 @@ class Owner(Party):
         return str(facts["setup"]) if facts.get("weights") == self.digest else ""
 
     def _deal(self, wire: Wire, asked: Talk) -> None:
+        account = Account()
+        with ExitStack() as streams:
+            with self._handshake:
+                plan, dealer = self._planned(streams, wire, asked, account)
+                role = self.meet({"user": wire, "dealer": dealer}, plan.session)
+                layers = self.shared(role, plan, account, self._model() if plan.fresh else None)
+            store = self.store(plan.setup)
+            account.phase = "offline"
+            for name in plan.names:
+                with store.putting(name) as keep:
+                    role.prepare(_program(layers, _blank(plan), plan.count), keep)
+                wire.receive_talk(Kind.DONE)  # it has its half
+            dealer.receive_talk(Kind.DONE)
+            spent = account.of(_ELSEWHERE)
+            wire.send_talk(plan.model_copy(update={"names": (), "spent": spent}), Kind.DONE)
+            self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
+
+    def _planned(
+        self, streams: ExitStack, wire: Wire, asked: Talk, account: Account
+    ) -> tuple[Talk, Wire]:
+        """Plan of a dealing, as user and dealer receive it, and the stream to the dealer."""
         known = self._known()
         waiting = asked.questions * asked.texts
         if known:
@@ -659,53 +744,39 @@ class Owner(Party):
                 store.take(name)  # the user has no half of it: its dealing was cut off
             waiting += sum(_texts_in(name) for name in store.names())
         self.terms.limits.require(max_dealt=waiting)
-        account = Account()
-        with ExitStack() as streams:
-            dealer = self._open(streams, "dealer", account)
-            session = asked.session + secrets.token_hex(16)
-            plan = asked.model_copy(update={"session": session, "setup": known, "names": ()})
-            dealer.send_talk(plan)
-            theirs = dealer.receive_talk()
-            fresh = not known or {known} != {theirs.setup, asked.setup}
-            setup = secrets.token_hex(16) if fresh else known
-            names = tuple(f"{asked.kind}-{secrets.token_hex(8)}" for _ in range(asked.questions))
-            plan = plan.model_copy(update={"setup": setup, "fresh": fresh, "names": names})
-            dealer.send_talk(plan)
-            wire.send_talk(plan)
-            self._play(wire, dealer, plan, account)
-
-    def _play(self, wire: Wire, dealer: Wire, plan: Talk, account: Account) -> None:
-        role = self.meet({"user": wire, "dealer": dealer}, plan.session)
-        layers = self.shared(role, plan, account, self._model() if plan.fresh else None)
-        store = self.store(plan.setup)
-        account.phase = "offline"
-        for name in plan.names:
-            with store.putting(name) as keep:
-                role.prepare(_program(layers, _blank(plan), plan.count), keep)
-            wire.receive_talk(Kind.DONE)  # it has its half
-        dealer.receive_talk(Kind.DONE)
-        wire.send_talk(plan.model_copy(update={"spent": account.of(_ELSEWHERE)}), Kind.DONE)
-        self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
+        dealer = self._open(streams, "dealer", account, "deal")
+        session = asked.session + secrets.token_hex(16)
+        plan = asked.model_copy(update={"session": session, "setup": known, "names": ()})
+        dealer.send_talk(plan)
+        theirs = dealer.receive_talk()
+        fresh = not known or {known} != {theirs.setup, asked.setup}
+        setup = secrets.token_hex(16) if fresh else known
+        names = tuple(f"{asked.kind}-{secrets.token_hex(8)}" for _ in range(asked.questions))
+        plan = plan.model_copy(update={"setup": setup, "fresh": fresh, "names": names})
+        dealer.send_talk(plan)
+        wire.send_talk(plan)
+        return plan, dealer
 
     def _answer(self, wire: Wire, asked: Talk, account: Account) -> None:
-        known = self._known()
-        store = self.store(known) if known and known == asked.setup else None
-        theirs = [name for name in asked.names if name.startswith(f"{asked.kind}-")]
-        both = sorted(set(theirs) & set(store.names() if store else ()))
-        session = asked.session + secrets.token_hex(16)
-        plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
-        # Before anything is dealt for what would be refused.
-        self.ledger.require(self.digest, asked.texts, self.terms.limits)
-        if not both:
-            wire.send_talk(plan)
-            return
-        with ExitStack() as streams:
-            wires = self.called_to_count(streams, {"user": wire}, plan, account)
-            wire.send_talk(plan)
-            role, material = self.take(wires, plan)
-        self.ledger.count(self.digest, asked.texts)
+        with self._handshake:
+            known = self._known()
+            store = self.store(known) if known and known == asked.setup else None
+            theirs = [name for name in asked.names if name.startswith(f"{asked.kind}-")]
+            both = sorted(set(theirs) & set(store.names() if store else ()))
+            session = asked.session + secrets.token_hex(16)
+            plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
+            # Before anything is dealt for what would be refused.
+            self.ledger.require(self.digest, asked.texts, self.terms.limits)
+            if not both:
+                wire.send_talk(plan)
+                return
+            with ExitStack() as streams:
+                wires = self.called_to_count(streams, {"user": wire}, plan, account)
+                wire.send_talk(plan)
+                role, material = self.take(wires, plan)
+            self.ledger.count(self.digest, asked.texts)
+            layers = self.layers(known)  # a dealing may remove this sharing afterwards
         account.phase = "online"
-        layers = self.layers(known)
         program = _program(layers, _blank(asked), asked.count, wants=lambda going: not wire.ends())
         began = time.monotonic()
         with suppress(_EnoughError):
@@ -724,28 +795,30 @@ class Owner(Party):
 class Dealer(Party):
     """The dealer: works before the question is asked, counts its material, sees nothing of it."""
 
-    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire]) -> None:
-        owner = wires["owner"] = self.wire(hub.link("owner"), "owner", Account())
+    def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
+        link = hub.link(_stream_of("owner", task))
+        owner = wires["owner"] = self.wire(link, "owner", Account())
         plan = owner.receive_talk()
-        self.check(plan)
-        known = str(self.setup().get("setup", ""))
-        if plan.task == "deal":
-            owner.send_talk(self.talk("deal", 1, 1, setup=known))
+        self.check(plan, task)
+        if task == "deal":
+            owner.send_talk(self.talk("deal", 1, 1, setup=self._known()))
             plan = owner.receive_talk()
-        hub.wait_all(["user"], self.file.patience_s, partial(owner.watch, hub.link("owner")))
-        user = wires["user"] = self.wire(hub.link("user"), "user", Account())
+        stream = _stream_of("user", task)
+        hub.wait_all([stream], self.file.patience_s, partial(owner.watch, link))
+        user = wires["user"] = self.wire(hub.link(stream), "user", Account())
         theirs = user.receive_talk()
-        self.check(theirs)
+        self.check(theirs, task)
         same = ("task", "session", "setup", "fresh", "names", "prompt_tokens", "count", "texts")
         if any(getattr(theirs, name) != getattr(plan, name) for name in same):
             raise DisagreementError("the model owner and the user make different requests")
         self.require_within(plan)
         self.terms.limits.require(max_dealt=len(plan.names) * plan.texts)
-        role = self.meet(wires, plan.session)
-        if plan.task == "ask":
-            self._count(wires, plan, known)
-            return
-        layers = self.shared(role, plan, Account())
+        with self._handshake:
+            role = self.meet(wires, plan.session)
+            if task == "ask":
+                self._count(wires, plan, self._known())
+                return
+            layers = self.shared(role, plan, Account())
         store = self.store(plan.setup)
         for name in plan.names:
             store.put(name, ())  # the name alone, before anybody has what it names
@@ -753,6 +826,10 @@ class Dealer(Party):
         owner.send_talk(plan, Kind.DONE)
         user.receive_talk(Kind.DONE)
         self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
+
+    def _known(self) -> str:
+        """The sharing of the weights on this disk; "" if there is none."""
+        return str(self.setup().get("setup", ""))
 
     def _count(self, wires: Mapping[LlmParty, Wire], plan: Talk, known: str) -> None:
         """Mark the material of a question as used, which both ends have done.
@@ -814,23 +891,23 @@ class User(Party):
             DataError: more than the model's context.
             PeerError: a party is not there, or went away.
         """
-        known = str(self.setup().get("setup", ""))
-        left = tuple(self.store(known).names()) if known else ()
         account, nonce = Account(), secrets.token_hex(16)
-        sizes = {"texts": texts, "questions": questions}
-        asked = self.talk(
-            "deal", prompt_tokens, count, session=nonce, setup=known, names=left, **sizes
-        )
-        self.require_within(asked)
+        sizes = {"texts": texts, "questions": questions, "session": nonce}
         with ExitStack() as streams:
-            owner = self._open(streams, "owner", account)
-            owner.send_talk(asked)
-            plan = owner.receive_talk()
-            self._check_plan(plan, asked)
-            dealer = self._open(streams, "dealer", account)
-            dealer.send_talk(plan)
-            role = self.meet({"owner": owner, "dealer": dealer}, plan.session)
-            layers = self.shared(role, plan, account)
+            self._take_turn(streams, "deal")
+            with self._alone():
+                known = str(self.setup().get("setup", ""))
+                left = tuple(self.store(known).names()) if known else ()
+                asked = self.talk("deal", prompt_tokens, count, setup=known, names=left, **sizes)
+                self.require_within(asked)
+                owner = self._open(streams, "owner", account, "deal")
+                owner.send_talk(asked)
+                plan = owner.receive_talk()
+                self._check_plan(plan, asked)
+                dealer = self._open(streams, "dealer", account, "deal")
+                dealer.send_talk(plan)
+                role = self.meet({"owner": owner, "dealer": dealer}, plan.session)
+                layers = self.shared(role, plan, account)
             store, account.phase = self.store(plan.setup), "offline"
             began = time.monotonic()
             for done, name in enumerate(plan.names, 1):
@@ -842,13 +919,40 @@ class User(Party):
             dealer.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
             seconds = time.monotonic() - began
             account.add_all(_ELSEWHERE, owner.receive_talk(Kind.DONE).spent)
-        record = self.setup()
-        if plan.fresh:
-            record["spent"] = account.facts("setup", record["spent"]["seconds"])
-        facts = account.facts("offline", seconds, max(1, len(plan.names)))
-        record.setdefault("kinds", {})[asked.kind] = facts
-        kept = {name: record[name] for name in ("stored", "setup", "weights", "spent", "kinds")}
-        write_sealed_json(self.folder / "setup.json", kept, Seal("setup", self.name, plan.setup))
+            record = self.setup()
+            if plan.fresh:
+                record["spent"] = account.facts("setup", record["spent"]["seconds"])
+            facts = account.facts("offline", seconds, max(1, len(plan.names)))
+            record.setdefault("kinds", {})[asked.kind] = facts
+            kept = {name: record[name] for name in ("stored", "setup", "weights", "spent", "kinds")}
+            seal = Seal("setup", self.name, plan.setup)
+            write_sealed_json(self.folder / "setup.json", kept, seal)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only command of this folder in a handshake."""
+        with ExitStack() as held:
+            self._wait_for(held, self.ledger.alone)
+            yield
+
+    def _take_turn(self, held: ExitStack, task: Task) -> None:
+        """Be the only command of this folder with a task.
+
+        A command waits with the first lock in its hand, so one that has just ended is behind it.
+        """
+        folder = self.folder / "turns" / task
+        with ExitStack() as waiting:
+            self._wait_for(waiting, partial(locked, folder / "next"))
+            self._wait_for(held, partial(locked, folder))
+
+    def _wait_for(
+        self, held: ExitStack, lock: Callable[[float], AbstractContextManager[None]]
+    ) -> None:
+        try:
+            held.enter_context(lock(_QUIET_S))
+        except RunFolderError as busy:
+            self.say(f"waiting for another command of this folder ({busy.got})")
+            held.enter_context(lock(math.inf))
 
     def ask(
         self,
@@ -890,11 +994,13 @@ class User(Party):
                 want=f"each from 0 to {self.shape.vocabulary - 1}",
                 fix="take the tokenizer of this model",
             )
-        reply = self._ask(prompts, count, pick, on_token)
-        if reply is None:
-            self.say("nothing is dealt for a question of this length; dealing for it now")
-            self.deal(length, count, texts=len(prompts))
+        with ExitStack() as held:
+            self._take_turn(held, "ask")
             reply = self._ask(prompts, count, pick, on_token)
+            if reply is None:
+                self.say("nothing is dealt for a question of this length; dealing for it now")
+                self.deal(length, count, texts=len(prompts))
+                reply = self._ask(prompts, count, pick, on_token)
         if reply is None:
             raise ReusedPadError(
                 "the model owner has no material for this question",
@@ -936,25 +1042,27 @@ class User(Party):
     def _ask(
         self, prompts: Sequence[Sequence[int]], count: int, pick: Pick, on_token: OnToken
     ) -> Reply | None:
-        facts = self.setup()
-        setup = str(facts.get("setup", ""))
-        names = self.store(setup).names() if setup else []
         account, nonce, met = Account(), secrets.token_hex(16), time.monotonic()
-        sizes = {"texts": len(prompts), "session": nonce, "setup": setup}
-        asked = self.talk("ask", len(prompts[0]), count, **sizes)
-        own = tuple(name for name in names if name.startswith(f"{asked.kind}-"))
         with ExitStack() as streams:
-            owner = self._open(streams, "owner", account)
-            owner.send_talk(asked.model_copy(update={"names": own[:64]}))
-            plan = owner.receive_talk()
-            self._check_plan(plan, asked)
-            if not plan.names:
-                return None
-            if plan.names[0] not in own or plan.setup != setup:
-                raise ProtocolError("the model owner names material that does not exist")
-            with ExitStack() as counting:
-                wires = self.called_to_count(counting, {"owner": owner}, plan, account)
-                role, material = self.take(wires, plan)
+            with self._alone():
+                facts = self.setup()
+                setup = str(facts.get("setup", ""))
+                names = self.store(setup).names() if setup else []
+                sizes = {"texts": len(prompts), "session": nonce, "setup": setup}
+                asked = self.talk("ask", len(prompts[0]), count, **sizes)
+                own = tuple(name for name in names if name.startswith(f"{asked.kind}-"))
+                owner = self._open(streams, "owner", account, "ask")
+                owner.send_talk(asked.model_copy(update={"names": own[:64]}))
+                plan = owner.receive_talk()
+                self._check_plan(plan, asked)
+                if not plan.names:
+                    return None
+                if plan.names[0] not in own or plan.setup != setup:
+                    raise ProtocolError("the model owner names material that does not exist")
+                with ExitStack() as counting:
+                    wires = self.called_to_count(counting, {"owner": owner}, plan, account)
+                    role, material = self.take(wires, plan)
+                layers = self.layers(setup)
             account.phase, began = "online", time.monotonic()
             answers: list[list[int]] = [[] for _ in prompts]
             logits = None
@@ -964,7 +1072,7 @@ class User(Party):
                 return on_token(text, token)
 
             with suppress(_EnoughError):
-                program = _program(self.layers(setup), prompts, count, pick, answered)
+                program = _program(layers, prompts, count, pick, answered)
                 logits = role.answer(program, material)
             seconds = time.monotonic() - began
             owner.send_talk(plan.model_copy(update={"names": ()}), Kind.DONE)
@@ -976,8 +1084,15 @@ class User(Party):
         classes = logits[0].tolist() if isinstance(logits, Tensor) else []
         return Reply([] if classes else answers, classes, phases)
 
+    def restored(self) -> None:
+        """See `Party.restored`; waits until a question and a dealing in progress have ended."""
+        with ExitStack() as held:
+            for task in ("ask", "deal"):  # in the order of `ask_all`
+                self._take_turn(held, task)
+            super().restored()
+
     def _check_plan(self, plan: Talk, asked: Talk) -> None:
-        self.check(plan)
+        self.check(plan, asked.task)
         nonce = asked.session
         wanted = plan.session.startswith(nonce) and len(plan.session) == 2 * len(nonce)
         if not wanted or plan.kind != asked.kind:

@@ -59,7 +59,7 @@ _NO_WEIGHT = re.compile(
     r"(^|\.)((attn|attention)\.(masked_)?bias|position_ids|rotary_emb\.inv_freq)$"
 )
 
-#: What takes models that these cannot compute.
+#: Advice for a model that the models of this package cannot compute.
 _ELSEWHERE = (
     "load it with the package `transformers` (AutoModel.from_pretrained): vfl.split cuts its models"
 )
