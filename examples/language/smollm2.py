@@ -48,7 +48,9 @@ CODECS = (
     "none",
     "quantise:values=8,scale=row,grad=8",
     "quantise:values=6,scale=row,outliers=4,grad=8",
-    "topk:k={half},values=8,scale=row,grad=8,packer=bitmap",
+    "topk:k={most},values=8,scale=row,grad=8",
+    "randtopk:k={most},alpha=0.05,values=8,scale=row,grad=8",
+    "topk:k={half},values=8,scale=row,grad=8",
     "topk:k={quarter},values=8,scale=row,grad=8",
     "quantise:values=8,grad=8",
 )
@@ -126,7 +128,7 @@ def frozen(model: Decoder, rows: Tensor, learned: int, codec: str) -> tuple[Tens
 
 
 def _codec(spec: str, width: int) -> str:
-    return spec.format(half=width // 2, quarter=width // 4)
+    return spec.format(most=3 * width // 4, half=width // 2, quarter=width // 4)
 
 
 def loss_of(upper: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
