@@ -62,7 +62,6 @@ SOCKET_PLACES = {
     "federation/": "serves Flower's application behind two guards, and talks to nobody itself",
     "serving/": "its HTTP server listens for clients, by asyncio and TLS",
     "transport/": "everything that is sent or received",
-    "training/demo.py": "asks the operating system for free ports, and sends nothing",
 }
 SOCKETS = {"socket", "ssl", "socketserver", "asyncio", "select", "selectors", "grpc"}
 

@@ -15,7 +15,7 @@ import vfl
 from vfl.core.errors import ConfigError, DataError, RunFolderError, UserError
 from vfl.experiments.cells import GridFolder
 from vfl.experiments.module_grid import Recipe
-from vfl.experiments.on_ray import GRID_FILES, _Remote
+from vfl.experiments.on_ray import _Remote, grid_of
 from vfl.experiments.results import COLUMNS
 from vfl.experiments.study import add_attack, train_alone
 from vfl.training.run import evaluate
@@ -274,11 +274,11 @@ def test_a_worker_of_a_cluster_trains_the_same_in_a_folder_of_its_own(tmp_path, 
     how = {"train": {"epochs": 2, "optimizer": "adamw", "warmup_steps": 3}, **QUIET}
     named = "recipe_elsewhere:build", "recipe_elsewhere:batches"
     here = vfl.compare(*named, codecs=["none", "topk:k=2"], seeds=[0], out=tmp_path / "here", **how)
-    grid = {name: (here.path / name).read_bytes() for name in GRID_FILES}
-    cells = list(GridFolder(here.path).cells())
+    folder = GridFolder(here.path)
+    cells = folder.cells()
     assert len(cells) == 2
     for cell in cells:
-        _, files = _Remote(grid, "cpu").run(cell.name, {}, None)
+        _, _, files = _Remote("cpu").run(cell.name, grid_of(folder, cell), None)
         (summary,) = (one for name, one in files.items() if name.endswith("summary.json"))
         mine = json.loads((here.path / "cells" / cell.name / "summary.json").read_text())
         assert json.loads(summary)["weights_sha256"] == mine["weights_sha256"]

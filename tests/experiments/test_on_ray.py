@@ -1,31 +1,37 @@
 """A grid on a real Ray cluster of two nodes: the same table, whatever dies meanwhile."""
 
+import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from attack_grids import content
 
 import vfl
+from benchmarks.harness import family
 from vfl.config import Experiment
 from vfl.core.errors import ConfigError, UserError
-from vfl.experiments.on_ray import RayCluster
+from vfl.experiments.on_ray import _PORTS, RayCluster
 from vfl.experiments.study import plan_study, run_study
+from vfl.transport.probe import free_ports
 
 #: Ray takes seconds to import, which every run of any tests would wait for.
 pytestmark = [
     pytest.mark.net,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here"),
 ]
-#: Ray listens on every network of a machine, so it runs where there is none but the loopback.
+ROOT = Path(__file__).parents[2]
+#: A cluster of several nodes listens on every network, so it runs where only the loopback exists.
 INSIDE = os.environ.get("VFL_TEST_NO_NETWORK") == "1"
 inside = pytest.mark.skipif(not INSIDE, reason="runs inside the test that takes its network away")
 
@@ -44,6 +50,54 @@ def test_on_a_machine_without_a_network():
                           capture_output=True, text=True, timeout=560)  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "FAILED" not in done.stdout
+
+
+TINY = """
+name = "tiny"
+parties.client = { width = 16, bottom = "mlp:hidden=16,last=relu" }
+train = { epochs = 2 }
+compare = { codecs = ["none", "topk:k=2"], seeds = [0, 1] }
+"""
+
+
+def listening(pids):
+    """Addresses at which processes accept TCP connections."""
+    lines = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True).stdout.splitlines()
+    own = [line for line in lines if pids & set(map(int, re.findall(r"pid=(\d+)", line)))]
+    return {line.split()[3].rpartition(":")[0] for line in own}
+
+
+@pytest.mark.skipif(INSIDE, reason="the others run here")
+@pytest.mark.skipif(shutil.which("ss") is None, reason="there is no ss here")
+@pytest.mark.parametrize(
+    ("variables", "failure"),
+    [
+        pytest.param({}, None, id="as it is"),
+        pytest.param(
+            {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "50"},
+            "3 tries: its machine had no memory left",
+            id="without memory",
+        ),
+    ],
+)
+def test_a_cluster_of_one_machine_listens_on_the_loopback_alone(variables, failure, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    command = [sys.executable, "-m", "vfl", "compare", "tiny.toml", "--ray", "local,memory=auto"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), **variables}
+    seen, addresses = set(), set()
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        while process.poll() is None:
+            below = {*family(process.pid)}
+            addresses |= listening(below)
+            seen |= below
+            time.sleep(0.2)
+    assert process.returncode == (1 if failure else 0), (tmp_path / "log").read_text()
+    assert addresses
+    assert addresses <= {"127.0.0.1", "[::1]"}
+    assert not [pid for pid in seen if Path(f"/proc/{pid}/exe").exists()]
+    failures = [json.loads(one.read_text()) for one in tmp_path.rglob("failure.json")]
+    assert {one["got"] for one in failures} == ({failure} if failure else set())
 
 
 CONTENT = content(
@@ -70,12 +124,14 @@ def cluster(tmp_path_factory):
     program = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     common = ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000",
               "--disable-usage-stats"]  # fmt: skip
+    ports = iter(free_ports(2 * len(_PORTS)))  # it waits for those that its agents choose
     nodes, logs = [], []
 
     def start(*words):
         log = (folder / f"{len(nodes)}.log").open("w+")
         logs.append(log)
-        command = [*program, *common, *words]
+        given = [f"--{name}={next(ports)}" for name in _PORTS]
+        command = [*program, *common, *given, *words]
         nodes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment,
                                       start_new_session=True))  # fmt: skip
         return folder / f"{len(nodes) - 1}.log"
@@ -88,14 +144,11 @@ def cluster(tmp_path_factory):
         time.sleep(0.2)
     address = found[1]
     start(f"--address={address}")
-    RayCluster(address)
-    import ray
-
-    while sum(node["Alive"] for node in ray.nodes()) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    yield address
-    ray.shutdown()
+    with RayCluster(address) as connected:
+        while sum(node["Alive"] for node in connected.ray.nodes()) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        yield address
     for node, log in zip(reversed(nodes), logs, strict=True):
         os.killpg(node.pid, signal.SIGTERM)
         node.wait(30)

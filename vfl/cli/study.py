@@ -38,8 +38,9 @@ Jobs = Annotated[int, typer.Option(min=1, help="Simultaneous cells, each in a pr
 Ray = Annotated[
     str | None,
     typer.Option(
-        metavar="auto|ADDRESS",
-        help="Train on a Ray cluster of your own machines; auto,cpus=2,gpus=0.5 for each cell.",
+        metavar="local|auto|ADDRESS",
+        help="Train on Ray: on this machine alone (local), or on a cluster of your own machines; "
+        "local,cpus=2,gpus=0.5,memory=2GB for each cell.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells without training.")]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -73,7 +73,7 @@ class Cell:
         own = self.about.get("repeat") or self.about.get("seed") or str(self.experiment.seed)
         return own.removeprefix("seed=")
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its folder's name; it follows from what is trained, whatever else is."""
         spec = self.victim or self.experiment.codec
@@ -92,6 +92,7 @@ class GridFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._read: tuple[tuple[int, ...], Any] = (), None
 
     @property
     def cells_path(self) -> Path:
@@ -190,35 +191,41 @@ class GridFolder:
                 one.get("called", ""),
                 one.get("adversary", HONEST),
             )
-            for one in self._record()["cells"]
+            for one in self.record["cells"]
         ]
 
     @property
     def kind(self) -> Kind:
         """Kind of study."""
-        kind: Kind = self._record().get("kind", "codecs")
+        kind: Kind = self.record.get("kind", "codecs")
         return kind
 
     @property
     def modules(self) -> Mapping[str, Any] | None:
         """Functions that build and train its modules; None if an experiment file suffices."""
-        found: Mapping[str, Any] | None = self._record().get("modules")
+        found: Mapping[str, Any] | None = self.record.get("modules")
         return found
 
     def head(self, key: str) -> Any:
         """Return `name`, `created`, `command`, `vfl` or `notes`."""
-        return self._record()[key]
+        return self.record[key]
 
-    def _record(self) -> Any:
+    @property
+    def record(self) -> Any:
+        """All that the folder says of the grid, as stored."""
         if not (self.path / GRID).exists():
             raise RunFolderError(
                 "there is no grid in this folder",
                 where=str(self.path),
                 fix="give the folder that vfl compare or vfl grid printed",
             )
-        record = read_json(self.path / GRID)
-        check_format(record, self.path / GRID)
-        return record
+        about = (self.path / GRID).stat()
+        version = about.st_mtime_ns, about.st_size, about.st_ino
+        if self._read[0] != version:  # each cell asks several times: megabytes of a thousand cells
+            record = read_json(self.path / GRID)
+            check_format(record, self.path / GRID)
+            self._read = version, record
+        return self._read[1]
 
 
 def kind_of(experiment: Experiment) -> Kind:

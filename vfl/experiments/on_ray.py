@@ -10,22 +10,31 @@ passes objects in its own form, as pickles: all of its machines have to be one's
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
+import resource
+import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from vfl.core.errors import ConfigError, LostPeerError, UserError
-from vfl.core.storage import write_bytes, write_json
+from vfl.config.experiment import memory_bytes
+from vfl.core.errors import ConfigError, PeerError, UserError
+from vfl.core.processes import Service, usable_cores
+from vfl.core.storage import write_bytes
 from vfl.core.version import VERSION
-from vfl.experiments.cells import FAILURE, Cell, GridFolder
-from vfl.experiments.scheduler import rows_of, run_cell
+from vfl.experiments.cells import CONFIG, GRID, Cell, GridFolder
+from vfl.experiments.scheduler import RetryingWorker, rows_of, run_cell
 from vfl.experiments.training import DataCache
-from vfl.transport.probe import round_trip_s
+from vfl.transport.probe import free_ports, round_trip_s
+from vfl.transport.proxies import is_loopback
 
 if TYPE_CHECKING:
     from vfl.datasets import PartyData
@@ -35,55 +44,225 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
     "OMP_NUM_THREADS": "1",
+    "RAY_raylet_start_wait_time_s": "120",
 }
-#: Number of tries of a cell whose worker died.
-_TRIES = 3
+#: Ray itself replaces 127.0.0.1 by the address of another interface unless this is set before it is
+#: imported; it listens on all interfaces then.
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_HOST = "127.0.0.1"
+#: Address of a cluster of this machine alone, which starts and ends with the command.
+LOCAL = "local"
+#: Ports of a node's agents, by the options of `ray start`.
+_PORTS = (
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+)
+_STARTS_WITHIN_S = 180.0
+#: `ray` with these arguments, which ends with the process that started it.
+_HEAD = """
+import os, signal, sys, threading, time
+from ray.scripts.scripts import main
+
+starter = int(sys.argv.pop(1))
+
+def watch():
+    while os.getppid() == starter:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=watch, daemon=True).start()
+main()
+"""
+#: Share of memory that a cell may take above the first cell, whose memory was measured.
+_ROOM_ABOVE = 0.25
+#: Interval of checks whether a machine with room for the cell is left.
+_LOOK_S = 5.0
 
 #: Files below a grid's folder, by their path there.
 Files = Mapping[str, bytes]
 
 
-class RayCluster:
-    """A cluster, and the rows that it holds.
+@dataclass(frozen=True, slots=True)
+class CellResources:
+    """Resources that the cluster reserves for a running cell.
 
-    Args:
-        address: of its head, or "auto" for the one that this machine belongs to.
-        cpus, gpus: what a cell takes of a machine.
-
-    Raises:
-        UserError: Ray is not installed, or there is no such cluster.
-        ConfigError: no machine has room for one cell.
+    Attributes:
+        cpus, gpus: number of each; a fraction shares one.
+        memory_bytes: memory; 0 does not limit cells by memory, None measures the first cell, which
+            runs alone.
     """
 
-    def __init__(self, address: str, cpus: float = 1.0, gpus: float = 0.0) -> None:
-        os.environ |= _ENVIRONMENT
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_bytes: int | None = 0
+
+    @classmethod
+    def of(cls, words: list[str]) -> CellResources:
+        """Parse `cpus=N`, `gpus=N`, `memory=SIZE` and `memory=auto`.
+
+        >>> CellResources.of(["gpus=0.5", "memory=2GB"])
+        CellResources(cpus=1.0, gpus=0.5, memory_bytes=2000000000)
+
+        Raises:
+            ConfigError: a word is none of these, or they take nothing of a machine.
+        """
+        found = cls()
+        for word in words:
+            name, _, text = word.partition("=")
+            try:
+                if name == "memory":
+                    found = replace(found, memory_bytes=_memory(text))
+                elif name in ("cpus", "gpus") and 0 <= float(text) < math.inf:
+                    found = replace(found, **{name: float(text)})  # type: ignore[arg-type]
+                else:
+                    raise ValueError
+            except ValueError:
+                raise ConfigError(
+                    "no such resource of a cell",
+                    where="--ray",
+                    got=word,
+                    want="ADDRESS,cpus=NUMBER,gpus=NUMBER,memory=2GB|auto",
+                ) from None
+        if not (found.cpus or found.gpus):
+            raise ConfigError(
+                "a cell takes something of a machine", where="--ray", got=",".join(words)
+            )
+        return found
+
+    @property
+    def of_ray(self) -> dict[str, float]:
+        """The options of an actor."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.memory_bytes or 0}
+
+    def places(self, has: Mapping[str, float]) -> int:
+        """Return the number of cells that run at a time on a machine with Ray's resources."""
+        asked = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_bytes or 0}
+        return int(min(has.get(name, 0) / much for name, much in asked.items() if much))
+
+    def __str__(self) -> str:
+        memory = f" and {self.memory_bytes / 1e6:.0f} MB of memory" if self.memory_bytes else ""
+        return f"{self.cpus:g} CPUs, {self.gpus:g} GPUs{memory} a cell"
+
+
+def _memory(text: str) -> int | None:
+    return None if text == "auto" else memory_bytes(text)
+
+
+class RayCluster:
+    """A connection to a cluster, and the rows that it holds; as a context manager it ends.
+
+    Args:
+        address: of its head; "auto" for the one that this machine belongs to; "local" starts one
+            of this machine alone, on the loopback address and with a random token.
+        resources: what a cell takes of a machine.
+
+    Raises:
+        UserError: Ray is not installed, there is no such cluster, or it does not start.
+    """
+
+    def __init__(self, address: str, resources: CellResources | None = None) -> None:
+        self.resources = resources or CellResources()
+        self._folder: Path | None = None
+        self._head: Service | None = None
+        loopback = address == LOCAL or is_loopback(address.rpartition(":")[0])
+        os.environ |= _ENVIRONMENT | (_LOOPBACK if loopback else {})
+        if address == LOCAL:
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        early = "ray" in sys.modules
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError:
             raise UserError("Ray is not installed", fix="pip install 'vfl[ray]'") from None
-        self.ray, self._resources = ray, {"num_cpus": cpus, "num_gpus": gpus}
-        options = {"runtime_env": {"env_vars": _ENVIRONMENT}, "log_to_driver": False}
-        try:
-            if address != "auto":
-                round_trip_s(address)  # where nothing answers, Ray ends the process that asks
-            if not ray.is_initialized():
-                ray.init(address, logging_level="ERROR", **options)
-        except (LostPeerError, OSError, ValueError, RuntimeError):
-            raise UserError(
-                "no Ray cluster answers", got=address, fix="ray start --head, and its address"
-            ) from None
+        self.ray, self._own = ray, not ray.is_initialized()
+        self.measuring = threading.Lock()
         self._cache, self._alone = DataCache(), threading.Lock()
         self._kept: tuple[Any, Any] = None, None
+        try:
+            self._connect(address)
+            if loopback and not is_loopback(ray.util.get_node_ip_address()):
+                raise UserError(
+                    "Ray of this process listens beyond the loopback address",
+                    got=ray.util.get_node_ip_address(),
+                    fix="a new Python process that does not import ray" if early else None,
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, address: str) -> None:
+        try:
+            if address == LOCAL and self._own:
+                address = self._start()
+            if address not in (LOCAL, "auto"):
+                round_trip_s(address)  # where nothing answers, Ray ends the process that asks
+            if self._own:
+                environment = {"runtime_env": {"env_vars": _ENVIRONMENT}}
+                self.ray.init(address, log_to_driver=False, logging_level="ERROR", **environment)
+        except (PeerError, OSError, ValueError, RuntimeError) as error:
+            facts = (error.got, error.where) if isinstance(error, PeerError) else ()
+            why = "".join(f": {fact}" for fact in facts if fact)
+            raise UserError(
+                "no Ray cluster answers",
+                got=f"{address}{why}",
+                fix="ray start --head, and its address; or --ray local",
+            ) from None
+
+    def _start(self) -> str:
+        """Start a cluster of this machine alone, and return its address.
+
+        Raises:
+            LostPeerError: it did not start in time.
+        """
+        # A short path, since that of a socket may not be long; only its owner reads it.
+        short = "/tmp" if os.access("/tmp", os.W_OK) else None
+        self._folder = Path(tempfile.mkdtemp(prefix="vfl-ray-", dir=short))
+        # A raylet waits 15 seconds for ports that its agents choose, and dies: a loaded machine
+        # needs more. It does not wait for ports that it was given.
+        port, client_port, *others = free_ports(2 + len(_PORTS))
+        ports = [f"--{name}={one}" for name, one in zip(_PORTS, others, strict=True)]
+        command = [
+            *(sys.executable, "-c", _HEAD, str(os.getpid()), "start", "--head", "--block"),
+            *(f"--port={port}", f"--node-ip-address={_HOST}", *ports),
+            *("--include-dashboard=false", "--disable-usage-stats"),
+            f"--ray-client-server-port={client_port}",  # it cannot be left out
+            *(f"--num-cpus={usable_cores()}", f"--temp-dir={self._folder}"),
+        ]
+        self._head = Service("Ray", command, os.environ, self._folder / "start.log")
+        self._head.wait_for("Ray runtime started", _STARTS_WITHIN_S)
+        return f"{_HOST}:{port}"
+
+    def close(self) -> None:
+        """End the connection, unless others made it, and the cluster that `local` started."""
+        if self._own:
+            self.ray.shutdown()
+        if self._head is not None:
+            self._head.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     @classmethod
     def of(cls, asked: str) -> RayCluster:
-        """Connect to a cluster, with resources of a cell after commas: `auto,cpus=2,gpus=0.5`.
+        """Connect, with resources of a cell after commas: `auto,cpus=2,gpus=0.5,memory=2GB`.
 
         Raises:
-            ConfigError: neither CPUs nor GPUs, or not so many above 0.
+            ConfigError: see `CellResources.of`.
             UserError: see the class.
         """
-        return cls(*_address_and_room(asked))
+        address, *words = asked.split(",")
+        return cls(address, CellResources.of(words))
 
     @property
     def places(self) -> int:
@@ -92,23 +271,38 @@ class RayCluster:
         Raises:
             ConfigError: the cluster has no room for a cell.
         """
-        asked = {"CPU": self._resources["num_cpus"], "GPU": self._resources["num_gpus"]}
-        room = 0
-        for node in self.ray.nodes():
-            if node["Alive"]:
-                has = node["Resources"]
-                room += int(min(has.get(name, 0) / much for name, much in asked.items() if much))
+        alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        room = sum(self.resources.places(one) for one in alive)
         if not room:
             raise ConfigError(
                 "no machine of the cluster has room for a cell",
-                got=f"{asked['CPU']:g} CPUs and {asked['GPU']:g} GPUs a cell",
+                got=str(self.resources),
                 want="what ray status shows",
             )
         return room
 
     def actor(self, *arguments: Any) -> Any:
         """Start a process in the cluster that runs cells."""
-        return self.ray.remote(**self._resources, max_restarts=0)(_Remote).remote(*arguments)
+        made = self.ray.remote(**self.resources.of_ray, max_restarts=0)(_Remote)
+        return made.remote(*arguments)
+
+    def answer(self, reference: Any) -> Any:
+        """Wait for a result, for as long as a machine has room for it.
+
+        Raises:
+            ConfigError: none has any more.
+        """
+        while True:
+            try:
+                return self.ray.get(reference, timeout=_LOOK_S)
+            except self.ray.exceptions.GetTimeoutError:
+                _ = self.places
+
+    def measured(self, peak_bytes: int) -> None:
+        """Keep the memory of the first cell as that of the others, unless a size was given."""
+        if self.resources.memory_bytes is None:
+            room = int(peak_bytes * (1 + _ROOM_ABOVE))
+            self.resources = replace(self.resources, memory_bytes=room)
 
     def rows(self, folder: GridFolder, cell: Cell) -> Any:
         """Return a reference to every party's rows of a cell."""
@@ -119,31 +313,12 @@ class RayCluster:
             return self._kept[1]
 
 
-def _address_and_room(asked: str) -> tuple[str, float, float]:
-    """Return address, CPUs and GPUs of `ADDRESS,cpus=N,gpus=N`.
-
-    >>> _address_and_room("10.0.0.1:6379,gpus=0.5")
-    ('10.0.0.1:6379', 1.0, 0.5)
-    """
-    address, *words = asked.split(",")
-    room = {"cpus": 1.0, "gpus": 0.0}
-    for word in words:
-        name, _, number = word.partition("=")
-        try:
-            much = float(number)
-        except ValueError:
-            much = math.nan
-        if name not in room or not 0 <= much < math.inf:
-            raise ConfigError("no such resource of a cell", where="--ray", got=word,
-                              want="ADDRESS,cpus=NUMBER,gpus=NUMBER")  # fmt: skip
-        room[name] = much
-    if not any(room.values()):
-        raise ConfigError("a cell takes something of a machine", where="--ray", got=asked)
-    return address, room["cpus"], room["gpus"]
+def _short_folder() -> str | None:
+    return "/tmp" if os.access("/tmp", os.W_OK) else None
 
 
-class RayWorker:
-    """Runs cells in an actor of a cluster; another one if it dies.
+class RayWorker(RetryingWorker):
+    """Runs cells in an actor of a cluster.
 
     Args:
         folder: of the grid.
@@ -152,70 +327,89 @@ class RayWorker:
     """
 
     def __init__(self, folder: GridFolder, device: str, cluster: RayCluster) -> None:
-        self._folder, self._device, self._cluster = folder, device, cluster
+        super().__init__(folder, device)
+        self._cluster = cluster
         self._actor: Any = None
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; what went wrong is in its folder afterwards."""
-        ray = self._cluster.ray
-        grid = {name: (self._folder.path / name).read_bytes() for name in GRID_FILES}
-        held = _packed(self._folder.path, cell)
-        for left in reversed(range(_TRIES)):
-            try:
-                if self._actor is None:
-                    self._actor = self._cluster.actor(grid, self._device)
-                named = self._folder.modules is not None  # its functions make its rows
-                rows = None if named else self._cluster.rows(self._folder, cell)
-                version, files = ray.get(self._actor.run.remote(cell.name, held, rows))
-            except ray.exceptions.RayActorError:
-                self._actor = None
-                if not left:
-                    path = self._folder.cells_path / cell.name / FAILURE
-                    lost = LostPeerError(
-                        "the workers that trained this died", got=f"{_TRIES} tries"
-                    )
-                    write_json(path, lost.record() | {"exit": lost.exit_code})
-                continue
-            if version != VERSION:
-                raise UserError(
-                    "the cluster runs another version of vfl", got=version, want=VERSION
-                )
-            _unpacked(self._folder.path, cell, files)
-            return
+        """Run a cell; one whose memory is measured runs alone, in a process that ends with it."""
+        if self._cluster.resources.memory_bytes is None:
+            with self._cluster.measuring:
+                if self._cluster.resources.memory_bytes is None:
+                    super().run(cell)
+                    self._end()
+                    return
+        super().run(cell)
 
-    def stop(self) -> None:
-        """Stop, whatever is being run."""
-        if self._actor is not None:
-            self._cluster.ray.kill(self._actor)
-            self._actor = None
+    def _attempt(self, cell: Cell) -> str | None:
+        named = self._folder.modules is not None  # its functions make its rows
+        failures = self._cluster.ray.exceptions
+        try:
+            rows = None if named else self._cluster.rows(self._folder, cell)
+            self._actor = self._actor or self._cluster.actor(self._device)
+            files = grid_of(self._folder, cell) | _packed(self._folder.path, cell)
+            asked = self._actor.run.remote(cell.name, files, rows)
+            version, peak_bytes, made = self._cluster.answer(asked)
+        except failures.RayError as error:
+            self._end()
+            return _cause(error, failures)
+        if version != VERSION:
+            raise UserError("the cluster runs another version of vfl", got=version, want=VERSION)
+        self._cluster.measured(peak_bytes)
+        _unpacked(self._folder.path, cell, made)
+        return None
+
+    def _end(self) -> None:
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            self._cluster.ray.kill(actor)
 
 
-#: Files that make a folder the folder of a grid.
-GRID_FILES = ("grid.json", "config.toml")
+def _cause(error: Any, failures: Any) -> str:
+    """Return why an actor gave no answer, without Ray's text, which may quote values."""
+    if isinstance(error, failures.OutOfMemoryError):
+        return "its machine had no memory left"
+    if isinstance(error, failures.RayTaskError):
+        return f"{type(error.cause).__name__} outside the training"
+    return f"Ray's {type(error).__name__}"
+
+
+def grid_of(folder: GridFolder, cell: Cell) -> dict[str, bytes]:
+    """Return the files that make a folder the folder of a grid with this cell alone."""
+    record = folder.record
+    (own,) = (one for one in record["cells"] if one["name"] == cell.name)
+    alone = json.dumps({**record, "cells": [own]}).encode()
+    return {GRID: alone, CONFIG: (folder.path / CONFIG).read_bytes()}
 
 
 class _Remote:
     """Worker in the cluster; it runs cells, each in a temporary folder."""
 
-    def __init__(self, grid: Files, device: str) -> None:
+    def __init__(self, device: str) -> None:
         from vfl.core.seeds import use_one_thread
 
         use_one_thread()
-        self._grid, self._device = grid, device
+        self._device = device
 
     def run(
-        self, name: str, held: Files, data: Mapping[str, PartyData] | None
-    ) -> tuple[str, Files]:
-        """Run one cell from its folder's files, and return the files afterwards."""
+        self, name: str, files: Files, data: Mapping[str, PartyData] | None
+    ) -> tuple[str, int, Files]:
+        """Run one cell from its grid's files and its own.
+
+        Returns:
+            The version of vfl, the most bytes of memory that this process has taken, and the cell's
+            files afterwards.
+        """
         with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place:
             root = Path(place)
-            for file, content in self._grid.items():
-                write_bytes(root / file, content)
+            for file in (GRID, CONFIG):
+                write_bytes(root / file, files[file])
             folder = GridFolder(root)
             (cell,) = [one for one in folder.cells() if one.name == name]
-            _unpacked(root, cell, held)
+            _unpacked(root, cell, {one: files[one] for one in files if one not in (GRID, CONFIG)})
             run_cell(cell, folder, data or {}, self._device)
-            return VERSION, _packed(root, cell)
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return VERSION, peak_bytes, _packed(root, cell)
 
 
 def _places(root: Path, cell: Cell) -> list[Path]:

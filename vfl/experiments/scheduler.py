@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from vfl.experiments.on_ray import RayCluster
 
 _PACKAGE = Path(__file__).parents[1]
+#: Number of tries of a cell whose process dies.
+TRIES = 3
 
 #: Whether a cell was begun by an earlier call, and what it is about, whatever its seed.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
@@ -71,6 +73,7 @@ class RemainingTime:
         self._jobs = jobs
         self._begun = begun
         self._seconds: defaultdict[_Kind, list[float]] = defaultdict(list)
+        self._kinds: dict[str, _Kind] = {}
 
     def add(self, cell: Cell, seconds: float) -> None:
         """Record a finished cell with its duration in seconds."""
@@ -89,8 +92,10 @@ class RemainingTime:
         return sum(expected(self._kind(cell)) for cell in cells) / self._jobs
 
     def _kind(self, cell: Cell) -> _Kind:
-        about = frozenset((key, value) for key, value in cell.about.items() if key != "seed")
-        return cell.name in self._begun, about
+        if cell.name not in self._kinds:
+            about = frozenset((key, value) for key, value in cell.about.items() if key != "seed")
+            self._kinds[cell.name] = cell.name in self._begun, about
+        return self._kinds[cell.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +140,8 @@ def run_cells(
         jobs: how many at a time, each in a process of its own; 1 trains in this process.
         device: where models run.
         on_end: gets every cell that was not done before.
-        cluster: whose machines run the cells, as many at a time as find room unless `jobs` is more
-            than 1; None runs them on this one.
+        cluster: whose machines run the cells, as many at a time as find room, and at most `jobs`
+            unless that is 1; None runs them on this one.
         outside: only attacks from outside are run, on what is there.
         recipe: of a grid of modules, their functions; None imports them by the names in the folder.
 
@@ -151,9 +156,11 @@ def run_cells(
     for cell in cells:
         refuse(of_complete_rows(cell.experiment, "a comparison, a value or a grid"))
     named = {cell.name: cell for cell in cells}
-    waiting = list(named.values())
-    if cluster is not None and jobs == 1:
-        jobs = cluster.places
+    repeats = list(dict.fromkeys(cell.repeat for cell in cells))
+    # Cells of the same rows follow each other, so that these are loaded once.
+    waiting = sorted(named.values(), key=lambda cell: repeats.index(cell.repeat))
+    if cluster is not None:
+        jobs = cluster.places if jobs == 1 else min(jobs, cluster.places)
     jobs = max(1, min(jobs, len(waiting)))
     if recipe is not None and (jobs > 1 or cluster is not None):
         recipe.require_names()
@@ -207,25 +214,35 @@ def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Ce
 
 
 def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
-    free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    for worker in workers:
-        free.put(worker)
+    """Run cells on all workers; a worker stops as soon as no cell is left for it.
 
-    def one(cell: Cell) -> tuple[Cell, float]:
-        worker = free.get()
-        try:
-            return _timed(worker, cell)
-        finally:
-            free.put(worker)
+    Workers of a cluster give their room back then, which a cell whose machine died may wait for.
+    """
+    ahead = iter(cells)
+    ended: queue.SimpleQueue[tuple[Cell, float] | BaseException] = queue.SimpleQueue()
 
-    with ThreadPoolExecutor(len(workers)) as pool:
+    def work(worker: Worker) -> None:
         try:
-            for future in as_completed([pool.submit(one, cell) for cell in cells]):
-                yield future.result()
-        finally:
-            for worker in workers:
-                worker.stop()
-            pool.shutdown(cancel_futures=True)
+            while (cell := next(ahead, None)) is not None:
+                ended.put(_timed(worker, cell))
+            worker.stop()
+        except BaseException as error:  # the thread that yields raises it
+            ended.put(error)
+
+    threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in workers]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in cells:
+            if isinstance(found := ended.get(), BaseException):
+                raise found
+            yield found
+    finally:
+        deque(ahead, maxlen=0)  # begins no further cell
+        for worker in workers:
+            worker.stop()
+        for thread in threads:
+            thread.join()
 
 
 def _timed(worker: Worker, cell: Cell) -> tuple[Cell, float]:
@@ -365,8 +382,8 @@ class InProcessWorker:
         self._cache = DataCache()
 
 
-class ProcessWorker:
-    """Runs cells in a process that is started when there is something to do, and again if it dies.
+class RetryingWorker(ABC):
+    """Runs cells in another process; a process that dies is replaced, and its cell tried again.
 
     Args:
         folder: of the grid.
@@ -376,41 +393,60 @@ class ProcessWorker:
 
     def __init__(self, folder: GridFolder, device: str, outside: bool = False) -> None:
         self._folder, self._device, self._outside = folder, device, outside
-        self._process: processes.Worker | None = None
         self._stopped = threading.Event()
+
+    @abstractmethod
+    def _attempt(self, cell: Cell) -> str | None:
+        """Run a cell once; return why its process died, or None if it ended by itself."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the process, whatever it runs."""
+
+    def run(self, cell: Cell) -> None:
+        """Run a cell; its folder holds any failure afterwards."""
+        causes = list[str]()
+        while len(causes) < TRIES:
+            cause = None if self._stopped.is_set() else self._attempt(cell)
+            if cause is None or self._stopped.is_set():  # stopped on purpose: no failure
+                return
+            causes.append(cause)
+        record = {
+            "what": "every process that trained this ended before it",
+            "got": f"{TRIES} tries: {', '.join(dict.fromkeys(causes))}",
+            "fix": "give the same command again: it goes on from the last checkpoint",
+            "exit": 1,
+        }
+        name = OUTSIDE_FAILURE if self._outside else FAILURE
+        write_json(self._folder.cells_path / cell.name / name, record)
+
+    def stop(self) -> None:
+        """Stop, whatever is being run."""
+        self._stopped.set()
+        self._end()
+
+
+class ProcessWorker(RetryingWorker):
+    """Runs cells in a process of this machine, which starts when there is something to do."""
+
+    _process: processes.Worker | None = None
 
     @property
     def pid(self) -> int | None:
         """Id of the process; None without a process."""
         return None if self._process is None else self._process.pid
 
-    def run(self, cell: Cell) -> None:
-        """Run a cell; its folder holds any failure afterwards."""
-        if self._stopped.is_set():
-            return
-        if self._process is None:
-            self._process = self._start()
-        process = self._process
+    def _attempt(self, cell: Cell) -> str | None:
+        process = self._process = self._process or self._start()
         process.send(cell.name)
         try:
             process.receive()
         except LostPeerError as lost:
-            if self._stopped.is_set():  # a process that was stopped on purpose is no failure
-                return
-            self._process = None
-            process.stop()
-            record = {
-                "what": "the process that trained this ended before it",
-                "got": lost.got,
-                "fix": "give the same command again: it goes on from the last checkpoint",
-                "exit": 1,
-            }
-            name = OUTSIDE_FAILURE if self._outside else FAILURE
-            write_json(self._folder.cells_path / cell.name / name, record)
+            self._end()
+            return lost.got or ""
+        return None
 
-    def stop(self) -> None:
-        """Stop, whatever is being run."""
-        self._stopped.set()
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +33,8 @@ from vfl.experiments.value import alone_folder, plan_alone, value_cells
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from vfl.experiments.on_ray import RayCluster
 
 Kind = Literal["compare", "grid", "value"]
 _TABLES: tuple[Kind, ...] = ("compare", "grid", "value")
@@ -148,24 +151,29 @@ def run_study(
         jobs: cells at a time, a process each.
         device: where models run.
         on_end: gets every cell as it ends.
-        ray: address of a Ray cluster that trains, or "auto", and behind commas what a cell takes,
-            such as "auto,cpus=2,gpus=0.5"; None trains on this machine.
+        ray: address of a Ray cluster that trains, "auto" for that of this machine, or "local" for
+            one that lives as long as this call; behind commas what a cell takes, such as
+            "auto,cpus=2,memory=2GB" (`vfl.experiments.on_ray.CellResources`). None uses no Ray.
         recipe: of a study of modules, how they are built and trained.
     """
-    cluster = None
-    if ray is not None:
-        from vfl.experiments.on_ray import RayCluster
-
-        cluster = RayCluster.of(ray)
     folder = GridFolder(path)
     modules = None if recipe is None else recipe.record
-    folder.write(study.experiment, study.cells, command, study.notes, modules)
     chosen = study.cells if cells is None else cells
-    failed = run_cells(folder, chosen, jobs, device, on_end, cluster, recipe=recipe)
+    with _cluster(ray) as cluster:
+        folder.write(study.experiment, study.cells, command, study.notes, modules)
+        failed = run_cells(folder, chosen, jobs, device, on_end, cluster, recipe=recipe)
     whole = len(chosen) == len(study.cells) and recipe is None
     if study.kind != "value" and whole and len(study.experiment.parties) > 1:
         train_alone(path, jobs, device, on_end)
     return write_study(folder, failed)
+
+
+def _cluster(ray: str | None) -> AbstractContextManager[RayCluster | None]:
+    if ray is None:
+        return nullcontext()
+    from vfl.experiments.on_ray import RayCluster
+
+    return RayCluster.of(ray)
 
 
 def train_alone(

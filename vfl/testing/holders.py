@@ -47,7 +47,7 @@ _WORD = np.dtype("<i8")
 #: Seconds that the adversary first waits for the others; an asymmetric protocol waits for it
 #: instead.
 _PATIENCE_S = 0.02
-_TIMEOUT_S = 0.4
+_TIMEOUT_S = 0.15
 #: A protocol that takes longer is taken to hang.
 _HANGING_S = 60.0
 #: Counts and indices are below this number, and repeat.
@@ -392,16 +392,24 @@ class HolderContract(Contract):
 
     family = "protocol"
     protocols: ClassVar[Mapping[str, Protocol]] = {}
+    _turns: ClassVar[dict[tuple[str, int], list[Sent]]] = {}
 
     def __init_subclass__(cls) -> None:
         cls.specs = tuple(cls.protocols)
+        cls._turns = {}
+
+    def _honest_turns(self, spec: str, role: int) -> list[Sent]:
+        """Return what a holder that follows the protocol sends in each turn; played once."""
+        if (spec, role) not in self._turns:
+            (honest,) = play(self.protocols[spec], role)
+            self._turns[spec, role] = honest.turns
+        return self._turns[spec, role]
 
     def _lies(self, spec: str, kinds: Sequence[str]) -> Iterator[tuple[int, Lie]]:
         """Yield each kind in each turn of each holder, to all receivers and to a single one."""
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
-            (honest,) = play(protocol, liar)
-            for turn, sent in enumerate(honest.turns):
+            for turn, sent in enumerate(self._honest_turns(spec, liar)):
                 peers = sorted({peer for peer, _ in sent})
                 for only in [None] if len(peers) == 1 else [None, peers[0]]:
                     yield from ((liar, Lie(kind, turn, only)) for kind in kinds)
@@ -436,8 +444,7 @@ class HolderContract(Contract):
     def test_silence_ends_in_time(self, spec: str) -> None:
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
-            (honest,) = play(protocol, liar)
-            for last in {0, len(honest.turns) - 1}:
+            for last in {0, len(self._honest_turns(spec, liar)) - 1}:
                 began = time.monotonic()
 
                 def silent(turn: int, sent: Sent, heard: Any, last: int = last) -> Sent:
@@ -519,9 +526,9 @@ class HolderContract(Contract):
     def _openings(self, spec: str) -> Iterator[tuple[int, int]]:
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
-            (honest,) = play(protocol, liar)
-            assert len(honest.turns) % _CHECK_TURNS == 0, "an opening has three turns"
-            for opening in range(0, len(honest.turns), _CHECK_TURNS):
+            turns = len(self._honest_turns(spec, liar))
+            assert turns % _CHECK_TURNS == 0, "an opening has three turns"
+            for opening in range(0, turns, _CHECK_TURNS):
                 yield liar, opening
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from vfl.federation import deployment
 from vfl.federation.project import LabelFolder, write_project
 from vfl.session.store.party_folder import INJECTED_SECRET
 from vfl.training import federated, run
+from vfl.transport.probe import free_ports
 
 _SIDES = ("left", "right")
 Say = Callable[[str], None]
@@ -32,7 +32,7 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
 
     Each party's table has its rows in an order of its own; they meet by id.
     """
-    label_port, stream_port, *node_ports = _free_ports(2 + len(_SIDES))
+    label_port, stream_port, *node_ports = free_ports(2 + len(_SIDES))
     superlink = f"127.0.0.1:{label_port}"
     draft = Experiment.model_validate(
         {
@@ -127,14 +127,3 @@ def _tables() -> dict[str, pd.DataFrame]:
         name: pd.DataFrame({"id": ids, **columns}).iloc[permutation(0, rows, "demo", name)]
         for name, columns in tables.items()
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that are free now; all are held open together so that they differ."""
-    with ExitStack() as held:
-        ports = []
-        for _ in range(count):
-            listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(listener.getsockname()[1])
-    return ports

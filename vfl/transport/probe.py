@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -219,3 +219,14 @@ def _unproven_time(address: Address) -> datetime | None:
             return _time_at(connection)
     except (VFLError, OSError):
         return None
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now; all are held open together so that they differ."""
+    with ExitStack() as held:
+        ports = []
+        for _ in range(count):
+            listener = held.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            ports.append(listener.getsockname()[1])
+    return ports

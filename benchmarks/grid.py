@@ -1,0 +1,170 @@
+"""Cost of a grid's engine: many short trainings through `vfl compare`, beside a plain loop.
+
+    python -m benchmarks.grid --cells 1000 --epochs 1 --jobs 2
+
+The loop trains some of the cells one after another in this process, on rows that it has. The other
+lines train all of them: in this process, in processes, on Ray. `used` is the share of `jobs` cores
+that trained: the loop's time of all cells, over the cores' time. Starts count; tables and page are
+not written. CPU is that of this process and all it started, Ray's own processes included.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmarks import harness
+from vfl.config import Experiment
+from vfl.core.seeds import use_one_thread
+from vfl.experiments import GridFolder
+from vfl.experiments.cells import Cell
+from vfl.experiments.comparison import comparison_of
+from vfl.experiments.on_ray import RayCluster
+from vfl.experiments.scheduler import run_cells
+from vfl.training.run import load_data, train
+
+#: Cells of which the loop's time is the mean.
+_ALONE = 10
+
+Engine = Literal["process", "pool", "ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class GridRow:
+    """Cost of all cells.
+
+    Attributes:
+        engine: what runs them.
+        jobs: cells at a time.
+        cells: number of cells.
+        wall_s: seconds of all of them, start and end included.
+        cell_cpu_ms: CPU of a cell, in milliseconds.
+        over_ms: the same above that of the loop.
+        used: share of `jobs` cores that trained.
+    """
+
+    engine: str
+    jobs: int
+    cells: int
+    wall_s: float
+    cell_cpu_ms: float
+    over_ms: float
+    used: float
+
+
+def bench_grid(
+    cells: int = 100,
+    epochs: int = 1,
+    jobs: int = 2,
+    engine: Sequence[Engine] = ("process", "pool", "ray"),
+    ray: str = "local",
+    quick: bool = False,
+) -> list[GridRow]:
+    """Compare what runs the cells of a grid with a loop over the same trainings.
+
+    Args:
+        cells: number of cells; each has its own seed, and thus its own split.
+        epochs: of each training, which set a cell's length.
+        jobs: cells at a time in processes and on Ray.
+        engine: process for this one, pool for `--jobs`, ray for `--ray`.
+        ray: value of `--ray`.
+        quick: check only that it runs.
+    """
+    if quick:
+        cells, engine = 2, ("process",)
+    use_one_thread()
+    rows = [_alone(_planned(min(cells, _ALONE), epochs))]
+    planned = _planned(cells, epochs)
+    for one in engine:
+        harness.say(f"{cells} cells, engine {one}")
+        rows.append(_of_engine(one, planned, 1 if one == "process" else jobs, ray, rows[0]))
+    return rows
+
+
+def _planned(cells: int, epochs: int) -> tuple[Experiment, Sequence[Cell]]:
+    experiment = Experiment.model_validate(
+        {
+            "name": "cost",
+            "parties": {"client": {"width": 16, "bottom": "mlp:hidden=16,last=relu"}},
+            "label": {"top": "linear"},
+            "train": {"epochs": epochs},
+            "compare": {"codecs": ["none"], "seeds": list(range(cells))},
+        }
+    )
+    return experiment, comparison_of(experiment).cells
+
+
+@contextmanager
+def _clocks() -> Iterator[list[float]]:
+    """Yield a list that gets wall and CPU seconds of the block."""
+    found: list[float] = []
+    wall, cpu = time.monotonic(), _cpu_s()
+    yield found
+    found += [time.monotonic() - wall, _cpu_s() - cpu]
+
+
+def _cpu_s() -> float:
+    """Return CPU seconds of this process and all below it, those that have ended included."""
+    total = 0
+    for pid in harness.family(os.getpid()):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(map(int, fields[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _alone(planned: tuple[Experiment, Sequence[Cell]]) -> GridRow:
+    _, cells = planned
+    with tempfile.TemporaryDirectory() as place:
+        data = [load_data(cell.experiment) for cell in cells]
+        with _clocks() as spent:
+            for cell, rows in zip(cells, data, strict=True):
+                train(cell.experiment, Path(place), cell.name, data=rows)
+    wall_s, cpu_s = spent
+    return GridRow("loop", 1, len(cells), wall_s, 1e3 * cpu_s / len(cells), 0.0, 1.0)
+
+
+def _of_engine(
+    engine: Engine,
+    planned: tuple[Experiment, Sequence[Cell]],
+    jobs: int,
+    ray: str,
+    alone: GridRow,
+) -> GridRow:
+    experiment, cells = planned
+    with tempfile.TemporaryDirectory() as place, _clocks() as spent:
+        folder = GridFolder(Path(place))
+        with RayCluster.of(ray) if engine == "ray" else nullcontext() as cluster:
+            folder.write(experiment, cells, "benchmarks.grid")
+            failed = run_cells(folder, cells, jobs, cluster=cluster)
+        assert not failed, failed[0].failure
+    wall_s, cpu_s = spent
+    cpu_ms = 1e3 * cpu_s / len(cells)
+    used = alone.wall_s / alone.cells * len(cells) / (jobs * wall_s)
+    return GridRow(engine, jobs, len(cells), wall_s, cpu_ms, cpu_ms - alone.cell_cpu_ms, used)
+
+
+TABLE = harness.table(
+    ("engine", "<10", "engine"),
+    ("jobs", ">6", "jobs"),
+    ("cells", ">7", "cells"),
+    ("wall s", ">9.1f", "wall_s"),
+    ("CPU ms a cell", ">15.1f", "cell_cpu_ms"),
+    ("over the loop", ">15.1f", "over_ms"),
+    ("used", ">7.0%", "used"),
+)
+
+
+main = harness.command(bench_grid, TABLE)
+
+
+if __name__ == "__main__":
+    main()
