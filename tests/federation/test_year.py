@@ -140,6 +140,7 @@ class Year:
         self.write_tables(1)
         lender.vfl("init", "project", "--from", f"{LENDER}=customers.csv", "--label-party", LENDER,
                    "--label", LABEL, *parties, "--host", lender.address, "--serve")  # fmt: skip
+        self.allow_alignments(lender, "project/label/party.toml")
         for name in self.parties:
             self.join(name)
         for name in self.parties:
@@ -154,6 +155,15 @@ class Year:
         host.take(self.project / name, name)
         told = host.json("join", name, "--table", "customers.csv", "--json")
         self.shown[name] = told["fingerprint"]
+        self.allow_alignments(host, f"{name}/party.toml")
+
+    def allow_alignments(self, host, path):
+        """An owner consents to the alignments of a year on the day of this test."""
+        own = (host.folder / path).read_text("utf-8")
+        own = re.sub(r"^max_(alignments|id_ratio) = .*\n", "", own, flags=re.MULTILINE)
+        above, _, below = own.partition("\n[consent]\n")
+        consent = "\n[consent]\nmax_alignments = 100\nmax_id_ratio = 1000.0\n"
+        host.write(path, f"{above}{consent}{below}")
 
     def accept(self, name, *at):
         """Parties take another one's keys, whose fingerprint it has read out."""
@@ -183,7 +193,7 @@ class Year:
         self.lender.vfl("party", "remove", name, "project")
         assert self.up[name].wait(60) == 3
         said = (self.others[name].folder / "up.said").read_text()
-        assert f"error[V404]: the label party has withdrawn the key of '{name}' back" in said
+        assert f"error[V404]: the label party has withdrawn the key of '{name}'" in said
         self.parties.remove(name)
 
     def rotate(self, name):
