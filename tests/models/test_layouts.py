@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import vfl
+from vfl.core.errors import DataError
 from vfl.models.decoder import cached
 from vfl.models.pretrained import load_pretrained
 
@@ -89,7 +91,9 @@ DECODERS = {
         "Gemma2", GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
     "gemma2": ("Gemma2", GEMMA | LOCAL | {"query_pre_attn_scalar": 20}),
-    "gemma3": ("Gemma3", GEMMA | LOCAL | {"query_pre_attn_scalar": 20}),
+    "gemma3": (  # it has no bound of scores
+        "Gemma3", GEMMA | LOCAL | {"query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0},
+    ),
     "gemma3, stretched": ("Gemma3", GEMMA | LOCAL | {"rope_parameters": GEMMA3_ROPE}),
     "phi3": ("Phi3", GROUPED | LOCAL),
     "phi3, part of a head": ("Phi3", GROUPED | {"partial_rotary_factor": 0.5}),
@@ -243,6 +247,20 @@ def test_settings_that_are_missing_are_those_of_the_family(tmp_path, name, missi
     model = published(f"{family}ForCausalLM").from_pretrained(tmp_path).eval()
     with torch.no_grad():
         assert relative(load_pretrained(tmp_path)(TOKENS), model(TOKENS).logits) < 1e-5
+
+
+def test_a_refused_model_is_cut_as_a_module_as_the_refusal_says(tmp_path):
+    longrope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    settings = WIDE | {"rope_scaling": longrope, "original_max_position_embeddings": 8}
+    model = made(tmp_path, "Phi3", settings, "ForCausalLM")
+    with pytest.raises(DataError, match="not supported") as refused:
+        load_pretrained(tmp_path)
+    assert "vfl.split" in refused.value.fix
+    at = ["model.layers.0", "model.layers.1"]
+    cut = vfl.split(model, at=at, example=TOKENS, row_axes=2).eval()
+    with torch.no_grad():
+        assert torch.equal(cut(TOKENS).logits, model(TOKENS).logits)
+    assert cut.ledger.total_bytes("up") > 0
 
 
 def test_weights_are_read_whatever_their_prefix(tmp_path):

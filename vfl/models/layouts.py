@@ -383,7 +383,6 @@ def _gemma3(config: Config) -> DecoderShape:
         norms_at="both",
         head_norm=True,
         scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
-        cap=config.get("attn_logit_softcapping", 0.0),
         head_cap=config.get("final_logit_softcapping", 0.0),
         windows=_windows(config, lambda layer: (layer + 1) % every > 0),
         window_theta=theta,
