@@ -68,6 +68,12 @@ class CellsMode(NetworkMode):
         takes_noisy_labels: whether a defense may replace labels before the training. If it did,
             p-values and intervals would describe the replaced labels.
         instead: replacement for a setting of networks, by its name.
+        fits_once: whether the model is fitted in one epoch.
+        plain_ends: a feature party's end and the label party's, of a session without shares.
+        with_helper: value of `model` that names a helper, for messages.
+        sized: whether `NetworkSizes` bound the frames of a training on shares; CHUNK_BYTES bounds
+            all others.
+        helper: name of the party without data that takes part in trainings on shares.
         max_bin: most bins of an ordered column.
         epsilon: parameter of the randomised response on each cell that a feature party sends; None
             sends the true bins.
@@ -79,8 +85,15 @@ class CellsMode(NetworkMode):
     serves_rows: ClassVar[bool] = True
     window: ClassVar[int] = 32
     waiting: ClassVar[int] = 32
+    answers_without: ClassVar[bool] = True
+    helps_to_train: ClassVar[bool] = True
     takes_noisy_labels: ClassVar[bool] = False
+    fits_once: ClassVar[bool] = False
+    plain_ends: ClassVar[tuple[type[FeatureCellsEnd], type[LabelCellsEnd]]]
+    with_helper: ClassVar[str]
+    sized: ClassVar[bool] = True
     instead: ClassVar[Mapping[str, str]] = {}
+    helper: str
     max_bin: int
     epsilon: float | None = None
     _signs: Mapping[str, int] = {}
@@ -105,6 +118,25 @@ class CellsMode(NetworkMode):
                     fix=self.instead.get(setting),
                 )
         refuse_work_on_cuts(agreed, self.takes_noisy_labels)
+        if self.fits_once and agreed.train.epochs != 1:
+            raise ExposedCutError(
+                "this model is fitted once, on all rows",
+                got=f"train.epochs = {agreed.train.epochs}",
+                want="train.epochs = 1",
+            )
+        if self.needs_keys and self.helper in {*agreed.parties, agreed.label_party}:
+            raise ExposedCutError(
+                "a party with data could undo shares if it helped too",
+                got=f"helper '{self.helper}'",
+                want=f"model = '{self.with_helper}' with a further party",
+            )
+
+    def shares(self, terms: Terms) -> bool:
+        """Whether a session computes on shares; answers to queries do not depend on that."""
+        return self.needs_keys and terms.mode == "train"
+
+    def third_party(self, label_party: str) -> str | None:
+        return self.helper if self.needs_keys else None
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """Return the guarantee for each cell's owner."""
@@ -121,11 +153,33 @@ class CellsMode(NetworkMode):
         rows: Mapping[Kind, int],
         layers: Mapping[str, Any] | None,
     ) -> Limits:
-        most = {Kind.PROTOCOL: CHUNK_BYTES + TAG_BYTES}
-        return most, most | {Kind.ACK: 1}
+        up = down = {Kind.PROTOCOL: CHUNK_BYTES + TAG_BYTES}
+        if self.sized and self.shares(terms):
+            up, down = super().limits(terms, party, rows, layers)
+        return up, down | {Kind.ACK: 1}
 
     def roles(self, agreed: Terms) -> list[str]:
-        return [*agreed.feature_parties, agreed.label_party]
+        third = [self.helper] if self.shares(agreed) else []
+        return [*agreed.feature_parties, agreed.label_party, *third]
+
+    def outer_network(
+        self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
+    ) -> WholeNetwork:
+        if self.shares(terms):
+            return super().outer_network(party, terms, keys, stream, rows)
+        return self.plain_ends[0](self, party, terms, rows, stream)
+
+    def middle_network(
+        self,
+        terms: Terms,
+        attempt: tuple[str, int],
+        streams: Mapping[str, Link],
+        receive_any: Callable[[], tuple[str, Frame]],
+        rows: OwnRows,
+    ) -> WholeNetwork:
+        if self.shares(terms):
+            return super().middle_network(terms, attempt, streams, receive_any, rows)
+        return self.plain_ends[1](self, terms, rows, links_of(terms, streams, receive_any))
 
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
@@ -142,8 +196,10 @@ class CellsMode(NetworkMode):
         return {**super().simulated_keys(secrets, terms, session, attempt)}
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield no size: `WholeNetwork.revealed` covers all of it."""
-        return iter(())
+        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the rest."""
+        if self.shares(terms):
+            for name in self.roles(terms):
+                yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
 
 class CellsEnd(WholeNetwork):

@@ -7,28 +7,18 @@ parameter is an option here, by XGBoost's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, ExposedCutError
-from vfl.core.frame import Frame, Link
 from vfl.core.registry import require_choice, require_range
-from vfl.mpc.secure.ends import Middle, Outer
-from vfl.mpc.secure.keys import Agreement
 from vfl.privacy import PrivacyStatement
-from vfl.session.secure_mode import (
-    SETUP,
-    Agreed,
-    Happened,
-    OwnRows,
-    Revealed,
-    WholeNetwork,
-)
+from vfl.session.secure_mode import Agreed, OwnRows, WholeNetwork
 from vfl.session.terms import Terms
 from vfl.trees.bins import MAX_BINS
 from vfl.trees.boosting import Boosting
-from vfl.trees.cells import CellsMode, links_of
+from vfl.trees.cells import CellsMode
 from vfl.trees.ends import FeatureEnd, LabelEnd
 from vfl.trees.grow import Growth
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson, Squared
@@ -74,14 +64,15 @@ class Trees(CellsMode):
     3
     """
 
+    plain_ends = FeatureEnd, LabelEnd
+    with_helper: ClassVar[str] = "trees:protect=shared,helper=NAME"
+    sized: ClassVar[bool] = False
     instead: ClassVar[Mapping[str, str]] = {
         "train.learning_rate": "model = 'trees:learning_rate=0.1'",
     }
     takes_noisy_labels: ClassVar[bool] = True
-    answers_without: ClassVar[bool] = True
     explains_columns: ClassVar[bool] = True
     exports: ClassVar[Mapping[str, str]] = {"xgboost": "vfl.trees.export:export_forest"}
-    helps_to_train: ClassVar[bool] = True
     announced_bytes: ClassVar[int] = 1 << 21
     facts_bytes: ClassVar[int] = 1 << 15
     facts: ClassVar[type[Settings]] = Facts
@@ -167,18 +158,6 @@ class Trees(CellsMode):
                 got=f"own_rounds = {self._own_rounds}",
                 want="own_rounds = 0, or columns of the label party",
             )
-        if self.needs_keys and self.helper in {*agreed.parties, agreed.label_party}:
-            raise ExposedCutError(
-                "a party with data could undo shares if it helped too",
-                got=f"helper '{self.helper}'",
-                want="model = 'trees:protect=shared,helper=NAME' with a further party",
-            )
-
-    def third_party(self, label_party: str) -> str | None:
-        return self.helper if self.needs_keys else None
-
-    def roles(self, agreed: Terms) -> list[str]:
-        return [*super().roles(agreed), *([self.helper] if self._shares(agreed) else [])]
 
     def promise(self, agreed: Agreed) -> str:
         own = "a feature party learns which of its columns were split at which bins"
@@ -196,12 +175,6 @@ class Trees(CellsMode):
             f"{agreed.label_party} learns the bin of every cell{noise}, and no name, edge or "
             f"category; {own}"
         )
-
-    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the rest."""
-        if self._shares(terms):
-            for name in (*terms.feature_parties, self.helper):
-                yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """Return the guarantee for each cell's owner.
@@ -227,31 +200,12 @@ class Trees(CellsMode):
             ),
         )
 
-    def outer_network(
-        self, party: str, terms: Terms, keys: Agreement, stream: Link, rows: OwnRows
-    ) -> WholeNetwork:
-        if not self._shares(terms):
-            return FeatureEnd(self, party, terms, rows, stream)
-        place = Outer(self, party, terms, keys, stream)
+    def end(self, party: str, terms: Terms, rows: OwnRows, place: Any) -> WholeNetwork:
+        if party == terms.label_party:
+            return SharedLabelEnd(self, terms, rows, place)
         if party == self.helper:
             return HelperEnd(self, terms, rows, place)
-        return SharedFeatureEnd(self, party, terms, rows, place, stream)
-
-    def middle_network(
-        self,
-        terms: Terms,
-        attempt: tuple[str, int],
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
-        rows: OwnRows,
-    ) -> WholeNetwork:
-        if not self._shares(terms):
-            return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
-        return SharedLabelEnd(self, terms, rows, Middle(self, terms, attempt, streams, receive_any))
-
-    def _shares(self, terms: Terms) -> bool:
-        """Whether gradients are shared; answers to queries do not depend on that."""
-        return self.needs_keys and terms.mode == "train"
+        return SharedFeatureEnd(self, party, terms, rows, place)
 
     # Settings that the ends read.
 

@@ -6,25 +6,16 @@ label party learns these sums (`vfl.trees.sums`). A helper without data takes pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from vfl.config.toml import Settings
-from vfl.core.errors import BadOptionError, ExposedCutError
-from vfl.core.frame import Frame, Kind, Link
+from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice, require_range
-from vfl.mpc.secure.ends import Middle, NetworkMode, Outer
-from vfl.session.secure_mode import (
-    SETUP,
-    Agreed,
-    Happened,
-    Limits,
-    OwnRows,
-    Revealed,
-    WholeNetwork,
-)
+from vfl.mpc.secure.ends import Place
+from vfl.session.secure_mode import Agreed, OwnRows
 from vfl.session.terms import Terms
-from vfl.trees.cells import CellsMode, links_of
+from vfl.trees.cells import CellsMode
 from vfl.trees.newton import MOST_HALVINGS, Family, Penalty, Selection, family
 from vfl.trees.regression_ends import Facts, FeatureEnd, LabelEnd, TrainingEnd
 
@@ -49,8 +40,9 @@ class Regression(CellsMode):
     """
 
     needs_keys: bool = True
-    helps_to_train: ClassVar[bool] = True
-    answers_without: ClassVar[bool] = True
+    plain_ends = FeatureEnd, LabelEnd
+    fits_once: ClassVar[bool] = True
+    with_helper: ClassVar[str] = "regression:helper=NAME"
     announced_bytes: ClassVar[int] = 1 << 9
     facts_bytes: ClassVar[int] = 1 << 14
     facts: ClassVar[type[Settings]] = Facts
@@ -86,24 +78,6 @@ class Regression(CellsMode):
                 want="either select or a penalty",
             )
 
-    def refuse(self, agreed: Agreed) -> None:
-        super().refuse(agreed)
-        if self.helper in {*agreed.parties, agreed.label_party}:
-            raise ExposedCutError(
-                "a party with data could undo masks if it helped too",
-                got=f"helper '{self.helper}'",
-                want="model = 'regression:helper=NAME' with a further party",
-            )
-        if agreed.train.epochs != 1:
-            raise ExposedCutError(
-                "a regression is fitted once, on all rows",
-                got=f"train.epochs = {agreed.train.epochs}",
-                want="train.epochs = 1",
-            )
-
-    def third_party(self, label_party: str) -> str | None:
-        return self.helper
-
     def promise(self, agreed: Agreed) -> str:
         return (
             f"{agreed.label_party} learns sums over rows, such as X^T X, and all coefficients of "
@@ -113,47 +87,8 @@ class Regression(CellsMode):
             f"{agreed.label_party} each party's part of the margin"
         )
 
-    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the rest."""
-        if terms.mode == "train":
-            for name in self.roles(terms):
-                yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
-
-    def roles(self, agreed: Terms) -> list[str]:
-        third = [self.helper] if agreed.mode == "train" else []
-        return [*agreed.feature_parties, agreed.label_party, *third]
-
-    def limits(
-        self,
-        terms: Terms,
-        party: str,
-        rows: Mapping[Kind, int],
-        layers: Mapping[str, Any] | None,
-    ) -> Limits:
-        if terms.mode != "train":
-            return super().limits(terms, party, rows, layers)
-        up, down = NetworkMode.limits(self, terms, party, rows, layers)
-        return up, down | {Kind.ACK: 1}
-
-    def outer_network(
-        self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
-    ) -> WholeNetwork:
-        if terms.mode == "train":
-            return TrainingEnd(self, party, terms, rows, Outer(self, party, terms, keys, stream))
-        return FeatureEnd(self, party, terms, rows, stream)
-
-    def middle_network(
-        self,
-        terms: Terms,
-        attempt: tuple[str, int],
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
-        rows: OwnRows,
-    ) -> WholeNetwork:
-        if terms.mode == "train":
-            middle = Middle(self, terms, attempt, streams, receive_any)
-            return TrainingEnd(self, terms.label_party, terms, rows, middle)
-        return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
+    def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> TrainingEnd:
+        return TrainingEnd(self, party, terms, rows, place)
 
     # Settings that the ends read.
 

@@ -220,10 +220,8 @@ class SharedFeatureEnd(FeatureEnd):
         place: its place among the others.
     """
 
-    def __init__(
-        self, mode: Trees, party: str, terms: Terms, rows: OwnRows, place: Outer, stream: Link
-    ) -> None:
-        super().__init__(mode, party, terms, rows, stream)
+    def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows, place: Outer) -> None:
+        super().__init__(mode, party, terms, rows, place.stream)
         self._place = place
         self._known = np.empty((0, 0), np.uint8)
         self._training = 0

@@ -102,7 +102,7 @@ class NetworkMode(KeyedMode):
         """Return the parties by role: the holders of shares, then the dealer."""
         raise NotImplementedError
 
-    def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> NetworkEnd[Any, Any]:
+    def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> WholeNetwork:
         """Return the end of a party in its place."""
         raise NotImplementedError
 
@@ -213,15 +213,15 @@ class Outer(Place):
         self, mode: NetworkMode, party: str, terms: Terms, keys: Agreement, stream: Link
     ) -> None:
         self._mode, self._party, self._terms = mode, party, terms
-        self._keys, self._stream = keys, stream
+        self._keys, self.stream = keys, stream
         self.attempt = keys.binding.session, keys.binding.attempt
 
     def meet(self) -> Mapping[str, Link]:
         mode, peers, label = self._mode, rules.peers(self._terms), self._terms.label_party
-        self._stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
-        offers = expect(self._stream, Kind.PROTOCOL, 0, _LABEL_PARTY).payload
+        self.stream.send(Frame(Kind.PROTOCOL, 0, self._keys.offer))
+        offers = expect(self.stream, Kind.PROTOCOL, 0, _LABEL_PARTY).payload
         seals = pair_seals(self._party, self._keys.keys(offers))
-        stream = Framed(self._stream, mode, _last_other(peers, self._party))
+        stream = Framed(self.stream, mode, _last_other(peers, self._party))
         links = SealedLinks(stream, seals, peers, mode.waiting, mode.about)
         self.direct = {label: links.direct}
         return self.direct | links.others

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from vfl.config.toml import Settings
 from vfl.core.errors import ExposedCutError
-from vfl.core.frame import Frame, Kind, Link
 from vfl.core.registry import require_choice, require_range
-from vfl.mpc.secure.ends import Middle, NetworkMode, Outer
-from vfl.session.secure_mode import (
-    SETUP,
-    Agreed,
-    Happened,
-    Limits,
-    OwnRows,
-    Revealed,
-    WholeNetwork,
-)
+from vfl.mpc.secure.ends import Place
+from vfl.session.secure_mode import Agreed, OwnRows
 from vfl.session.terms import Terms
-from vfl.trees.cells import CellsMode, links_of
+from vfl.trees.cells import CellsMode
 from vfl.trees.newton import MOST_HALVINGS
 from vfl.trees.scorecard import shared
 from vfl.trees.scorecard.ends import FeatureEnd, LabelEnd
@@ -65,8 +55,9 @@ class Scorecard(CellsMode):
     374.2458
     """
 
-    answers_without: ClassVar[bool] = True
-    helps_to_train: ClassVar[bool] = True
+    plain_ends = FeatureEnd, LabelEnd
+    fits_once: ClassVar[bool] = True
+    with_helper: ClassVar[str] = "scorecard:protect=shared,helper=NAME"
     announced_bytes: ClassVar[int] = 1 << 21
     facts_bytes: ClassVar[int] = 1 << 14
     facts: ClassVar[type[Settings]] = shared.Facts
@@ -122,31 +113,12 @@ class Scorecard(CellsMode):
 
     def refuse(self, agreed: Agreed) -> None:
         super().refuse(agreed)
-        if agreed.train.epochs != 1:
-            raise ExposedCutError(
-                "a scorecard is fitted in one epoch",
-                got=f"train.epochs = {agreed.train.epochs}",
-                want="train.epochs = 1",
-            )
-
-        if self.needs_keys and self.helper in {*agreed.parties, agreed.label_party}:
-            raise ExposedCutError(
-                "a party with data could undo masks if it helped too",
-                got=f"helper '{self.helper}'",
-                want="model = 'scorecard:protect=shared,helper=NAME' with a further party",
-            )
         if self.needs_keys and not set(agreed.parties) - {agreed.label_party}:
             raise ExposedCutError(
                 "the label party has all columns, so there is nothing to share",
                 got="protect = shared",
                 want="protect = order, or columns of another party",
             )
-
-    def third_party(self, label_party: str) -> str | None:
-        return self.helper if self.needs_keys else None
-
-    def roles(self, agreed: Terms) -> list[str]:
-        return [*super().roles(agreed), *([self.helper] if self._shares(agreed) else [])]
 
     def promise(self, agreed: Agreed) -> str:
         own = (
@@ -166,48 +138,11 @@ class Scorecard(CellsMode):
             f"{own}"
         )
 
-    def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the rest."""
-        if self._shares(terms):
-            for name in self.roles(terms):
-                yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
-
-    def limits(
-        self,
-        terms: Terms,
-        party: str,
-        rows: Mapping[Kind, int],
-        layers: Mapping[str, Any] | None,
-    ) -> Limits:
-        if not self._shares(terms):
-            return super().limits(terms, party, rows, layers)
-        up, down = NetworkMode.limits(self, terms, party, rows, layers)
-        return up, down | {Kind.ACK: 1}
-
-    def outer_network(
-        self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
-    ) -> WholeNetwork:
-        if not self._shares(terms):
-            return FeatureEnd(self, party, terms, rows, stream)
+    def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> shared.TrainingEnd:
+        if party == terms.label_party:
+            return shared.LabelEnd(self, party, terms, rows, place)
         end = shared.HelperEnd if party == self.helper else shared.FeatureEnd
-        return end(self, party, terms, rows, Outer(self, party, terms, keys, stream))
-
-    def middle_network(
-        self,
-        terms: Terms,
-        attempt: tuple[str, int],
-        streams: Mapping[str, Link],
-        receive_any: Callable[[], tuple[str, Frame]],
-        rows: OwnRows,
-    ) -> WholeNetwork:
-        if not self._shares(terms):
-            return LabelEnd(self, terms, rows, links_of(terms, streams, receive_any))
-        place = Middle(self, terms, attempt, streams, receive_any)
-        return shared.LabelEnd(self, terms.label_party, terms, rows, place)
-
-    def _shares(self, terms: Terms) -> bool:
-        """Whether sums are shared; answers to queries do not depend on that."""
-        return self.needs_keys and terms.mode == "train"
+        return end(self, party, terms, rows, place)
 
     def most_sums(self, columns: int) -> int:
         """Return how often a card of so many columns requests sums, at most."""
