@@ -16,31 +16,37 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from vfl.config.toml import Settings
-from vfl.core.errors import DataError, DisagreementError, ExposedCutError, ProtocolError
-from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link
-from vfl.datasets import Split
+from vfl.core.errors import DataError, ExposedCutError, ProtocolError
+from vfl.core.frame import Frame, Kind
 from vfl.mpc.ring import ELEMENT_BYTES
-from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes, Place, read_description
-from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.mpc.secure.ends import Place, read_description
 from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd
 from vfl.trees.newton import Binomial, Family, Fit, Sums, family, fit, outcome_of, stepwise
-from vfl.trees.sums import Asked, Masked, Summing, coarse_bits, fine_bits, largest_frame
+from vfl.trees.summing_end import (
+    Columns,
+    RowCounts,
+    SummingEnd,
+    SummingFacts,
+    categories_of,
+    cells_of,
+    require_own_rows,
+    rows_of,
+)
+from vfl.trees.sums import Asked, Masked, coarse_bits, fine_bits
 
 if TYPE_CHECKING:
     from vfl.trees.regression import Regression
 
-_MOST_COLUMNS = 4096
 PARTS = "parts of margins"
 #: Statistics of a fit for each column, in the order in which they are sent.
 KEPT = ("coefficient", "standard_error", "p_value", "lower", "upper")
@@ -137,58 +143,21 @@ def width_of(categories: Sequence[int]) -> int:
     return sum(max(1, count - 1) for count in categories)
 
 
-_Count = Annotated[int, Field(ge=0, lt=2**32)]
-_Columns = Annotated[int, Field(ge=1, le=_MOST_COLUMNS)]
-
-
 class OwnFacts(Settings):
     """A holder's description: numbers of training, validation and test rows, and of columns."""
 
-    rows: tuple[_Count, _Count, _Count]
-    columns: _Columns
+    rows: RowCounts
+    columns: Columns
 
 
-class Facts(Settings):
+class Facts(SummingFacts):
     """Facts that all parties need besides the terms.
 
     Attributes:
-        rows: numbers of training, validation and test rows.
-        columns: columns of each holder, by role; the intercept is one of the label party's.
         family: family of the labels.
     """
 
-    rows: tuple[_Count, _Count, _Count]
-    columns: tuple[_Columns, ...] = Field(min_length=2, max_length=256)
     family: Literal["gaussian", "binomial", "poisson"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes(NetworkSizes):
-    """The sizes of a session, which bound frames."""
-
-    facts: Facts
-
-    @property
-    def parameters(self) -> int:
-        return sum(self.facts.columns)
-
-    @property
-    def frame_bytes(self) -> int:
-        """Size of the largest message."""
-        answers = ELEMENT_BYTES * max(self.facts.rows)
-        return max(largest_frame(self.facts.rows[0], self.facts.columns), answers, 1 << 12)
-
-    def memory_bytes(self, rows: int) -> int:
-        return 6 * self.frame_bytes
-
-    def limits(self, rows: int) -> dict[Kind, int]:
-        return {Kind.PROTOCOL: self.frame_bytes + TAG_BYTES}
-
-
-def categories_of(rows: OwnRows) -> tuple[int, ...]:
-    """Return the number of categories of each column of a party; 0 for numbers."""
-    assert rows.inputs is not None, "asked of a party with columns"
-    return rows.categories or (0,) * rows.inputs[:1].numel()
 
 
 @dataclass(frozen=True)
@@ -255,14 +224,6 @@ def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
-    """Return cells of some aligned rows, axes (rows, columns); None for a party without columns."""
-    if rows.inputs is None:
-        return None
-    cells: np.ndarray = rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
-    return cells
-
-
 def outputs_of(family: Family, margins: np.ndarray) -> Tensor:
     """Return logits of both classes, axes (rows, 2), or expected numbers, axes (rows, 1)."""
     column = margins[:, None]
@@ -271,7 +232,7 @@ def outputs_of(family: Family, margins: np.ndarray) -> Tensor:
     return torch.from_numpy(family.mean(column))
 
 
-class TrainingEnd(NetworkEnd[Facts, Summing]):
+class TrainingEnd(SummingEnd[Facts]):
     """A party's end of a training: a holder of columns, or the helper.
 
     Args:
@@ -290,10 +251,6 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         self._part: Part | None = None
         self._result: Result | None = None
 
-    @property
-    def split(self) -> Split:
-        return Split(*map(np.arange, self._facts.rows))
-
     # Start of a training; see `NetworkEnd`.
 
     def announced(self) -> bytes | None:
@@ -307,45 +264,20 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
         columns = tuple(one.columns for one in read)
         return Facts(rows=read[-1].rows, columns=columns, family=self._own_family.name)
 
-    def sizes_of(self, facts: Facts) -> Sizes:
-        if len(facts.columns) != len(self._roles) - 1:
-            raise ProtocolError("the label party describes other parties than the terms have")
+    def _check(self, facts: Facts) -> None:
         if not self._helps:
             own = self._own_facts()
-            if (own.rows, own.columns) != (facts.rows, facts.columns[self._role]):
-                raise DisagreementError(
-                    "the label party describes other rows than this party has",
-                    got=f"{facts.rows[0]} training rows",
-                    want=f"{own.rows[0]} training rows",
-                )
-        sizes = Sizes(facts)
-        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
-            raise ProtocolError(
-                "the masks of all rows fit no frame",
-                got=f"{sizes.frame_bytes} bytes",
-                want=f"at most {LIMIT_BYTES} bytes",
-                fix="fewer rows or columns",
-            )
-        return sizes
+            said = facts.rows, facts.columns[self._role]
+            require_own_rows((own.rows, own.columns), said)
 
-    def _player_of(self, links: Mapping[int, Link]) -> Summing:
-        player = Summing(self._role, links, self._facts.rows[0], self._facts.columns)
-        player.spend = self._rows.spend
-        return player
-
-    def _started(
-        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
-    ) -> None:
-        if state is not None:
-            self.load_weights(state["weights"])
+    def _beside_bytes(self, facts: Facts) -> int:
+        return ELEMENT_BYTES * max(facts.rows)
 
     def _own_facts(self) -> OwnFacts:
-        whole, columns = self._rows.split, int(self._labels)
-        assert whole is not None, "a holder has rows"
+        columns = int(self._labels)
         if self._rows.inputs is not None:
             columns += width_of(categories_of(self._rows))
-        rows = (len(whole.train), len(whole.validation), len(whole.test))
-        return OwnFacts(rows=rows, columns=columns)
+        return OwnFacts(rows=rows_of(self._rows), columns=columns)
 
     # The training.
 
@@ -395,9 +327,6 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
             self._part = Part.of_state(weights, self._rows, self._labels)
         if weights and self._labels:
             self._result = Result.of_state(weights)
-
-    def training_state(self) -> dict[str, Any]:
-        return {"weights": self.weights(), **self._kept()}
 
     def figures(self) -> dict[str, Any]:
         if self._part is None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,12 +29,10 @@ from pydantic import Field
 from torch import Tensor
 
 from vfl.config.toml import Settings
-from vfl.core.errors import DisagreementError, ProtocolError, TooFewRowsError
-from vfl.core.frame import LIMIT_BYTES, Kind, Link
-from vfl.datasets import Split
+from vfl.core.errors import ProtocolError, TooFewRowsError
+from vfl.core.frame import Link
 from vfl.datasets.encode import MAX_CATEGORIES
-from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes, Place, read_description
-from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.mpc.secure.ends import Place, read_description
 from vfl.session.label.scored import Scored
 from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
@@ -43,7 +40,6 @@ from vfl.session.terms import Terms
 from vfl.trees.bins import Binning, fit_bins
 from vfl.trees.grow import Layout
 from vfl.trees.newton import Outcome, Sums, local_sums, outcome_of
-from vfl.trees.regression_ends import categories_of, cells_of
 from vfl.trees.scorecard.binning import with_floor
 from vfl.trees.scorecard.card import Card, OwnColumn, own_of_state, own_state
 from vfl.trees.scorecard.ends import (
@@ -66,20 +62,28 @@ from vfl.trees.scorecard.fitting import (
     shift_of,
 )
 from vfl.trees.scorecard.statistics import standard
-from vfl.trees.sums import Asked, Masked, Summing, coarse_bits, fine_bits, largest_frame
+from vfl.trees.summing_end import (
+    MOST_COLUMNS,
+    Count,
+    RowCounts,
+    SummingEnd,
+    SummingFacts,
+    categories_of,
+    cells_of,
+    other_parties,
+    require_own_rows,
+    rows_of,
+)
+from vfl.trees.sums import Asked, Masked, Summing, coarse_bits, fine_bits
 
 if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
 _LABEL_PARTY = "the label party"
-_MOST_COLUMNS = 4096
 _SHIFT = np.dtype("<f8")
 #: Most bytes of JSON for a cell's group, for a merged bin, and around them.
 _GROUP_BYTES, _BIN_BYTES, _AROUND_BYTES = 8, 40, 80
 
-_Count = Annotated[int, Field(ge=0, lt=2**32)]
-_Rows = tuple[_Count, _Count, _Count]
-_Columns = Annotated[int, Field(ge=1, le=_MOST_COLUMNS)]
 _Cells = Annotated[int, Field(ge=2, le=max(256, MAX_CATEGORIES) + 1)]
 
 
@@ -92,7 +96,7 @@ class OwnColumnFacts(Settings):
         sign: sign with which the rate of bads may change; 0 for any.
     """
 
-    rows: tuple[_Count, ...] = Field(min_length=2, max_length=max(256, MAX_CATEGORIES) + 1)
+    rows: tuple[Count, ...] = Field(min_length=2, max_length=max(256, MAX_CATEGORIES) + 1)
     categorical: bool
     sign: Annotated[int, Field(ge=-1, le=1)]
 
@@ -100,21 +104,17 @@ class OwnColumnFacts(Settings):
 class OwnFacts(Settings):
     """A holder's announcement to the label party: its numbers of rows, and its columns."""
 
-    rows: _Rows
-    columns: tuple[OwnColumnFacts, ...] = Field(max_length=_MOST_COLUMNS)
+    rows: RowCounts
+    columns: tuple[OwnColumnFacts, ...] = Field(max_length=MOST_COLUMNS)
 
 
-class Facts(Settings):
+class Facts(SummingFacts):
     """Facts that all parties need besides the terms.
 
     Attributes:
-        rows: numbers of training, validation and test rows.
-        columns: columns of each holder, by role; the intercept is one of the label party's.
         cells: for each other holder, the most cells of one of its columns.
     """
 
-    rows: _Rows
-    columns: tuple[_Columns, ...] = Field(min_length=2, max_length=256)
     cells: tuple[_Cells, ...] = Field(min_length=1, max_length=255)
 
     @property
@@ -123,32 +123,7 @@ class Facts(Settings):
         return list(zip(self.columns[:-1], self.cells, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes(NetworkSizes):
-    """The sizes of a session, which bound frames."""
-
-    facts: Facts
-
-    @property
-    def parameters(self) -> int:
-        return sum(self.facts.columns)
-
-    @property
-    def frame_bytes(self) -> int:
-        """Size of the largest message."""
-        rows, columns = self.facts.rows, max(self.facts.columns)
-        told = columns * (max(self.facts.cells) * (_GROUP_BYTES + _BIN_BYTES) + _AROUND_BYTES)
-        answers = columns * POINTS.itemsize * max(rows)
-        return max(largest_frame(rows[0], self.facts.columns), answers, told, 1 << 12)
-
-    def memory_bytes(self, rows: int) -> int:
-        return 6 * self.frame_bytes
-
-    def limits(self, rows: int) -> dict[Kind, int]:
-        return {Kind.PROTOCOL: self.frame_bytes + TAG_BYTES}
-
-
-class TrainingEnd(NetworkEnd[Facts, Summing]):
+class TrainingEnd(SummingEnd[Facts]):
     """The common part of all parties' ends.
 
     Args:
@@ -157,16 +132,12 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
 
     _mode: Scorecard
 
-    @property
-    def split(self) -> Split:
-        return Split(*map(np.arange, self._facts.rows))
-
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
         raise AssertionError("the label party makes the facts")
 
-    def sizes_of(self, facts: Facts) -> Sizes:
-        if not len(facts.columns) == len(facts.cells) + 1 == len(self._roles) - 1:
-            raise ProtocolError("the label party describes other parties than the terms have")
+    def _check(self, facts: Facts) -> None:
+        if len(facts.cells) != len(facts.columns) - 1:
+            raise other_parties()
         floor = self._mode.floor
         if facts.rows[0] < 2 * floor:
             raise TooFewRowsError(
@@ -175,29 +146,16 @@ class TrainingEnd(NetworkEnd[Facts, Summing]):
                 want=f"{2 * floor} rows, as floor={floor} asks for {floor} in a cell",
                 fix="more rows, or a smaller floor if all parties accept it",
             )
-        sizes = Sizes(facts)
-        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
-            raise ProtocolError(
-                "the masks of all rows fit no frame",
-                got=f"{sizes.frame_bytes} bytes",
-                want=f"at most {LIMIT_BYTES} bytes",
-                fix="fewer rows or columns",
-            )
-        return sizes
+
+    def _beside_bytes(self, facts: Facts) -> int:
+        columns = max(facts.columns)
+        told = columns * (max(facts.cells) * (_GROUP_BYTES + _BIN_BYTES) + _AROUND_BYTES)
+        return max(told, columns * POINTS.itemsize * max(facts.rows))
 
     def _player_of(self, links: Mapping[int, Link]) -> Summing:
-        player = Summing(self._role, links, self._facts.rows[0], self._facts.columns)
-        player.spend, player.dithers = self._rows.spend, True  # rows of a bin are equal
+        player = super()._player_of(links)
+        player.dithers = True  # rows of a bin are equal
         return player
-
-    def _started(
-        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
-    ) -> None:
-        if state is not None:
-            self.load_weights(state["weights"])
-
-    def training_state(self) -> dict[str, Any]:
-        return {"weights": self.weights(), **self._kept()}
 
     def weights(self) -> dict[str, Tensor]:
         return {}
@@ -313,16 +271,11 @@ class FeatureEnd(TrainingEnd):
         )
         return OwnFacts(rows=rows_of(self._rows), columns=columns).model_dump_json().encode()
 
-    def sizes_of(self, facts: Facts) -> Sizes:
-        own = (rows_of(self._rows), len(self._cells), max(self._counts))
-        said = (facts.rows, facts.columns[self._role], facts.cells[self._role])
-        if said != own:
-            raise DisagreementError(
-                "the label party describes other rows than this party has",
-                got=f"{facts.rows[0]} training rows",
-                want=f"{own[0][0]} training rows",
-            )
-        return super().sizes_of(facts)
+    def _check(self, facts: Facts) -> None:
+        super()._check(facts)
+        own = rows_of(self._rows), (len(self._cells), max(self._counts))
+        said = facts.rows, (facts.columns[self._role], facts.cells[self._role])
+        require_own_rows(own, said)
 
     def train(self, exchange: Exchange) -> None:
         player = self._begun
@@ -399,7 +352,7 @@ class FeatureEnd(TrainingEnd):
 
     @property
     def _most_told(self) -> int:
-        return Sizes(self._facts).frame_bytes
+        return self._sizes(self._facts).frame_bytes
 
     def _in_cells(self, phase: str) -> np.ndarray:
         """Return the cell of each row in each column, int64, axes (rows, columns)."""
@@ -709,12 +662,6 @@ def fine_bins(
     assert cells is not None, "asked of a party with columns"
     found: np.ndarray = np.minimum(own.bins(cells).astype(np.int64), np.array(own.layout.bins))
     return found
-
-
-def rows_of(rows: OwnRows) -> _Rows:
-    """Return the numbers of a party's training, validation and test rows."""
-    assert rows.split is not None, "a holder has rows"
-    return len(rows.split.train), len(rows.split.validation), len(rows.split.test)
 
 
 def _grouped(cells: np.ndarray, columns: Sequence[Any]) -> np.ndarray:

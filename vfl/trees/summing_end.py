@@ -1,0 +1,167 @@
+"""Common end of trainings on sums over rows that no party sees; see `vfl.trees.sums`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vfl.config.toml import Settings
+from vfl.core.errors import DisagreementError, ProtocolError
+from vfl.core.frame import LIMIT_BYTES, Kind, Link
+from vfl.datasets import Split
+from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes
+from vfl.mpc.secure.keys import TAG_BYTES
+from vfl.session.secure_mode import OwnRows
+from vfl.trees.sums import Summing, largest_frame
+
+MOST_COLUMNS = 4096
+Count = Annotated[int, Field(ge=0, lt=2**32)]
+RowCounts = tuple[Count, Count, Count]
+Columns = Annotated[int, Field(ge=1, le=MOST_COLUMNS)]
+
+
+class SummingFacts(Settings):
+    """Facts that all parties need besides the terms.
+
+    Attributes:
+        rows: numbers of training, validation and test rows.
+        columns: columns of each holder, by role; the intercept is one of the label party's.
+    """
+
+    rows: RowCounts
+    columns: tuple[Columns, ...] = Field(min_length=2, max_length=256)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes(NetworkSizes):
+    """The sizes of a session, which bound frames.
+
+    Attributes:
+        facts: facts of the session.
+        beside_bytes: size of the largest message besides those of `Summing`.
+    """
+
+    facts: SummingFacts
+    beside_bytes: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.facts.columns)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Size of the largest message."""
+        summing = largest_frame(self.facts.rows[0], self.facts.columns)
+        return max(summing, self.beside_bytes, 1 << 12)
+
+    def memory_bytes(self, rows: int) -> int:
+        return 6 * self.frame_bytes
+
+    def limits(self, rows: int) -> dict[Kind, int]:
+        return {Kind.PROTOCOL: self.frame_bytes + TAG_BYTES}
+
+
+_Facts = TypeVar("_Facts", bound=SummingFacts)
+
+
+class SummingEnd(NetworkEnd[_Facts, Summing]):
+    """A party's end of a training on sums: a holder of columns, or the helper.
+
+    Args:
+        mode, party, terms, rows, place: see `NetworkEnd`.
+    """
+
+    @property
+    def split(self) -> Split:
+        return Split(*map(np.arange, self._facts.rows))
+
+    @abstractmethod
+    def _check(self, facts: _Facts) -> None:
+        """Compare facts with the party's own rows and settings.
+
+        Raises:
+            DisagreementError: the party has other rows.
+            ProtocolError: no parties have these facts.
+            TooFewRowsError: the model needs more rows.
+        """
+
+    @abstractmethod
+    def _beside_bytes(self, facts: _Facts) -> int:
+        """Return the size of the largest message besides those of `Summing`."""
+
+    def sizes_of(self, facts: _Facts) -> Sizes:
+        if len(facts.columns) != len(self._roles) - 1:
+            raise other_parties()
+        self._check(facts)
+        sizes = self._sizes(facts)
+        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
+            raise ProtocolError(
+                "the masks of all rows fit no frame",
+                got=f"{sizes.frame_bytes} bytes",
+                want=f"at most {LIMIT_BYTES} bytes",
+                fix="fewer rows or columns",
+            )
+        return sizes
+
+    def _sizes(self, facts: _Facts) -> Sizes:
+        return Sizes(facts, self._beside_bytes(facts))
+
+    def _player_of(self, links: Mapping[int, Link]) -> Summing:
+        player = Summing(self._role, links, self._facts.rows[0], self._facts.columns)
+        player.spend = self._rows.spend
+        return player
+
+    def _started(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
+    ) -> None:
+        if state is not None:
+            self.load_weights(state["weights"])
+
+    def training_state(self) -> dict[str, Any]:
+        return {"weights": self.weights(), **self._kept()}
+
+
+def other_parties() -> ProtocolError:
+    """Error for facts about other parties than those of the terms."""
+    return ProtocolError("the label party describes other parties than the terms have")
+
+
+def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any]) -> None:
+    """Compare a party's own counts of rows and columns with the label party's description.
+
+    Raises:
+        DisagreementError: they differ.
+    """
+    if own != described:
+        raise DisagreementError(
+            "the label party describes other rows than this party has",
+            got=f"{described[0][0]} training rows",
+            want=f"{own[0][0]} training rows",
+        )
+
+
+def rows_of(rows: OwnRows) -> RowCounts:
+    """Return the numbers of a party's training, validation and test rows."""
+    assert rows.split is not None, "a holder has rows"
+    return len(rows.split.train), len(rows.split.validation), len(rows.split.test)
+
+
+def categories_of(rows: OwnRows) -> tuple[int, ...]:
+    """Return the number of categories of each column of a party; 0 for numbers."""
+    assert rows.inputs is not None, "asked of a party with columns"
+    return rows.categories or (0,) * rows.inputs[:1].numel()
+
+
+def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
+    """Return cells of some aligned rows, axes (rows, columns); None for a party without columns."""
+    if rows.inputs is None:
+        return None
+    cells: np.ndarray = rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
+    return cells
