@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.output import Json, Set, emit
+from vfl.cli.output import Json, Set, argument, emit, option
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
@@ -16,18 +16,14 @@ if TYPE_CHECKING:
 
 def advise(
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="EXPERIMENT.toml|PROJECT",
-            help="An experiment file, or a label party's project.",
-        ),
+        Path, argument("An experiment file, or a label party's project.", "EXPERIMENT.toml|PROJECT")
     ],
     settings: Set = None,
     fear: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Check only these: labels, columns, records, answers, inputs or lengths. Repeat.",
             "--fear",
-            help="Check only these: labels, columns, records, answers, inputs or lengths. Repeat.",
         ),
     ] = None,
     json: Json = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.federation import project_of
-from vfl.cli.output import Json, Set, emit, progress_line, say
+from vfl.cli.output import Json, Set, argument, emit, option, progress_line, say
 from vfl.core.traffic import size
 
 if TYPE_CHECKING:
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 def align(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="EXPERIMENT.toml|PROJECT",
-            help="An experiment whose parties have their own files, or a project.",
+        argument(
+            "An experiment whose parties have their own files, or a project.",
+            "EXPERIMENT.toml|PROJECT",
         ),
     ],
     settings: Set = None,
     preview: Annotated[
-        bool, typer.Option("--preview", help="Count the gain of each id rule; store nothing.")
+        bool, option("Count the gain of each id rule; store nothing.", "--preview")
     ] = False,
-    rules: Annotated[str | None, typer.Option(help="Id rules to preview; by default all.")] = None,
+    rules: Annotated[str | None, option("Id rules to preview; by default all.")] = None,
     hidden: Annotated[
         int | None,
-        typer.Option(
-            metavar="IDS",
+        option(
+            "Measure the value of joining without disclosing which rows are common: tables seem to "
+            "have this many ids.",
+            "IDS",
             min=1,
-            help="Measure the value of joining without disclosing which rows are common: "
-            "tables seem to have this many ids.",
         ),
     ] = None,
     json: Json = False,

@@ -31,7 +31,7 @@ from vfl.cli import (
     study,
     training,
 )
-from vfl.cli.output import progress_line
+from vfl.cli.output import argument, option, progress_line
 from vfl.core.errors import ConfigError, VFLError, file_mistake, redacted_output, redacted_traceback
 from vfl.core.products import products
 from vfl.core.registry import PLUGINS, load_plugin, named
@@ -117,16 +117,11 @@ def _print_version(asked: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version of vfl."
-        ),
+        option("Print the version of vfl.", "--version", is_eager=True, callback=_print_version),
     ] = False,
     plugin: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE.py",
-            help="Load own codecs, defenses, attacks or models; anywhere in a command.",
-        ),
+        option("Load own codecs, defenses, attacks or models; anywhere in a command.", "FILE.py"),
     ] = None,
 ) -> None:
     """Options of vfl itself; `main` removes plug-ins from the command before it is parsed."""
@@ -177,7 +172,7 @@ def main() -> None:
 
 @app.command("party-worker", hidden=True)
 def _worker(
-    life: Annotated[int, typer.Argument(metavar="FD", help="A pipe that closes with the service.")],
+    life: Annotated[int, argument("A pipe that closes with the service.", "FD")],
 ) -> None:
     """Run as the standing worker for a party's sessions; its services start it."""
     federation.worker(life, main)

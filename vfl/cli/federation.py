@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from vfl.cli.output import Json, OwnFile, emit, say
+from vfl.cli.output import Json, OwnFile, argument, emit, option, say
 from vfl.core.errors import LostPeerError, PeerError, RenamedWarning
 from vfl.core.products import listening_in
 from vfl.core.text import log_entries, logged
@@ -46,10 +46,10 @@ def _number_of_ranks(text: str) -> int:
 
 Ranks = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "Processes that share every batch of a training at this party; auto is one per core.",
+        "N|auto",
         parser=_number_of_ranks,
-        metavar="N|auto",
-        help="Processes that share every batch of a training at this party; auto is one per core.",
     ),
 ]
 _OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")
@@ -58,26 +58,25 @@ _OURS = re.compile(r"vfl: |error\[V|  (where|got  |want |try  |more ) ")
 def up(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="PROJECT|party.toml",
-            help="The project, or its label folder; or a feature party's own file.",
+        argument(
+            "The project, or its label folder; or a feature party's own file.",
+            "PROJECT|party.toml",
         ),
     ] = Path(),
     accept: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME.pub=TEXT",
-            help="PROJECT: first accept a party's key with this fingerprint, which the party "
-            "read out.",
+        option(
+            "PROJECT: first accept a party's key with this fingerprint, which the party read out.",
+            "NAME.pub=TEXT",
         ),
     ] = None,
     ranks: Ranks = None,
     rank: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Run as this further rank on another machine: party.toml has node.ranks_at.",
             min=1,
             max=63,
-            help="Run as this further rank on another machine: party.toml has node.ranks_at.",
         ),
     ] = None,
 ) -> None:
@@ -296,9 +295,9 @@ def sessions(
     json: Json = False,
     restored: Annotated[
         bool,
-        typer.Option(
-            help="The store was restored from a copy: end trainings that were running, count "
-            "all of max_epsilon and max_statistics as spent, and take part again."
+        option(
+            "The store was restored from a copy: end trainings that were running, count all of "
+            "max_epsilon and max_statistics as spent, and take part again.",
         ),
     ] = False,
 ) -> None:
@@ -347,17 +346,13 @@ def sessions(
 def renew(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="PROJECT|party.toml",
-            help="The project for its certificate, a party for its key.",
-        ),
+        argument("The project for its certificate, a party for its key.", "PROJECT|party.toml"),
     ],
     authority: Annotated[
-        bool, typer.Option("--authority", help="Make a new authority, for the next renewal.")
+        bool, option("Make a new authority, for the next renewal.", "--authority")
     ] = False,
     identity: Annotated[
-        bool,
-        typer.Option("--identity", help="Replace a party's identity key for secure sums instead."),
+        bool, option("Replace a party's identity key for secure sums instead.", "--identity")
     ] = False,
 ) -> None:
     """Renew the SuperLink's certificate, or replace a party's key.

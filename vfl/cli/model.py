@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.cli.output import emit, say
+from vfl.cli.output import argument, emit, say
 
 if TYPE_CHECKING:
     from vfl.models.pretrained import Part
@@ -20,12 +20,12 @@ _JSON = typer.Option("--json", help="Print one JSON document instead.")
 def add(
     source: Annotated[
         str,
-        typer.Argument(
-            help="A folder in the Hugging Face layout, a .gguf or .zip file, package:NAME of an "
-            "installed package that ships a model, or hub:ORG/NAME, which uses the network."
+        argument(
+            "A folder in the Hugging Face layout, a .gguf or .zip file, package:NAME of an "
+            "installed package that ships a model, or hub:ORG/NAME, which uses the network.",
         ),
     ],
-    name: Annotated[str, typer.Argument(help="Name for experiment files, such as smollm2.")],
+    name: Annotated[str, argument("Name for experiment files, such as smollm2.")],
 ) -> None:
     """Add a model to the folder of models, under a name.
 
@@ -42,7 +42,7 @@ def add(
 
 @app.command("show")
 def show(
-    model: Annotated[str, typer.Argument(help="Name of a model, or its folder.")],
+    model: Annotated[str, argument("Name of a model, or its folder.")],
     json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Describe a model: its family, its size, and where it can be cut."""

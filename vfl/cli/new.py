@@ -8,9 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-import typer
-
-from vfl.cli.output import say
+from vfl.cli.output import argument, say
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -32,13 +30,9 @@ _KINDS = {
 
 def new(
     kind: Annotated[
-        Literal["codec", "defense", "attack"],
-        typer.Argument(metavar="KIND", help="codec, defense or attack."),
+        Literal["codec", "defense", "attack"], argument("codec, defense or attack.", "KIND")
     ],
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="Name of the member, its module and the new folder."),
-    ],
+    name: Annotated[str, argument("Name of the member, its module and the new folder.", "NAME")],
 ) -> None:
     """Write a package with a codec, a defense or an attack: module, contract test, study, CI file.
 

@@ -22,14 +22,25 @@ from vfl.core.traffic import size
 if TYPE_CHECKING:
     from vfl.session.progress import ProgressReport
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+def option(text: str, *words: str, **more: Any) -> Any:
+    """Declare an option of a command by its help; words are its metavar, and names like --set."""
+    names = [word for word in words if word.startswith("-")]
+    metavar = next((word for word in words if not word.startswith("-")), None)
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+def argument(text: str, metavar: str | None = None, **more: Any) -> Any:
+    """Declare an argument of a command by its help."""
+    return typer.Argument(metavar=metavar, help=text, **more)
+
+
+Json = Annotated[bool, option("Print JSON on standard output.", "--json")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", help="Change a setting, such as train.epochs=5 or codec=topk:k=4."),
+    option("Change a setting, such as train.epochs=5 or codec=topk:k=4.", "--set", "-s"),
 ]
-Device = Annotated[
-    str, typer.Option(help="Device of all models in this process; a party file names its own.")
-]
+Device = Annotated[str, option("Device of all models in this process; a party file names its own.")]
 
 
 @contextmanager
@@ -67,25 +78,24 @@ def newest_run(path: Path | None) -> Path | None:
     return max(ended, key=lambda summary: summary.stat().st_mtime_ns).parent
 
 
-OwnFile = Annotated[Path, typer.Argument(metavar="party.toml", help="The party's own file.")]
+OwnFile = Annotated[Path, argument("The party's own file.", "party.toml")]
 Run = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN|PROJECT",
-        help="The folder that vfl train printed, or a project for its last run.",
+    argument(
+        "The folder that vfl train printed, or a project for its last run.",
+        "RUN|PROJECT",
         callback=newest_run,
     ),
 ]
 Write = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Write the run for another tool as well: tensorboard, or mlflow:store=FILE.db. Repeat.",
+        "SPEC",
         "--write",
-        metavar="SPEC",
-        help="Write the run for another tool as well: tensorboard, or mlflow:store=FILE.db. "
-        "Repeat.",
     ),
 ]
-Download = Annotated[bool, typer.Option("--download", help="Fetch missing data sets.")]
+Download = Annotated[bool, option("Fetch missing data sets.", "--download")]
 
 _PLAIN_FIRST_S, _PLAIN_EVERY_S = 10.0, 60.0
 #: Limit of the characters of one message.

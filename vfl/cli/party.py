@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.output import Json, emit
+from vfl.cli.output import Json, argument, emit, option
 
 if TYPE_CHECKING:
     from vfl.federation.members import Change
@@ -20,10 +20,7 @@ app = typer.Typer(
 )
 Where = Annotated[
     Path,
-    typer.Argument(
-        metavar="[PROJECT|PARTY]",
-        help="At the label party its project; at another party its own folder.",
-    ),
+    argument("At the label party its project; at another party its own folder.", "[PROJECT|PARTY]"),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -32,16 +29,12 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 def add(
     name: Name,
     path: Where = Path(),
-    table: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Its table, in a project on one machine."),
-    ] = None,
+    table: Annotated[str | None, option("Its table, in a project on one machine.", "FILE")] = None,
     ids: Annotated[
-        str | None,
-        typer.Option("--id", metavar="COLUMN", help="Its id column, if it is not found."),
+        str | None, option("Its id column, if it is not found.", "COLUMN", "--id")
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Let it answer requests, as with vfl init --serve.")
+        bool, option("Let it answer requests, as with vfl init --serve.", "--serve")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -65,16 +58,11 @@ def add(
 
 @app.command()
 def accept(
-    key: Annotated[
-        Path,
-        typer.Argument(metavar="NAME.pub", help="File that vfl join wrote at the other party."),
-    ],
+    key: Annotated[Path, argument("File that vfl join wrote at the other party.", "NAME.pub")],
     path: Where = Path(),
     fingerprint: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Fingerprint that the party read out; by default vfl asks for it."
-        ),
+        option("Fingerprint that the party read out; by default vfl asks for it.", "TEXT"),
     ] = None,
     json: Json = False,
 ) -> None:

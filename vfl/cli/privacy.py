@@ -8,33 +8,29 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vfl.cli.output import Download, Json, Set, emit, say
+from vfl.cli.output import Download, Json, Set, argument, emit, option, say
 
 privacy = typer.Typer(
     no_args_is_help=True, help="Plan differential privacy: from noise to epsilon, and back."
 )
 
-Rows = Annotated[int | None, typer.Option(min=1, help="Training rows.")]
+Rows = Annotated[int | None, option("Training rows.", min=1)]
 BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Rows of a batch; expected rows with Poisson sampling.")
+    int | None, option("Rows of a batch; expected rows with Poisson sampling.", min=1)
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Number of passes over the rows.")]
-Rate = Annotated[
-    float | None, typer.Option(help="Probability that a step uses a row, in place of rows.")
-]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps, in place of epochs.")]
-Delta = Annotated[float, typer.Option(help="Delta; below one over the number of rows.")]
+Epochs = Annotated[int | None, option("Number of passes over the rows.", min=1)]
+Rate = Annotated[float | None, option("Probability that a step uses a row, in place of rows.")]
+Steps = Annotated[int | None, option("Steps, in place of epochs.", min=1)]
+Delta = Annotated[float, option("Delta; below one over the number of rows.")]
 Sampling = Annotated[
     Literal["poisson", "shuffled"],
-    typer.Option(help="Sampling of batches; shuffled batches give no amplification."),
+    option("Sampling of batches; shuffled batches give no amplification."),
 ]
 
 
 @privacy.command()
 def epsilon(
-    noise: Annotated[
-        float, typer.Option(help="Standard deviation of the noise over the clipping norm.")
-    ],
+    noise: Annotated[float, option("Standard deviation of the noise over the clipping norm.")],
     rows: Rows = None,
     batch_size: BatchSize = None,
     epochs: Epochs = None,
@@ -67,7 +63,7 @@ def epsilon(
 
 @privacy.command()
 def noise(
-    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    epsilon: Annotated[float, option("The budget.")],
     rows: Rows = None,
     batch_size: BatchSize = None,
     epochs: Epochs = None,
@@ -75,9 +71,7 @@ def noise(
     steps: Steps = None,
     delta: Delta = 1e-5,
     sampling: Sampling = "poisson",
-    accountant: Annotated[
-        str, typer.Option(help="What counts the budget; `vfl list accountants`.")
-    ] = "rdp",
+    accountant: Annotated[str, option("What counts the budget; `vfl list accountants`.")] = "rdp",
     json: Json = False,
 ) -> None:
     """Print the least noise with which a training stays within a budget.
@@ -95,22 +89,19 @@ def noise(
 @privacy.command()
 def audit(
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="EXPERIMENT.toml|RUN", help="An experiment with [dp], or a run of one."
-        ),
+        Path, argument("An experiment with [dp], or a run of one.", "EXPERIMENT.toml|RUN")
     ],
     settings: Set = None,
     canaries: Annotated[
-        int, typer.Option(min=1, help="Rows of one training that are included by a coin flip.")
+        int, option("Rows of one training that are included by a coin flip.", min=1)
     ] = 200,
     trainings: Annotated[
-        int, typer.Option(min=1, help="More than one: this many trainings with one canary each.")
+        int, option("More than one: this many trainings with one canary each.", min=1)
     ] = 1,
     confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help="Confidence of the lower bound.")
+        float, option("Confidence of the lower bound.", min=0.5, max=0.9999)
     ] = 0.95,
-    seed: Annotated[int, typer.Option(help="Seed of canaries and coins.")] = 0,
+    seed: Annotated[int, option("Seed of canaries and coins.")] = 0,
     download: Download = False,
     json: Json = False,
 ) -> None:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.federation import run_among_parties
-from vfl.cli.output import Json, Set, emit, quick_imports, say, say_epoch, show_training
+from vfl.cli.output import (
+    Json,
+    Set,
+    argument,
+    emit,
+    option,
+    quick_imports,
+    say,
+    say_epoch,
+    show_training,
+)
 from vfl.core.text import printable
 from vfl.core.traffic import size
 
@@ -28,11 +38,10 @@ if TYPE_CHECKING:
 
 def demo(
     folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="FOLDER", help="Folder for it; by default a new one under runs/."),
+        Path | None, argument("Folder for it; by default a new one under runs/.", "FOLDER")
     ] = None,
     in_process: Annotated[
-        bool, typer.Option("--in-process", help="All parties in this process, without Flower.")
+        bool, option("All parties in this process, without Flower.", "--in-process")
     ] = False,
     settings: Set = None,
     json: Json = False,
@@ -63,80 +72,70 @@ def demo(
 def init(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FOLDER", help="A new folder; without one, a party file beside the one table."
-        ),
+        argument("A new folder; without one, a party file beside the one table.", "FOLDER"),
     ] = None,
-    party: Annotated[
-        list[str] | None, typer.Option(help="A feature party; give it once for each.")
-    ] = None,
+    party: Annotated[list[str] | None, option("A feature party; give it once for each.")] = None,
     tables: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "A table (CSV, Parquet, database) to describe; once for each party.",
+            "[PARTY=]TABLE",
             "--from",
-            metavar="[PARTY=]TABLE",
-            help="A table (CSV, Parquet, database) to describe; once for each party.",
         ),
     ] = None,
-    label: Annotated[str, typer.Option(help="The label column of its table.")] = "",
+    label: Annotated[str, option("The label column of its table.")] = "",
     ids: Annotated[
-        list[str] | None,
-        typer.Option("--id", metavar="[PARTY=]COLUMN", help="The id column, if it is not found."),
+        list[str] | None, option("The id column, if it is not found.", "[PARTY=]COLUMN", "--id")
     ] = None,
     queries: Annotated[
-        list[str] | None,
-        typer.Option("--query", metavar="[PARTY=]SQL", help="Query to a database."),
+        list[str] | None, option("Query to a database.", "[PARTY=]SQL", "--query")
     ] = None,
     repeats: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "One row of each repeated id: first, latest:COLUMN or mean.",
+            "[PARTY=]HOW",
             "--repeats",
-            metavar="[PARTY=]HOW",
-            help="One row of each repeated id: first, latest:COLUMN or mean.",
         ),
     ] = None,
     encodings: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Encoding of a CSV that is not found, such as cp1251 or shift_jis.",
+            "[PARTY=]NAME",
             "--encoding",
-            metavar="[PARTY=]NAME",
-            help="Encoding of a CSV that is not found, such as cp1251 or shift_jis.",
         ),
     ] = None,
-    label_party: Annotated[str, typer.Option(help="The party with the labels.")] = "label",
-    dealer: Annotated[str, typer.Option(help="A dealer without data, for --secure.")] = "",
+    label_party: Annotated[str, option("The party with the labels.")] = "label",
+    dealer: Annotated[str, option("A dealer without data, for --secure.")] = "",
     secure: Annotated[
         str,
-        typer.Option(
-            help="With a dealer: beaver (first layers are secret-shared), or pea (every party "
-            "has separate rows with all columns and labels, and DP-SGD runs on shares)."
+        option(
+            "With a dealer: beaver (first layers are secret-shared), or pea (every party has "
+            "separate rows with all columns and labels, and DP-SGD runs on shares).",
         ),
     ] = "beaver",
     tasks: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "A further label party with its own task; the label column of its table.",
+            "PARTY[=COLUMN]",
             "--task",
-            metavar="PARTY[=COLUMN]",
-            help="A further label party with its own task; the label column of its table.",
         ),
     ] = None,
     middle: Annotated[
         str,
-        typer.Option(
-            help="A party without data that computes between bottoms and head, and sees no label."
-        ),
+        option("A party without data that computes between bottoms and head, and sees no label."),
     ] = "",
     host: Annotated[
-        str, typer.Option(help="Name or address of the label party for the others.")
+        str, option("Name or address of the label party for the others.")
     ] = "127.0.0.1",
     serve: Annotated[
-        bool, typer.Option("--serve", help="Let party files consent to serving as well.")
+        bool, option("Let party files consent to serving as well.", "--serve")
     ] = False,
     gaps: Annotated[
         bool,
-        typer.Option(
-            "--gaps", help="Keep rows that some party lacks; party files consent to it as well."
-        ),
+        option("Keep rows that some party lacks; party files consent to it as well.", "--gaps"),
     ] = False,
 ) -> None:
     """Write a project: experiment, Flower app, certificates, a file for each party.
@@ -200,24 +199,15 @@ def init(
 
 
 def join(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder that the label party sent.")
-    ],
-    table: Annotated[
-        str | None,
-        typer.Option(help="Your table; by default the one in party.toml."),
-    ] = None,
+    folder: Annotated[Path, argument("The folder that the label party sent.", "FOLDER")],
+    table: Annotated[str | None, option("Your table; by default the one in party.toml.")] = None,
     ids: Annotated[
-        str | None,
-        typer.Option("--id", metavar="COLUMN", help="Its id column, if it is not found."),
+        str | None, option("Its id column, if it is not found.", "COLUMN", "--id")
     ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="For a label party: its label column.")
-    ] = None,
-    query: Annotated[str | None, typer.Option(help="Query to a database.")] = None,
+    label: Annotated[str | None, option("For a label party: its label column.", "COLUMN")] = None,
+    query: Annotated[str | None, option("Query to a database.")] = None,
     encoding: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Encoding of a CSV that is not found, such as cp1251."),
+        str | None, option("Encoding of a CSV that is not found, such as cp1251.", "NAME")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -433,22 +423,19 @@ def _write_party_file(found: dict[str, Table], label: str, others: object) -> No
 def check(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="EXPERIMENT.toml|party.toml|PROJECT",
-            help="An experiment file, a party's own file, or a project.",
+        argument(
+            "An experiment file, a party's own file, or a project.",
+            "EXPERIMENT.toml|party.toml|PROJECT",
         ),
     ],
     settings: Set = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the round trip to the SuperLink.")
+        bool, option("Measure the round trip to the SuperLink.", "--measure")
     ] = False,
     round_trip_ms: Annotated[
-        float | None,
-        typer.Option(help="Round-trip time that a feature party measured, for advice on speed."),
+        float | None, option("Round-trip time that a feature party measured, for advice on speed.")
     ] = None,
-    mbps: Annotated[
-        float | None, typer.Option(help="Bandwidth of the label party, for this advice.")
-    ] = None,
+    mbps: Annotated[float | None, option("Bandwidth of the label party, for this advice.")] = None,
     json: Json = False,
 ) -> None:
     """Check files and data without training, and show the plan.
@@ -493,9 +480,9 @@ def check(
 def doctor(
     path: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="PROJECT|party.toml",
-            help="A project, or a party's own file; by default only this machine.",
+        argument(
+            "A project, or a party's own file; by default only this machine.",
+            "PROJECT|party.toml",
         ),
     ] = None,
     json: Json = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.cli.output import Json, OwnFile, emit, say
+from vfl.cli.output import Json, OwnFile, argument, emit, option, say
 
 if TYPE_CHECKING:
     from vfl.config import PartyFile
@@ -16,30 +16,19 @@ if TYPE_CHECKING:
 
 def log(
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="party.toml|LOG", help="The party's own file, or a copy of its log.jsonl."
-        ),
+        Path, argument("The party's own file, or a copy of its log.jsonl.", "party.toml|LOG")
     ],
     key: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE.pub",
-            help="A public identity key of the party; for party.toml, its earlier keys.",
-        ),
+        option("A public identity key of the party; for party.toml, its earlier keys.", "FILE.pub"),
     ] = None,
     peer: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="LOG",
-            help="A log.jsonl of another party in its sessions, to compare the heads.",
-        ),
+        option("A log.jsonl of another party in its sessions, to compare the heads.", "LOG"),
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.html", help="Write a page, with a data-protection sheet and model cards."
-        ),
+        option("Write a page, with a data-protection sheet and model cards.", "FILE.html"),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -85,17 +74,15 @@ def forget(
     party_file: OwnFile,
     ids: Annotated[
         Path,
-        typer.Option(
+        option(
+            "File with the ids to forget, one on each line; tabs between several columns.",
+            "FILE",
             "--ids",
-            metavar="FILE",
-            help="File with the ids to forget, one on each line; tabs between several columns.",
         ),
     ],
     table: Annotated[
         bool,
-        typer.Option(
-            "--table", help="Also rewrite the party's own CSV or Parquet file without the rows."
-        ),
+        option("Also rewrite the party's own CSV or Parquet file without the rows.", "--table"),
     ] = False,
     json: Json = False,
 ) -> None:

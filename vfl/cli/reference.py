@@ -6,9 +6,7 @@ import inspect
 import re
 from typing import Annotated, Any, Literal
 
-import typer
-
-from vfl.cli.output import Json, emit
+from vfl.cli.output import Json, argument, emit, option
 from vfl.core import errors
 from vfl.core.registry import Registry
 
@@ -35,9 +33,7 @@ Family = Literal[
 
 
 def listing(
-    family: Annotated[
-        Family | None, typer.Argument(metavar="FAMILY", help="One family; by default all.")
-    ] = None,
+    family: Annotated[Family | None, argument("One family; by default all.", "FAMILY")] = None,
     json: Json = False,
 ) -> None:
     """List codecs, defenses, attacks, models, data sets and more with their options.
@@ -64,10 +60,9 @@ def listing(
 
 def explain(
     code: Annotated[
-        str | None,
-        typer.Argument(metavar="CODE", help="Code, such as V104, from the first line of an error."),
+        str | None, argument("Code, such as V104, from the first line of an error.", "CODE")
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="All codes, one line each.")] = False,
+    listed: Annotated[bool, option("All codes, one line each.", "--list")] = False,
     json: Json = False,
 ) -> None:
     """Explain an error code: its cause, how it happens, and the cure.

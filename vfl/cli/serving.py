@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Json, Run, emit, newest_run, say
+from vfl.cli.output import Json, Run, argument, emit, newest_run, option, say
 from vfl.core.errors import UserError
 from vfl.core.storage import write_text
 
@@ -33,9 +33,9 @@ def _served_run(path: Path | None) -> Path | None:
 
 Served = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN|PROJECT",
-        help="The folder that vfl train printed, or a project for its promoted or last run.",
+    argument(
+        "The folder that vfl train printed, or a project for its promoted or last run.",
+        "RUN|PROJECT",
         callback=_served_run,
     ),
 ]
@@ -78,9 +78,9 @@ def serve(
     ] = None,
     trusted_proxy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="A trusted proxy whose last X-Forwarded-For identifies the client. Repeat.",
+        option(
+            "A trusted proxy whose last X-Forwarded-For identifies the client. Repeat.",
+            "ADDRESS",
         ),
     ] = None,
     explain: Annotated[
@@ -96,10 +96,10 @@ def serve(
     ] = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "A further label party that answers its own clients at the same time.",
+            "PARTY",
             "--task",
-            metavar="PARTY",
-            help="A further label party that answers its own clients at the same time.",
         ),
     ] = None,
 ) -> None:
@@ -154,17 +154,13 @@ def serve(
 def clients(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN|PROJECT|party.toml",
-            help="The served object: a run, a project, or the own file of a label party.",
+        argument(
+            "The served object: a run, a project, or the own file of a label party.",
+            "RUN|PROJECT|party.toml",
         ),
     ],
-    add: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Add a client, and print its token once.")
-    ] = None,
-    remove: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Revoke a client's token.")
-    ] = None,
+    add: Annotated[str | None, option("Add a client, and print its token once.", "NAME")] = None,
+    remove: Annotated[str | None, option("Revoke a client's token.", "NAME")] = None,
     rows: Annotated[
         int | None,
         _option("For a new client, most rows in a day of UTC.", "limit of the service"),
@@ -176,10 +172,7 @@ def clients(
         float | None, _option("For a new client, days until its token expires.", "never")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the token to this file, readable by its owner only."
-        ),
+        Path | None, option("Write the token to this file, readable by its owner only.", "FILE")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -262,7 +255,7 @@ def promote(run: Run, json: Json = False) -> None:
 
 def rollback(
     path: Annotated[
-        Path, typer.Argument(metavar="PROJECT|FOLDER", help="A project, or the folder of its runs.")
+        Path, argument("A project, or the folder of its runs.", "PROJECT|FOLDER")
     ] = Path(),
     json: Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Json, duration, emit, figure, progress_text
+from vfl.cli.output import Json, argument, duration, emit, figure, progress_text
 from vfl.core.errors import record_lines
 from vfl.core.traffic import size
 
@@ -23,9 +23,9 @@ _SILENT_S = 10.0
 def status(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN|GRID|PROJECT|PARTY",
-            help="The folder of a run or a grid, a project, or a party's own folder.",
+        argument(
+            "The folder of a run or a grid, a project, or a party's own folder.",
+            "RUN|GRID|PROJECT|PARTY",
         ),
     ] = Path(),
     json: Json = False,
@@ -95,9 +95,7 @@ def _grid_lines(grid: GridStatus) -> list[str]:
 
 
 def runs(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of runs and grids.")
-    ] = Path("runs"),
+    folder: Annotated[Path, argument("Folder of runs and grids.", "FOLDER")] = Path("runs"),
     json: Json = False,
 ) -> None:
     """List the runs and grids of a folder, the newest first, and write its index.html.

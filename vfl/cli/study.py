@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.output import Device, Download, Json, Run, Set, emit, quick_imports, say
+from vfl.cli.output import (
+    Device,
+    Download,
+    Json,
+    Run,
+    Set,
+    argument,
+    emit,
+    option,
+    quick_imports,
+    say,
+)
 from vfl.core.errors import ConfigError, UserError, record_lines
 from vfl.core.registry import command_of
 
@@ -23,49 +34,40 @@ if TYPE_CHECKING:
 
 Attacks = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "An attack, or a pack of attacks: thesis, quick, light, heavy, numbers (on numeric "
+        "labels), columns (on a party's inputs) or members (on membership in the training rows); "
+        "vfl list packs lists their attacks. Repeat.",
+        "SPEC",
         "--attack",
-        metavar="SPEC",
-        help="An attack, or a pack of attacks: thesis, quick, light, heavy, numbers (on "
-        "numeric labels), columns (on a party's inputs) or members (on membership in the "
-        "training rows); vfl list packs lists their attacks. Repeat.",
     ),
 ]
-Out = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Output folder; by default runs/NAME.")
-]
-Jobs = Annotated[int, typer.Option(min=1, help="Simultaneous cells, each in a process.")]
+Out = Annotated[Path | None, option("Output folder; by default runs/NAME.", "FOLDER")]
+Jobs = Annotated[int, option("Simultaneous cells, each in a process.", min=1)]
 Ray = Annotated[
     str | None,
-    typer.Option(
-        metavar="local|auto|ADDRESS",
-        help="Train on Ray: on this machine alone (local), or on a cluster of your own machines; "
+    option(
+        "Train on Ray: on this machine alone (local), or on a cluster of your own machines; "
         "local,cpus=2,gpus=0.5,memory=2GB for each cell.",
+        "local|auto|ADDRESS",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells without training.")]
+DryRun = Annotated[bool, option("List the cells without training.", "--dry-run")]
 
 
 def compare(
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="EXPERIMENT.toml", help="An experiment file, with or without [compare]."
-        ),
+        Path, argument("An experiment file, with or without [compare].", "EXPERIMENT.toml")
     ],
     codec: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SPEC", help="A codec; --level determines the number at a ?. Repeat."),
+        list[str] | None, option("A codec; --level determines the number at a ?. Repeat.", "SPEC")
     ] = None,
     seeds: Annotated[
-        str | None,
-        typer.Option(metavar="0,1,2", help="Seeds, with one training of each codec for each."),
+        str | None, option("Seeds, with one training of each codec for each.", "0,1,2")
     ] = None,
     level: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="PERCENT", help="Share of dense float32 that a frame may take. Repeat."
-        ),
+        option("Share of dense float32 that a frame may take. Repeat.", "PERCENT"),
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -73,9 +75,7 @@ def compare(
     ray: Ray = None,
     only: Annotated[
         str | None,
-        typer.Option(
-            metavar="WORDS", help="Train only cells whose line in --dry-run contains these words."
-        ),
+        option("Train only cells whose line in --dry-run contains these words.", "WORDS"),
     ] = None,
     dry_run: DryRun = False,
     download: Download = False,
@@ -93,25 +93,19 @@ def compare(
 
 def value(
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="EXPERIMENT.toml", help="An experiment file, with or without [value]."
-        ),
+        Path, argument("An experiment file, with or without [value].", "EXPERIMENT.toml")
     ],
     codec: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SPEC", help="A codec whose cost is measured. Repeat."),
+        list[str] | None, option("A codec whose cost is measured. Repeat.", "SPEC")
     ] = None,
     defense: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SPEC", help="A defense whose cost is measured. Repeat."),
+        list[str] | None, option("A defense whose cost is measured. Repeat.", "SPEC")
     ] = None,
     seeds: Annotated[
-        str | None,
-        typer.Option(metavar="0,1,2", help="Seeds, with one training of each kind for each."),
+        str | None, option("Seeds, with one training of each kind for each.", "0,1,2")
     ] = None,
     measure: Annotated[
-        str | None, typer.Option(help="Metric; by default auc, or rmse for a regression.")
+        str | None, option("Metric; by default auc, or rmse for a regression.")
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -139,40 +133,33 @@ def value(
 def grid(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="EXPERIMENT.toml|quick|RUN",
-            help="An experiment file, with or without [grid]; quick is a small one on digits; "
-            "with --add-attack, the folder of a grid.",
+        argument(
+            "An experiment file, with or without [grid]; quick is a small one on digits; with "
+            "--add-attack, the folder of a grid.",
+            "EXPERIMENT.toml|quick|RUN",
         ),
     ],
     add_attack: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.py",
-            help="Score an attack from your own file on every victim that RUN stored; --attack "
-            "gives its options.",
+        option(
+            "Score an attack from your own file on every victim that RUN stored; --attack gives "
+            "its options.",
+            "FILE.py",
         ),
     ] = None,
-    defense: Annotated[
-        list[str] | None, typer.Option(metavar="SPEC", help="A defense, besides none. Repeat.")
-    ] = None,
-    codec: Annotated[
-        list[str] | None, typer.Option(metavar="SPEC", help="A codec as a defense. Repeat.")
-    ] = None,
+    defense: Annotated[list[str] | None, option("A defense, besides none. Repeat.", "SPEC")] = None,
+    codec: Annotated[list[str] | None, option("A codec as a defense. Repeat.", "SPEC")] = None,
     attack: Attacks = None,
     adversary: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SPEC", help="An adversary that tampers during a victim's training. Repeat."
-        ),
+        option("An adversary that tampers during a victim's training. Repeat.", "SPEC"),
     ] = None,
     leaks: Annotated[
-        str | None, typer.Option(metavar="1,5,10", help="Numbers of leaked labels of each class.")
+        str | None, option("Numbers of leaked labels of each class.", "1,5,10")
     ] = None,
-    draws: Annotated[int | None, typer.Option(help="Draws of leaked rows for each victim.")] = None,
+    draws: Annotated[int | None, option("Draws of leaked rows for each victim.")] = None,
     seeds: Annotated[
-        str | None,
-        typer.Option(metavar="0,1,2", help="Seeds, with one victim of each defense for each."),
+        str | None, option("Seeds, with one victim of each defense for each.", "0,1,2")
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -212,12 +199,10 @@ def grid(
 def attack(
     run: Run,
     attacks: Attacks = None,
-    leaks: Annotated[
-        str, typer.Option(metavar="1,5,10", help="Numbers of leaked labels of each class.")
-    ] = "1,5,10",
-    draws: Annotated[int, typer.Option(min=1, help="Draws of leaked rows.")] = 3,
+    leaks: Annotated[str, option("Numbers of leaked labels of each class.", "1,5,10")] = "1,5,10",
+    draws: Annotated[int, option("Draws of leaked rows.", min=1)] = 3,
     party: Annotated[
-        str | None, typer.Option(help="The feature party that attacks; by default the first.")
+        str | None, option("The feature party that attacks; by default the first.")
     ] = None,
     settings: Set = None,
     json: Json = False,
@@ -262,11 +247,9 @@ def attack(
 
 
 def submit(
-    path: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a comparison or a grid.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder of the submission.")],
-    author: Annotated[str, typer.Option(metavar="NAME", help="Who submits.")],
+    path: Annotated[Path, argument("The folder of a comparison or a grid.", "RUN")],
+    out: Annotated[Path, option("New folder of the submission.", "FOLDER")],
+    author: Annotated[str, option("Who submits.", "NAME")],
     json: Json = False,
 ) -> None:
     """Write results as a folder that others can repeat in part with `vfl verify`.
@@ -284,16 +267,13 @@ def submit(
 
 
 def verify(
-    path: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A submission, from `vfl submit`.")
-    ],
+    path: Annotated[Path, argument("A submission, from `vfl submit`.", "FOLDER")],
     share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the trainings, at least one.")
+        float, option("Share of the trainings, at least one.", min=0.0, max=1.0)
     ] = 0.1,
-    draw: Annotated[int, typer.Option(help="Seed of the random choice.")] = 0,
+    draw: Annotated[int, option("Seed of the random choice.")] = 0,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Repeated trainings; by default runs/verify-NAME."),
+        Path | None, option("Repeated trainings; by default runs/verify-NAME.", "FOLDER")
     ] = None,
     jobs: Jobs = 1,
     device: Device = "cpu",
@@ -322,28 +302,24 @@ def verify(
 def compress(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="CUT.npy|CUT.npz|TRACE",
-            help="A saved cut of axes (rows, width), or RUN/parties/PARTY with a trace.",
+        argument(
+            "A saved cut of axes (rows, width), or RUN/parties/PARTY with a trace.",
+            "CUT.npy|CUT.npz|TRACE",
         ),
     ],
     codec: Annotated[
-        list[str] | None,
-        typer.Option("--codec", help="A codec such as topk:k=3,values=8; may be repeated."),
+        list[str] | None, option("A codec such as topk:k=3,values=8; may be repeated.", "--codec")
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Rows of a frame; by default 256, or those of the traced training."
-        ),
+        option("Rows of a frame; by default 256, or those of the traced training.", min=1),
     ] = None,
     inference: Annotated[
-        bool,
-        typer.Option("--inference", help="Frames of predictions, with one scale for each row."),
+        bool, option("Frames of predictions, with one scale for each row.", "--inference")
     ] = False,
-    array: Annotated[str | None, typer.Option(help="Name of the array in a .npz file.")] = None,
+    array: Annotated[str | None, option("Name of the array in a .npz file.")] = None,
     party: Annotated[
-        str | None, typer.Option(help="Feature party of the cuts in a label party's trace.")
+        str | None, option("Feature party of the cuts in a label party's trace.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -374,10 +350,10 @@ def compress(
 
 
 def worker(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a grid.")],
+    folder: Annotated[Path, argument("The folder of a grid.", "FOLDER")],
     device: Device = "cpu",
     outside: Annotated[
-        bool, typer.Option("--outside", help="Only attacks from outside, on stored victims.")
+        bool, option("Only attacks from outside, on stored victims.", "--outside")
     ] = False,
 ) -> None:
     """Compute the cells whose names come on standard input; `--jobs` starts it."""

@@ -20,10 +20,12 @@ from vfl.cli.output import (
     Run,
     Set,
     Write,
+    argument,
     emit,
     figure,
     machine,
     newest_run,
+    option,
     print_lines,
     progress_line,
     quick_imports,
@@ -46,10 +48,10 @@ if TYPE_CHECKING:
 _OF_A_FILE, _OF_A_PROJECT = ("runs", "download", "device", "threads"), ("engine",)
 Explain = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="PARTY",
-        help="Let this party learn the contribution of each of its own columns to the answers "
-        "of boosted trees. Repeat.",
+    option(
+        "Let this party learn the contribution of each of its own columns to the answers of "
+        "boosted trees. Repeat.",
+        "PARTY",
     ),
 ]
 
@@ -58,41 +60,37 @@ def train(
     context: typer.Context,
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="EXPERIMENT.toml|PROJECT",
-            help="An experiment file, or a project for a training on Flower.",
+        argument(
+            "An experiment file, or a project for a training on Flower.",
+            "EXPERIMENT.toml|PROJECT",
         ),
     ],
     settings: Set = None,
-    runs: Annotated[
-        Path, typer.Option(help="Parent folder of run folders (in one process).")
-    ] = Path("runs"),
-    resume: Annotated[
-        Path | None, typer.Option(help="The folder of an interrupted run to continue.")
-    ] = None,
+    runs: Annotated[Path, option("Parent folder of run folders (in one process).")] = Path("runs"),
+    resume: Annotated[Path | None, option("The folder of an interrupted run to continue.")] = None,
     start: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Start from every party's weights in this run, whose folder has to be beside the new "
+            "one.",
+            "RUN",
             "--from",
-            metavar="RUN",
-            help="Start from every party's weights in this run, whose folder has to be beside "
-            "the new one.",
         ),
     ] = None,
     download: Download = False,
     device: Device = "cpu",
     threads: Annotated[
         int,
-        typer.Option(
+        option(
+            "Threads of torch in this process; with 1, weights are the same bit for bit on every "
+            "machine. A party file names its own.",
             min=1,
             max=1024,
-            help="Threads of torch in this process; with 1, weights are the same bit for bit on "
-            "every machine. A party file names its own.",
         ),
     ] = 1,
     engine: Annotated[
         Literal["deployment", "simulation"],
-        typer.Option(help="For a project: its SuperNodes, or Flower's simulation of all of them."),
+        option("For a project: its SuperNodes, or Flower's simulation of all of them."),
     ] = "deployment",
     write: Write = None,
     json: Json = False,
@@ -111,14 +109,14 @@ def train(
     if start is not None:
         settings = [*(settings or []), _beginning(path, start, runs)]
     project = path.is_dir()
-    for option in _OF_A_FILE if project else _OF_A_PROJECT:
-        source = context.get_parameter_source(option)
+    for name in _OF_A_FILE if project else _OF_A_PROJECT:
+        source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
                 "each party's own file has this setting"
                 if project
                 else "only a project has an engine",
-                param_hint=f"--{option}",
+                param_hint=f"--{name}",
             )
     if write:
         from vfl.training.writers import WRITERS
@@ -208,7 +206,7 @@ def evaluate(
     run: Run,
     beside: Annotated[
         list[Path] | None,
-        typer.Option(help="Another run; all are scored on rows that none of them was trained on."),
+        option("Another run; all are scored on rows that none of them was trained on."),
     ] = None,
     explain: Explain = None,
     device: Device = "cpu",
@@ -233,32 +231,25 @@ def evaluate(
 def predict(
     run: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN|PROJECT|ADDRESS",
-            help="The folder that vfl train printed, a project for its last run, or with --ids the "
+        argument(
+            "The folder that vfl train printed, a project for its last run, or with --ids the "
             "address of a service, such as https://HOST:PORT.",
+            "RUN|PROJECT|ADDRESS",
         ),
     ],
     ids: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Query the service of RUN, or at ADDRESS, for the rows of this table only.",
-        ),
+        option("Query the service of RUN, or at ADDRESS, for the rows of this table only.", "FILE"),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --ids: the CSV file for the answers.")
-    ] = None,
+    out: Annotated[Path | None, option("With --ids: the CSV file for the answers.", "FILE")] = None,
     id_column: Annotated[
-        str, typer.Option("--id", metavar="COLUMN", help="With --ids: the id column of that table.")
+        str, option("With --ids: the id column of that table.", "COLUMN", "--id")
     ] = "id",
     token: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --ids: the token; by default RUN/serve.token."),
+        Path | None, option("With --ids: the token; by default RUN/serve.token.", "FILE")
     ] = None,
     ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --ids: authority of the service's certificate."),
+        Path | None, option("With --ids: authority of the service's certificate.", "FILE")
     ] = None,
     explain: Explain = None,
     device: Device = "cpu",
@@ -406,23 +397,14 @@ def _unfamiliar(run: Path) -> dict[str, Any]:
 
 def export(
     run: Run,
-    party: Annotated[
-        str, typer.Option(help="Party whose half to export; its files must be on this host.")
-    ],
+    party: Annotated[str, option("Party whose half to export; its files must be on this host.")],
     to: Annotated[
-        str,
-        typer.Option(
-            metavar="FORM",
-            help="onnx, torch (a torch.export program), or another form of the model.",
-        ),
+        str, option("onnx, torch (a torch.export program), or another form of the model.", "FORM")
     ] = "onnx",
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Output folder; by default beside the weights."),
+        Path | None, option("Output folder; by default beside the weights.", "FOLDER")
     ] = None,
-    bottom: Annotated[
-        str | None, typer.Option(help="The bottom, if the party's own file named it.")
-    ] = None,
+    bottom: Annotated[str | None, option("The bottom, if the party's own file named it.")] = None,
     json: Json = False,
 ) -> None:
     """Write one party's half as a file that runs without vfl, with its card and its encoder.
@@ -444,19 +426,14 @@ def export(
 
 
 def report(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run, a comparison or a grid.")
-    ],
-    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    run: Annotated[Path, argument("The folder of a run, a comparison or a grid.", "RUN")],
+    show: Annotated[bool, option("Open it in the browser.", "--open")] = False,
     alone: Annotated[
-        bool,
-        typer.Option("--alone", help="First train each party alone, to show the gain over it."),
+        bool, option("First train each party alone, to show the gain over it.", "--alone")
     ] = False,
     cost: Annotated[
         float | None,
-        typer.Option(
-            help="Cost of one missed positive, in false alarms: it determines a threshold."
-        ),
+        option("Cost of one missed positive, in false alarms: it determines a threshold."),
     ] = None,
     write: Write = None,
 ) -> None:

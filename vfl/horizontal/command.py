@@ -6,10 +6,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Json, Set, emit, say
+from vfl.cli.output import Json, Set, argument, emit, option, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,23 +16,18 @@ if TYPE_CHECKING:
 
 
 def horizontal(
-    path: Annotated[
-        Path, typer.Argument(metavar="FILE.toml", help="A file with [horizontal], sweeps or not.")
-    ],
+    path: Annotated[Path, argument("A file with [horizontal], sweeps or not.", "FILE.toml")],
     settings: Set = None,
     project: Annotated[
-        Path | None,
-        typer.Option(help="Train with the parties of a project, on their own tables, by Flower."),
+        Path | None, option("Train with the parties of a project, on their own tables, by Flower.")
     ] = None,
     engine: Annotated[
         Literal["process", "ray"],
-        typer.Option(help="Who plays the clients: this process, or Flower's simulation on Ray."),
+        option("Who plays the clients: this process, or Flower's simulation on Ray."),
     ] = "process",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where; otherwise runs/NAME.")
-    ] = None,
+    out: Annotated[Path | None, option("Where; otherwise runs/NAME.", "FOLDER")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the trainings and what they promise.")
+        bool, option("List the trainings and what they promise.", "--dry-run")
     ] = False,
     json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.cli.output import Json, duration, emit, progress_line, say
+from vfl.cli.output import Json, argument, duration, emit, option, progress_line, say
 from vfl.core.errors import ConfigError, VFLError
 from vfl.core.traffic import size
 
@@ -30,57 +30,44 @@ llm = typer.Typer(
     no_args_is_help=True,
 )
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="A party's folder, or the llm.toml in it.")
-]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)]
+Folder = Annotated[Path, argument("A party's folder, or the llm.toml in it.", "FOLDER")]
+MaxTokens = Annotated[int, option("Most tokens of an answer.", min=1)]
 ModelFolder = Annotated[
-    Path | None,
-    typer.Option("--model", help="Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT."),
+    Path | None, option("Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT.", "--model")
 ]
 IntegerBits = Annotated[
     int | None,
-    typer.Option(
-        help="Bits before the point of values between layers; measured on the model without.",
+    option(
+        "Bits before the point of values between layers; measured on the model without.",
         min=4,
         max=15,
     ),
 ]
 InnerBits = Annotated[
-    int | None,
-    typer.Option(help="Likewise of values inside a layer, and of tokens' scores.", min=4, max=15),
+    int | None, option("Likewise of values inside a layer, and of tokens' scores.", min=4, max=15)
 ]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", help="Text that ends the answer. Repeat.")
-]
+Stop = Annotated[list[str] | None, option("Text that ends the answer. Repeat.", "--stop")]
 
 
 @llm.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="PROJECT", help="A new folder.")],
+    folder: Annotated[Path, argument("A new folder.", "PROJECT")],
     model: Annotated[
-        Path,
-        typer.Option("--model", help="Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT."),
+        Path, option("Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT.", "--model")
     ],
-    owner: Annotated[
-        str, typer.Option(help="Host and port of the model owner.")
-    ] = "127.0.0.1:9300",
-    dealer: Annotated[str, typer.Option(help="Host and port of the dealer.")] = "127.0.0.1:9301",
-    max_questions: Annotated[
-        int, typer.Option(help="Answered with one set of weights, ever.")
-    ] = 1000,
-    questions_per_hour: Annotated[int, typer.Option(help="Answered within an hour.")] = 100,
-    max_tokens: Annotated[int, typer.Option(help="Of a question and its answer together.")] = 256,
-    mode: Annotated[
-        str, typer.Option(help="fast, or thesis for the protocols as printed.")
-    ] = "fast",
+    owner: Annotated[str, option("Host and port of the model owner.")] = "127.0.0.1:9300",
+    dealer: Annotated[str, option("Host and port of the dealer.")] = "127.0.0.1:9301",
+    max_questions: Annotated[int, option("Answered with one set of weights, ever.")] = 1000,
+    questions_per_hour: Annotated[int, option("Answered within an hour.")] = 100,
+    max_tokens: Annotated[int, option("Of a question and its answer together.")] = 256,
+    mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
     dealer_counts: Annotated[
         bool,
-        typer.Option(
+        option(
+            "The dealer stands by at every question, and counts its material as used.",
             "--dealer-counts/--no-dealer-counts",
-            help="The dealer stands by at every question, and counts its material as used.",
         ),
     ] = True,
 ) -> None:
@@ -124,12 +111,10 @@ def serve(folder: Folder) -> None:
 @llm.command()
 def deal(
     folder: Folder,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the question.", min=1)] = 16,
+    prompt_tokens: Annotated[int, option("Tokens of the question.", min=1)] = 16,
     max_tokens: MaxTokens = 16,
-    questions: Annotated[int, typer.Option(help="How many to deal for.", min=1)] = 1,
-    texts: Annotated[
-        int, typer.Option(help="Questions that are asked side by side each time.", min=1)
-    ] = 1,
+    questions: Annotated[int, option("How many to deal for.", min=1)] = 1,
+    texts: Annotated[int, option("Questions that are asked side by side each time.", min=1)] = 1,
 ) -> None:
     """Deal as the dealer until interrupted; as the user, have material dealt ahead.
 
@@ -162,27 +147,25 @@ def ask(
     folder: Folder,
     questions: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[QUESTION...]",
-            help="The text; or several. A shell keeps them: - reads one from the standard input.",
+        argument(
+            "The text; or several. A shell keeps them: - reads one from the standard input.",
+            "[QUESTION...]",
         ),
     ] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="File with a question's text. Repeat."),
+        option("File with a question's text. Repeat.", exists=True, dir_okay=False),
     ] = None,
     max_tokens: MaxTokens = 16,
     stop: Stop = None,
     temperature: Annotated[
-        float, typer.Option(help="Draw tokens, the best more often below 1; 0 takes the best.")
+        float, option("Draw tokens, the best more often below 1; 0 takes the best.")
     ] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw among so many best; 0 is all.")] = 0,
+    top_k: Annotated[int, option("Draw among so many best; 0 is all.")] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Draw among the fewest best of this probability together.")
+        float, option("Draw among the fewest best of this probability together.")
     ] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the draws; a fresh one unless it is given.")
-    ] = None,
+    seed: Annotated[int | None, option("Of the draws; a fresh one unless it is given.")] = None,
     json: Json = False,
 ) -> None:
     """Ask as the user; the answer appears token by token, of a classifier the classes.
@@ -230,18 +213,15 @@ def restored(folder: Folder) -> None:
 @llm.command()
 def demo(
     question: Annotated[
-        str, typer.Argument(metavar="QUESTION", help="The text.")
+        str, argument("The text.", "QUESTION")
     ] = "the best thing about this film is",
     model: ModelFolder = None,
     max_tokens: MaxTokens = 24,
     stop: Stop = None,
     folder: Annotated[
-        Path | None,
-        typer.Option("--folder", help="Where to put the project; a new one under runs/ without."),
+        Path | None, option("Where to put the project; a new one under runs/ without.", "--folder")
     ] = None,
-    mode: Annotated[
-        str, typer.Option(help="fast, or thesis for the protocols as printed.")
-    ] = "fast",
+    mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
     json: Json = False,

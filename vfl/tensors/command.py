@@ -8,41 +8,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.output import say
+from vfl.cli.output import argument, option, say
 
 if TYPE_CHECKING:
     from vfl.tensors import Worker
 
 
 def worker(
-    ticket: Annotated[
-        Path, typer.Argument(metavar="TICKET", help="File that Pool.write_tickets made.")
-    ],
+    ticket: Annotated[Path, argument("File that Pool.write_tickets made.", "TICKET")],
     load: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="Numbers that are found by a name: .npy or .csv."),
+        list[str] | None, option("Numbers that are found by a name: .npy or .csv.", "NAME=FILE")
     ] = None,
     epsilon: Annotated[
-        float, typer.Option(help="Privacy that training with noise may spend of each; 0 is none.")
+        float, option("Privacy that training with noise may spend of each; 0 is none.")
     ] = 0.0,
-    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    delta: Annotated[float, option("Its delta.")] = 1e-5,
     key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A key that stays; made if the file is not there."),
+        Path | None, option("A key that stays; made if the file is not there.", "FILE")
     ] = None,
     store: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Where what is spent of --epsilon outlives a worker."),
+        Path | None, option("Where what is spent of --epsilon outlives a worker.", "FOLDER")
     ] = None,
     restored: Annotated[
         bool,
-        typer.Option(
-            "--restored", help="The store was put back from a copy: it grants nothing any more."
-        ),
+        option("The store was put back from a copy: it grants nothing any more.", "--restored"),
     ] = False,
     peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=FINGERPRINT", help="Take no other key for this worker."),
+        list[str] | None, option("Take no other key for this worker.", "NAME=FINGERPRINT")
     ] = None,
 ) -> None:
     """Run a worker of vfl.tensors: hold tensors, and keep the tables of `--load` secret.

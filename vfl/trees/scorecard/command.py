@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.cli.output import Download, Json, Set, emit, progress_line, say, say_epoch
+from vfl.cli.output import (
+    Download,
+    Json,
+    Set,
+    argument,
+    emit,
+    option,
+    progress_line,
+    say,
+    say_epoch,
+)
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
@@ -15,12 +25,12 @@ if TYPE_CHECKING:
 
 _Where = Annotated[
     Path,
-    typer.Argument(
-        metavar="EXPERIMENT.toml|PROJECT|RUN",
-        help="An experiment file or a project, which trains a card; or a run that has one.",
+    argument(
+        "An experiment file or a project, which trains a card; or a run that has one.",
+        "EXPERIMENT.toml|PROJECT|RUN",
     ),
 ]
-_Runs = Annotated[Path, typer.Option(help="Where run folders go (in process).")]
+_Runs = Annotated[Path, option("Where run folders go (in process).")]
 #: Settings of a card, for an experiment with another model.
 _OF_CARDS = ("model=scorecard", "train.epochs=1", "train.patience=0", "train.keep=last")
 
@@ -51,10 +61,10 @@ def scorecard(
     runs: _Runs = Path("runs"),
     reasons: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Also score the rows that vfl predict answers, with so many reasons each.",
             min=0,
             max=4,
-            help="Also score the rows that vfl predict answers, with so many reasons each.",
         ),
     ] = None,
     download: Download = False,
