@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from vfl.cli.federation import hand_over
 from vfl.cli.output import Json, Run, argument, emit, newest_run, option, say
 from vfl.core.errors import UserError
+from vfl.core.processes import looks
 from vfl.core.storage import write_text
 
 _END_S = 30.0
@@ -290,9 +290,7 @@ def _on_the_federation(run: Path) -> None:
     except (KeyboardInterrupt, SystemExit):
         say("ending the service")
         (run / STOP_FILE).touch(mode=0o600)
-        deadline = time.monotonic() + _END_S
-        while time.monotonic() < deadline:
+        for _ in looks(_END_S):
             if any((run / each).exists() for each in ("served.json", "failure.json")):
                 return
-            time.sleep(0.2)
         say("it has not ended yet; it will once no request is waiting")

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
@@ -37,6 +37,20 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def looks(patience_s: float, every_s: float = 0.1) -> Iterator[None]:
+    """Yield at once, and again at intervals until the patience is over; the caller looks each time.
+
+    >>> len(list(looks(0.0)))
+    1
+    """
+    deadline = monotonic() + patience_s
+    while True:
+        yield
+        if monotonic() >= deadline:
+            return
+        sleep(every_s)
 
 
 class Process:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import secrets
 import select
@@ -35,7 +36,7 @@ from typing import Any, Literal
 from vfl.config import read_party_file
 from vfl.core.address import parse_address
 from vfl.core.errors import ConfigError, ConsentError, LostPeerError, UserError, VFLError
-from vfl.core.processes import DEVNULL, Process
+from vfl.core.processes import DEVNULL, Process, looks
 from vfl.core.storage import (
     close_to_others,
     private_folder,
@@ -101,8 +102,6 @@ QUIET = {
     upstream.POLL: str(POLL_S),
 }
 _AGAIN_S = 1.0
-#: Interval of checks whether a service's starter is alive, or whether a service listens.
-_LOOK_S = 0.1
 _LISTENS_WITHIN_S = 120.0
 #: Time that a ServerApp waits at its end until the SuperLink has its last lines.
 _LAST_LINES_S = 0.5
@@ -528,9 +527,8 @@ def _follow(starter: int) -> None:
             ended.register(os.pidfd_open(starter), select.POLLIN)
             ended.poll()
         else:
-            while True:
+            for _ in looks(math.inf):
                 os.kill(starter, 0)
-                time.sleep(_LOOK_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -588,9 +586,10 @@ def superexec() -> None:
 
 def _wait_for(api: LocalApi) -> None:
     """Wait until a service listens, or has ended."""
-    service, deadline = os.getppid(), time.monotonic() + _LISTENS_WITHIN_S
-    while not api.listens and os.getppid() == service and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+    service = os.getppid()
+    for _ in looks(_LISTENS_WITHIN_S):
+        if api.listens or os.getppid() != service:
+            return
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from vfl.config.toml import check
 from vfl.core.errors import LostPeerError, MissingPartyError, PeerFailedError, ProtocolError
+from vfl.core.processes import looks
 from vfl.core.seeds import Secret
 from vfl.core.text import printable
 from vfl.horizontal.average import Averager
@@ -30,7 +30,6 @@ from vfl.horizontal.simulation import Evaluator, secret_of_client, shared_rows, 
 ACTION = "horizontal"
 _WEIGHTS, _TERMS, _UPDATE, _FIGURES = "weights", "terms", "update", "figures"
 _STORE = "store"
-_LOOK_S = 0.1
 _STATE, _NORM = "horizontal", "horizontal-norm"
 
 
@@ -134,14 +133,11 @@ def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
     Raises:
         MissingPartyError: they do not connect in time.
     """
-    deadline = time.monotonic() + patience_s
-    while len(nodes := sorted(grid.get_node_ids())) < count:
-        if time.monotonic() > deadline:
-            raise MissingPartyError(
-                "not all clients are connected", got=str(len(nodes)), want=str(count)
-            )
-        time.sleep(_LOOK_S)
-    return nodes
+    nodes: list[int] = []
+    for _ in looks(patience_s):
+        if len(nodes := sorted(grid.get_node_ids())) >= count:
+            return nodes
+    raise MissingPartyError("not all clients are connected", got=str(len(nodes)), want=str(count))
 
 
 def arrays_of(layers: Mapping[int, Tensor]) -> ArrayRecord:

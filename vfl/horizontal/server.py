@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -19,6 +18,7 @@ from vfl.core.errors import (
     VFLError,
     redacted_traceback,
 )
+from vfl.core.processes import looks
 from vfl.core.seeds import Secret
 from vfl.core.storage import (
     Seal,
@@ -38,7 +38,6 @@ from vfl.session import unexpected
 from vfl.session.store.party_folder import own_ledger
 
 _ROUND_S = 3600.0
-_LOOK_S = 0.2
 #: File that exists once a training has ended well.
 OUTCOME = "horizontal.json"
 
@@ -117,15 +116,13 @@ def _train(
 
 def _wait_for(grid: Grid, names: Sequence[str], patience_s: float) -> list[int]:
     """Return Flower's ids of the parties' nodes, in the order of their names."""
-    deadline = time.monotonic() + patience_s
-    while True:
+    missing: list[str] = []
+    for _ in looks(patience_s):
         found = nodes_by_name([node for node in grid.get_nodes() if node.name in names])
         missing = [name for name in names if name not in found]
         if not missing:
             return [found[name] for name in names]
-        if time.monotonic() > deadline:
-            raise MissingPartyError(
-                f"no SuperNode of {', '.join(missing)} after {patience_s:g} s",
-                fix="vfl up party.toml there, and vfl doctor party.toml where it does not come",
-            )
-        time.sleep(_LOOK_S)
+    raise MissingPartyError(
+        f"no SuperNode of {', '.join(missing)} after {patience_s:g} s",
+        fix="vfl up party.toml there, and vfl doctor party.toml where it does not come",
+    )

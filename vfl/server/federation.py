@@ -29,6 +29,7 @@ from vfl.core.errors import (
     read_record,
 )
 from vfl.core.frame import Observer
+from vfl.core.processes import looks
 from vfl.datasets import PartyData
 from vfl.datasets.alignment.positions import Alignment
 from vfl.session import (
@@ -271,11 +272,11 @@ class Federation:
 
         Every party has already reported its end on the stream; a reply adds nothing.
         """
-        deadline = time.monotonic() + timeout_s
-        while self._pending and time.monotonic() < deadline:
+        for _ in looks(timeout_s, _POLL_S):
+            if not self._pending:
+                return
             for reply in self.grid.pull_messages(list(self._pending)):
                 self._pending.pop(reply.metadata.reply_to_message_id, None)
-            time.sleep(_POLL_S)
 
     def close(self) -> None:
         """End the streams; a second call has no effect."""

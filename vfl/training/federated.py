@@ -22,6 +22,7 @@ from vfl.core.errors import (
     VFLError,
     read_record,
 )
+from vfl.core.processes import looks
 from vfl.core.products import modes
 from vfl.core.storage import locked, read_json, write_text
 from vfl.core.text import printable, printable_lines
@@ -238,11 +239,9 @@ def _record(line: str, run: Path) -> Any:
 
 def _wait_for_flower(folder: LabelFolder, run_id: int) -> None:
     """Let the run's own process end before anybody stops the SuperLink under it."""
-    deadline = time.monotonic() + _END_S
-    while time.monotonic() < deadline:
+    for _ in looks(_END_S, _TICK_S):
         if deployment.run_state(folder, run_id).startswith("finished"):
             return
-        time.sleep(_TICK_S)
 
 
 def _check_alive(folder: LabelFolder, run_id: int, outcomes: Sequence[Path]) -> None:

@@ -9,7 +9,6 @@ the run that answers to `serving.json`, in the folder of the run that it began w
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 from vfl.config import read_party_file
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, UserError, VFLError, read_record
+from vfl.core.processes import looks
 from vfl.core.storage import (
     Seal,
     locked,
@@ -35,7 +35,6 @@ from vfl.federation.project import LabelFolder
 #: Files of a service, in the folder of the run with which it began.
 STATE_FILE, NEXT_FILE, STOP_FILE = "serving.json", "serving.next", "serving.stop"
 _PROMOTED_FILE, _KIND = "promoted.json", "promoted runs"
-_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +182,8 @@ def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
 
 def _ask(service: RunningService, run: Path, wait_s: float) -> None:
     """Have one service go on with a run, and wait until it has or says why not."""
-    deadline = time.monotonic() + wait_s
     write_text(service.began / NEXT_FILE, f"{run}\n")
-    while time.monotonic() < deadline:
+    for _ in looks(wait_s):
         now = running_service(service.began)
         if now is None or now.run == run.name:
             return  # a service that has ended sends no answers
@@ -198,7 +196,6 @@ def _ask(service: RunningService, run: Path, wait_s: float) -> None:
                 got=f"{told['code']}: {told['what']}",
                 fix=told.get("fix"),
             )
-        time.sleep(_LOOK_S)
     raise LostPeerError(
         f"the service at {service.address} has not said within {wait_s:g} s whether it goes on "
         "with this run",

@@ -34,7 +34,7 @@ from vfl.core.errors import (
     redacted_traceback,
 )
 from vfl.core.frame import Frame
-from vfl.core.processes import Worker
+from vfl.core.processes import Worker, looks
 from vfl.core.text import printable_lines
 from vfl.datasets import PartyData
 from vfl.session.handshake import unexpected
@@ -240,12 +240,10 @@ class FurtherRanks:
                 loss = missed
             else:
                 return
-        deadline = time.monotonic() + _MISSED_S
-        while time.monotonic() < deadline:
+        for _ in looks(_MISSED_S, _TICK_S):
             self._ask_parties()
             with suppress(LostPeerError):
                 self.check()
-            time.sleep(_TICK_S)
         if isinstance(loss, PeerFailedError):
             raise LostPeerError(loss.peer_what) from None
         raise loss
@@ -337,10 +335,8 @@ class RankProcesses(FurtherRanks):
                 raise self._cause(rank) from None
 
     def _find_lost(self) -> None:
-        deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline:
+        for _ in looks(_GRACE_S, _TICK_S):
             self.check()
-            time.sleep(_TICK_S)
 
     def _cause(self, rank: int) -> VFLError:
         """Make the error of a rank that has ended; for a lost party, the error of any stream."""
