@@ -27,23 +27,21 @@ with warnings.catch_warnings():  # importing typer uses what newer clicks deprec
 from vfl.config import Experiment, PartyFile
 from vfl.core.errors import codes, page_of, title_of
 from vfl.core.frame import Kind
+from vfl.core.products import products
+from vfl.core.registry import named
 from vfl.experiments.scenarios import SCENARIOS, options_of, trace_for
-from vfl.horizontal.settings import HorizontalSettings
-from vfl.llm.file import LlmFile
 from vfl.models.optimizers import TorchRegistry
 from vfl.session.handshake import Introduction, PartyReport, SessionMessage
 from vfl.session.ranges import default_ranges, limiting_settings
 from vfl.session.terms import Terms
 
-#: Files of settings: the title of each, its model, and what it is.
-FILES: Mapping[str, tuple[type[BaseModel], str]] = {
+#: Files of settings of the kernel: the title of each, its model, and what it is.
+FILES: dict[str, tuple[type[BaseModel], str]] = {
     "EXPERIMENT.toml": (
         Experiment,
         "What all parties agree on; `vfl check` and `vfl train` read it.",
     ),
     "party.toml": (PartyFile, "What belongs to one party, and what it consents to."),
-    "horizontal.toml": (HorizontalSettings, "Clients that hold rows: `vfl horizontal`."),
-    "llm.toml": (LlmFile, "A party of a language model that is asked privately: `vfl llm`."),
 }
 RANGES = (
     "What a party accepts of the numbers of a session, and of a horizontal training; "
@@ -143,7 +141,12 @@ def pages() -> dict[str, str]:
 def settings_page() -> str:
     """Every setting of every file with its type, default and meaning."""
     lines = ["# Settings", "", "A default that reads `-` means that the setting must be given.", ""]
-    for name, (model, what) in FILES.items():
+    of_products = {
+        name: (named(path), what)
+        for product in products().values()
+        for name, (path, what) in product.files.items()
+    }
+    for name, (model, what) in (FILES | of_products).items():
         lines += [f"## {name}", "", what, ""]
         for path, table in tables_of(model):
             if path:

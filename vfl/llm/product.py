@@ -14,6 +14,12 @@ PRODUCT = Product(
             "encoder": "vfl.llm.private_decoder:PrivateEncoder",
         }
     },
+    files={
+        LLM_FILE: (
+            "vfl.llm.file:LlmFile",
+            "A party of a language model that is asked privately: `vfl llm`.",
+        )
+    },
     ledgers=("vfl.llm.ledger:questions_of",),
     listeners={LLM_FILE: "vfl llm serve or deal"},
 )
