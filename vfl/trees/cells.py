@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vfl.config import PartyFile, PartySettings, TrainSettings
@@ -50,6 +51,8 @@ from vfl.trees.grow import Layout
 #: Largest payload of any message of these sessions.
 CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
+#: Prefix of the label party's own bins among its weights.
+OWN = "own."
 #: Most bytes of one party's bins that the label party accepts; each party announces its columns.
 MOST_BYTES = 1 << 32
 #: Settings of [train] and of each party that have no meaning for models of cells.
@@ -270,6 +273,11 @@ class CellsEnd(WholeNetwork):
             self._own = fit_bins(train, self._categories, self._mode.max_bin)
 
     @property
+    def _binning(self) -> Binning:
+        assert self._own is not None, "a party with columns, whose attempt has begun"
+        return self._own
+
+    @property
     def _categories(self) -> tuple[int, ...]:
         inputs = self._rows.inputs
         assert inputs is not None, "asked of a party with columns"
@@ -296,8 +304,7 @@ class CellsEnd(WholeNetwork):
         return taken(self._rows.inputs.flatten(1).numpy(), positions)
 
     def _bins(self, positions: np.ndarray) -> np.ndarray:
-        assert self._own is not None, "an attempt has begun"
-        return self._own.bins(self._cells(positions))
+        return self._binning.bins(self._cells(positions))
 
     def _known_rows(self) -> np.ndarray:
         """Return the rows whose bins the label party receives: training, then validation rows."""
@@ -353,16 +360,14 @@ class FeatureCellsEnd(CellsEnd):
 
     def _shown_bins(self) -> np.ndarray:
         """Return bins of the known rows as other parties may see them."""
-        assert self._own is not None, "an attempt has begun"
         bins, epsilon = self._bins(self._known_rows()), self._mode.epsilon
         if epsilon is None:
             return bins
-        return randomised(bins, self._own.layout, epsilon, self._rows.secret)
+        return randomised(bins, self._binning.layout, epsilon, self._rows.secret)
 
     def _about(self) -> bytes:
         """Describe the columns for the label party, without names or edges."""
-        assert self._own is not None, "an attempt has begun"
-        layout = self._own.layout
+        layout = self._binning.layout
         about = {
             "bins": layout.bins,
             "categorical": layout.categorical,
@@ -392,6 +397,24 @@ class LabelCellsEnd(CellsEnd):
     ) -> None:
         super().__init__(mode, terms.label_party, terms, rows)
         self.ends = {name: ServedEnd(link) for name, link in links.items()}
+        #: Number of columns of each party, the own ones first.
+        self._counts: dict[str, int] = {}
+
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        if state is not None:
+            weights = self._restored(state)
+        has_columns = self._rows.inputs is not None
+        self._bin_columns(None if weights is None or not has_columns else within(OWN, weights))
+        if weights is not None:
+            self.load_weights(weights)
+        if self._trains:
+            self._start(resumes=state is not None)
+
+    def _start(self, *, resumes: bool) -> None:
+        """Start a training on the bins of all parties."""
+        raise NotImplementedError
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         for end in self.ends.values():
@@ -404,6 +427,27 @@ class LabelCellsEnd(CellsEnd):
     def contributions(self, row: int) -> Mapping[str, Tensor]:
         """See `AskingNetwork.contributions`; empty unless a model overrides it."""
         return {}
+
+    def _ask_all(self, step: int) -> None:
+        """Ask every feature party for its answers about the rows of a step."""
+        for name in self._terms.feature_parties:
+            self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
+
+    def _own_bins(self, exchange: Exchange, inputs: Tensor | None) -> np.ndarray:
+        """Return bins of the own columns for the rows of a query, or for given cells."""
+        if inputs is not None:
+            return self._binning.bins(inputs.flatten(1).numpy())
+        return self._bins(self._asked_for(exchange))
+
+    def _first_of(self, name: str) -> int:
+        """Return the number of a party's first column."""
+        names = list(self._counts)
+        return sum(self._counts[one] for one in names[: names.index(name)])
+
+    def _load_counts(self, counts: Tensor) -> None:
+        own = [self.party] if self.party in self._terms.parties else []
+        names = [*own, *self._terms.feature_parties]
+        self._counts = dict(zip(names, counts.tolist(), strict=True))
 
     def _pull(self, name: str, step: int) -> memoryview:
         """Request a party's next message of a step."""
@@ -438,6 +482,18 @@ class LabelCellsEnd(CellsEnd):
                 "a layout that no columns can have", where=where, want="bins of each column"
             )
         return layout, signs
+
+    def _all_bins(self) -> tuple[dict[str, tuple[np.ndarray, Layout]], list[int]]:
+        """Return each party's bins and their layout, the own ones first, and all signs."""
+        parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
+        if self._own is not None:
+            parts[self.party] = self._bins(self._known_rows()), self._own.layout
+            signs += self._mode.signs(self._rows.columns, len(self._own.layout.bins))
+        for name in self._terms.feature_parties:
+            parts[name], own = self._received(name)
+            signs += own
+        self._counts = {name: len(layout.bins) for name, (_, layout) in parts.items()}
+        return parts, signs
 
     def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
         """Receive a feature party's bins with their layout, and its columns' signs."""
@@ -493,6 +549,18 @@ def rows_of(counts: Sequence[int]) -> Rows:
     """
     kind = np.int32 if max(counts) < 1 << 31 else np.int64
     return Rows(*(np.arange(count, dtype=kind) for count in counts))
+
+
+def counted_state(own: Binning | None, counts: Sequence[int]) -> dict[str, Tensor]:
+    """Return the label party's own bins and every party's number of columns, as tensors.
+
+    Args:
+        own: bins of its own columns, if it has any.
+        counts: number of columns of each party, the own ones first.
+    """
+    bins = {} if own is None else own.state_dict()
+    found = {f"{OWN}{name}": value for name, value in bins.items()}
+    return found | {"column_counts": torch.tensor(counts, dtype=torch.int64)}
 
 
 def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

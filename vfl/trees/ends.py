@@ -45,7 +45,7 @@ from vfl.trees.boosting import (
     splits_of_state,
     splits_state,
 )
-from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, taken, within
+from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, counted_state, taken
 from vfl.trees.explanation import Leaves, importance, mean_absolute
 from vfl.trees.grow import Layout, Split
 from vfl.trees.histograms import Local, Sides
@@ -58,7 +58,6 @@ MOST_SPLITS = CHUNK_BYTES // QUERY_ROWS * 8
 _LABEL_PARTY = "the label party"
 #: Entries of a histogram of all columns, of 16 bytes each: 64 MiB a node.
 _MOST_PLACES = 1 << 22
-_OWN = "own."
 #: Most test rows that importance is measured on.
 _EXPLAINED_ROWS = 256
 
@@ -82,8 +81,7 @@ class FeatureEnd(FeatureCellsEnd):
 
     def _take(self, raw: bytes) -> None:
         """Keep the splits of a round on the party's columns."""
-        assert self._own is not None, "an attempt has begun"
-        taken = read_splits(raw, self._own.layout)
+        taken = read_splits(raw, self._binning.layout)
         if len(self._splits) + len(taken) > MOST_SPLITS:
             raise _too_many_splits(self.party)
         self._splits, self._sides = self._splits + taken, None
@@ -91,9 +89,8 @@ class FeatureEnd(FeatureCellsEnd):
 
     def answer_rows(self, exchange: Exchange) -> None:
         """Send on which side of each of the party's splits some rows lie."""
-        assert self._own is not None, "an attempt has begun"
         if self._sides is None:
-            self._sides = Sides(self._splits, self._own.layout)
+            self._sides = Sides(self._splits, self._binning.layout)
         answers = np.packbits(self._sides.of(self._bins(self._asked_for(exchange))), axis=1)
         self.link.send(Frame(Kind.PROTOCOL, exchange.step, answers.tobytes()))
 
@@ -104,9 +101,8 @@ class FeatureEnd(FeatureCellsEnd):
 
     def _told(self, exchange: Exchange) -> np.ndarray:
         """Receive the label party's explanation of the columns in an exchange."""
-        assert self._own is not None, "an attempt has begun"
         rows = len(exchange.rows) if self._terms.mode == "predict" else 1
-        columns = len(self._own.layout.bins)
+        columns = len(self._binning.layout.bins)
         frame = expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
         raw = bytes(frame.payload)
         fits = bool(raw) and len(raw) % (4 * rows * columns) == 0
@@ -159,8 +155,6 @@ class LabelEnd(LabelCellsEnd):
         self._objective = mode.objective_of(rows.classes)
         self._forest = Forest(np.zeros(self._objective.outputs))
         self._booster: Booster | None = None
-        #: Number of columns of each party, in the order of the columns, the own ones first.
-        self._counts: dict[str, int] = {}
         #: Number of splits that the forest has on each party's columns.
         self._split_counts = Counter[str]()
         #: Sides of the last answered rows, axes (rows, splits).
@@ -171,17 +165,7 @@ class LabelEnd(LabelCellsEnd):
         #: Answers and labels of the test rows that importance is measured on.
         self._tested = list[tuple[np.ndarray, np.ndarray]]()
 
-    def begin(
-        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
-    ) -> None:
-        if state is not None:
-            weights = self._restored(state)
-        has_columns = self._rows.inputs is not None
-        self._bin_columns(None if weights is None or not has_columns else within(_OWN, weights))
-        if weights is not None:
-            self.load_weights(weights)
-        if not self._trains:
-            return
+    def _start(self, *, resumes: bool) -> None:
         source, signs = self._histograms()
         train, weights_of_rows = self._positions("train"), self._rows.weights
         assert self._rows.labels is not None, "a training has labels"
@@ -195,7 +179,7 @@ class LabelEnd(LabelCellsEnd):
             source, labels if self._rows.classes else labels.astype(np.float64),
             counted, len(self._known_rows()),
         )  # fmt: skip
-        if state is not None:
+        if resumes:
             self._booster.go_on(self._forest)
         self._forest = self._booster.forest
         splits = self._forest.splits
@@ -205,14 +189,7 @@ class LabelEnd(LabelCellsEnd):
 
     def _histograms(self) -> tuple[Source, list[int]]:
         """Return the source of sums, and the signs of all columns' constraints."""
-        parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
-        if self._own is not None:
-            parts[self.party] = self._bins(self._known_rows()), self._own.layout
-            signs += self._mode.signs(self._rows.columns, len(self._own.layout.bins))
-        for name in self._terms.feature_parties:
-            parts[name], own = self._received(name)
-            signs += own
-        self._counts = {name: len(layout.bins) for name, (_, layout) in parts.items()}
+        parts, signs = self._all_bins()
         return Local(*_side_by_side(list(parts.values()))), signs
 
     def train(self, exchange: Exchange) -> Tensor:
@@ -234,8 +211,7 @@ class LabelEnd(LabelCellsEnd):
         if exchange.phase == "validation":
             after = len(self._positions("train"))
             return self._outputs_of(self._boosts.margins, after + exchange.rows)
-        for name in self._terms.feature_parties:
-            self.ends[name].link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
+        self._ask_all(exchange.step)
         outputs = self.answered(exchange, None)
         if self._terms.mode == "evaluate":
             self._keep_some(exchange)
@@ -281,12 +257,8 @@ class LabelEnd(LabelCellsEnd):
         for name, asking in self._askings.items():
             places = asking.places
             if name == self.party:
-                assert self._own is not None, "it has columns"
-                cells = None if inputs is None else inputs.flatten(1).numpy()
-                if cells is None:
-                    cells = self._cells(self._asked_for(exchange))
                 assert asking.sides is not None, "they are here"
-                answers[:, places] = asking.sides.of(self._own.bins(cells))
+                answers[:, places] = asking.sides.of(self._own_bins(exchange, inputs))
             else:
                 # Cells of a row that the party lacks are treated as missing.
                 answers[:, places] = asking.missing_left
@@ -348,16 +320,11 @@ class LabelEnd(LabelCellsEnd):
         return self._leaves
 
     def weights(self) -> dict[str, Tensor]:
-        own = {} if self._own is None else self._own.state_dict()
-        counts = torch.tensor([*self._counts.values()], dtype=torch.int64)
-        found = {f"{_OWN}{name}": value for name, value in own.items()}
-        return found | {"column_counts": counts} | self._forest.state_dict()
+        return counted_state(self._own, [*self._counts.values()]) | self._forest.state_dict()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._forest, self._leaves, self._askings = Forest.of_state(weights), None, None
-        own = [self.party] if self.party in self._terms.parties else []
-        names = [*own, *self._terms.feature_parties]
-        self._counts = dict(zip(names, weights["column_counts"].tolist(), strict=True))
+        self._load_counts(weights["column_counts"])
 
     @property
     def _boosts(self) -> Booster:
@@ -390,11 +357,6 @@ class LabelEnd(LabelCellsEnd):
         for place, one in enumerate(splits):
             if first <= one.column < first + self._counts[name]:
                 yield place, replace(one, column=one.column - first)
-
-    def _first_of(self, name: str) -> int:
-        """Return the number of a party's first column."""
-        names = list(self._counts)
-        return sum(self._counts[one] for one in names[: names.index(name)])
 
     def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
         """Return the positions of the rows to query at a feature party.

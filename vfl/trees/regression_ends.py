@@ -552,8 +552,7 @@ class LabelEnd(LabelCellsEnd):
         raise AssertionError("a training has another end")
 
     def outputs(self, exchange: Exchange) -> Tensor:
-        for end in self.ends.values():
-            end.link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
+        self._ask_all(exchange.step)
         return self.answered(exchange, None)
 
     def answered(

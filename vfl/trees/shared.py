@@ -274,9 +274,8 @@ class SharedFeatureEnd(FeatureEnd):
             )
 
     def _require_own(self, facts: Facts) -> None:
-        assert self._own is not None, "an attempt has begun"
         place = self._terms.feature_parties.index(self.party)
-        own = (len(self._own.layout.bins), self._own.layout.width)
+        own = (len(self._binning.layout.bins), self._binning.layout.width)
         split = self.split
         rows = (len(split.train), len(split.validation), len(split.test))
         if (facts.rows, facts.columns[place], facts.widths[place]) != (rows, *own):
@@ -311,8 +310,7 @@ class SharedFeatureEnd(FeatureEnd):
         return share
 
     def _send_sums(self, asked: Any, step: int) -> None:
-        assert self._own is not None, "an attempt has begun"
-        count, width = asked["count"], self._own.layout.width
+        count, width = asked["count"], self._binning.layout.width
         bins = self._summed
         _require_nodes(count)
         if not len(self._nodes):
@@ -340,8 +338,7 @@ class SharedFeatureEnd(FeatureEnd):
         _send(self.link, step, hidden.astype("<u8", copy=False))
 
     def _send_sides(self, asked: Any, step: int) -> None:
-        assert self._own is not None, "an attempt has begun"
-        layout = self._own.layout
+        layout = self._binning.layout
         splits = read_splits(asked["splits"], layout)
         if len(self._answered) + len(splits) > MOST_SPLITS:
             raise _unknown(_LABEL_PARTY)

@@ -30,7 +30,7 @@ from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.bins import Binning
-from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd, within
+from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd, counted_state
 from vfl.trees.grow import Layout
 from vfl.trees.scorecard.card import (
     Card,
@@ -45,8 +45,6 @@ from vfl.trees.scorecard.points import Scale, reasons
 if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
-#: Prefix of the label party's own fine bins among its weights.
-OWN = "own."
 POINTS = np.dtype("<i4")
 #: Most reasons for the score of a row, as many as US Regulation B requires (12 CFR 1002.9).
 MOST_REASONS = 4
@@ -67,9 +65,8 @@ class FeatureEnd(FeatureCellsEnd):
 
     def train(self, exchange: Exchange) -> None:
         raw = bytes(expect(self.link, Kind.PROTOCOL, exchange.step, "the label party").payload)
-        assert self._own is not None, "an attempt has begun"
         try:
-            self._columns = read_columns(json.loads(raw), self._own.layout, self._mode)
+            self._columns = read_columns(json.loads(raw), self._binning.layout, self._mode)
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ProtocolError(
                 "groups that no scorecard can have for these columns",
@@ -110,32 +107,13 @@ class LabelEnd(LabelCellsEnd):
         super().__init__(mode, terms, rows, links)
         self._bad = bad_class(mode, rows) if self._trains else 0
         self._card: Card | None = None
-        #: Number of columns of each party, in the order of the card, the label party first.
-        self._counts: dict[str, int] = {}
         self._parts: dict[str, tuple[np.ndarray, Layout]] = {}
-        self._signs: list[int] = []
         self._known = np.empty((0, 0), np.int64)
         #: Points of the last answered rows.
         self._answers = self._known
 
-    def begin(
-        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
-    ) -> None:
-        if state is not None:
-            weights = self._restored(state)
-        has_columns = self._rows.inputs is not None
-        self._bin_columns(None if weights is None or not has_columns else within(OWN, weights))
-        if weights is not None:
-            self.load_weights(weights)
-        if not self._trains:
-            return
-        if self._own is not None:
-            self._parts[self.party] = self._bins(self._known_rows()), self._own.layout
-            self._signs += self._mode.signs(self._rows.columns, len(self._own.layout.bins))
-        for name in self.ends:
-            self._parts[name], signs = self._received(name)
-            self._signs += signs
-        self._counts = {name: len(layout.bins) for name, (_, layout) in self._parts.items()}
+    def _start(self, *, resumes: bool) -> None:
+        self._parts, self._signs = self._all_bins()
         if self._card is not None:
             self._score_known()
 
@@ -160,8 +138,7 @@ class LabelEnd(LabelCellsEnd):
         if exchange.phase == "validation":
             after = len(self._positions("train"))
             return self._outputs_of(self._known[after + exchange.rows])
-        for end in self.ends.values():
-            end.link.send(Frame(Kind.PROTOCOL, exchange.step, b""))
+        self._ask_all(exchange.step)
         points = self._asked_points(exchange, None)
         if self._trains and exchange.phase == "test":
             assert self._card is not None, "it has been fitted"
@@ -221,8 +198,7 @@ class LabelEnd(LabelCellsEnd):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         if "sizes" in weights:
             self._card, self._bad = Card.of_state(weights), int(weights["bad"])
-            names = [*([self.party] if self.party in self._terms.parties else []), *self.ends]
-            self._counts = dict(zip(names, weights["column_counts"].tolist(), strict=True))
+            self._load_counts(weights["column_counts"])
 
     @property
     def _base(self) -> int:
@@ -231,8 +207,7 @@ class LabelEnd(LabelCellsEnd):
 
     def _columns_of(self, name: str) -> Sequence[CardColumn]:
         assert self._card is not None, "it has been fitted"
-        names = list(self._counts)
-        first = sum(self._counts[one] for one in names[: names.index(name)])
+        first = self._first_of(name)
         return self._card.columns[first : first + self._counts[name]]
 
     def _bad_rows(self, part: str) -> np.ndarray:
@@ -273,11 +248,7 @@ class LabelEnd(LabelCellsEnd):
             elif name != self.party:
                 found.append(self._points_from(name, exchange, count))
             else:
-                assert self._own is not None, "it has columns"
-                cells = None if inputs is None else inputs.flatten(1).numpy()
-                if cells is None:
-                    cells = self._cells(self._asked_for(exchange))
-                own = points_in(self._own.bins(cells), self._columns_of(name))
+                own = points_in(self._own_bins(exchange, inputs), self._columns_of(name))
                 found.append(self._added(own))
         self._answers = np.concatenate(found, axis=1)
         return self._answers
@@ -341,9 +312,7 @@ def label_state(
         bad: code of the class of bads.
         card: the card, once it is fitted.
     """
-    bins = {} if own is None else own.state_dict()
-    found = {f"{OWN}{name}": value for name, value in bins.items()}
-    found |= {"column_counts": torch.tensor(counts, dtype=torch.int64), "bad": torch.tensor(bad)}
+    found = counted_state(own, counts) | {"bad": torch.tensor(bad)}
     return found | ({} if card is None else card.state_dict())
 
 

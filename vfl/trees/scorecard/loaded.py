@@ -22,9 +22,9 @@ from vfl.datasets.encode import DateColumn, TextColumn
 from vfl.session import PartyFolder, secure_mode
 from vfl.session.label.summary import SEPARATOR
 from vfl.trees.bins import Binning
-from vfl.trees.cells import within
+from vfl.trees.cells import OWN, within
 from vfl.trees.scorecard.card import Card, CardColumn, OwnColumn, own_of_state
-from vfl.trees.scorecard.ends import OWN, column_number, reason_name
+from vfl.trees.scorecard.ends import column_number, reason_name
 from vfl.trees.scorecard.mode import Scorecard
 
 #: Prefix of the label party's own weights.
