@@ -39,21 +39,4 @@ __all__ = [
     "value",
 ]
 
-_HOMES = {
-    "Results": "vfl.experiments.study",
-    "Run": "vfl.experiments.notebook",
-    "attack": "vfl.experiments.notebook",
-    "compare": "vfl.experiments.notebook",
-    "grid": "vfl.experiments.notebook",
-    "train": "vfl.experiments.notebook",
-    "value": "vfl.experiments.notebook",
-    "SplitModule": "vfl.training.split",
-    "fit": "vfl.training.fitting",
-    "record": "vfl.training.recorder",
-    "split": "vfl.training.cutting",
-    "VFLClassifier": "vfl.estimators",
-    "VFLRegressor": "vfl.estimators",
-    "trace": "vfl.session.trace",
-}
-
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__)

@@ -11,7 +11,5 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-_HOMES = {"app": "vfl.cli.commands", "main": "vfl.cli.commands"}
-
 #: Commands of a product import `vfl.cli.output`, and `vfl.cli.commands` imports them.
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__)

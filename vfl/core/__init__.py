@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import ast
 import getpass
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_names(package: str) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``, which imports modules that need torch on first use.
 
-    The package's ``__dir__`` is its public list, so that completion finds these names.
+    The imports below ``if TYPE_CHECKING`` in the package's source say where each name is. The
+    package's ``__dir__`` is its public list, so that completion finds these names.
 
     Args:
-        package: name of the package, for the message.
-        homes: maps each public name to the module that contains it or is it.
+        package: name of the package.
     """
+    module = sys.modules[package]
+
+    @cache
+    def homes() -> dict[str, str]:
+        nodes = ast.walk(ast.parse(inspect.getsource(module)))
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        return {each.name: str(one.module) for one in imports for each in one.names}
 
     def find(name: str) -> Any:
-        if name not in homes:
+        if name not in module.__all__ or name not in homes():
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        home = importlib.import_module(homes[name])
-        return home if homes[name].endswith(f".{name}") else getattr(home, name)
+        home = importlib.import_module(homes()[name])
+        if not hasattr(home, name):  # the name of a module
+            return importlib.import_module(f"{homes()[name]}.{name}")
+        return getattr(home, name)
 
-    module = sys.modules[package]
     module.__dir__ = lambda: sorted(module.__all__)  # type: ignore[method-assign]
     return find
 

@@ -33,18 +33,4 @@ __all__ = [
     "simulate",
 ]
 
-_HOMES = {
-    "Averager": "vfl.horizontal.average",
-    "ClientState": "vfl.horizontal.client",
-    "ClientTrainer": "vfl.horizontal.client",
-    "NoisePlan": "vfl.horizontal.plan",
-    "Outcome": "vfl.horizontal.simulation",
-    "Update": "vfl.horizontal.client",
-    "add_noise": "vfl.horizontal.client",
-    "most_rounds": "vfl.horizontal.plan",
-    "participants": "vfl.horizontal.plan",
-    "plan_noise": "vfl.horizontal.plan",
-    "simulate": "vfl.horizontal.simulation",
-}
-
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__)

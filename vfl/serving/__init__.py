@@ -23,4 +23,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Client"]
 
-__getattr__ = lazy_names(__name__, {"Client": "vfl.serving.client"})
+__getattr__ = lazy_names(__name__)

@@ -46,25 +46,4 @@ __all__ = [
     "virtual",
 ]
 
-_HOMES = {
-    "ChainTensor": "vfl.tensors.base",
-    "FixedPrecisionTensor": "vfl.tensors.fixed",
-    "PointerTensor": "vfl.tensors.pointers",
-    "Party": "vfl.tensors.methods",
-    "Pool": "vfl.tensors.remote",
-    "PrivateTraining": "vfl.tensors.private",
-    "Ticket": "vfl.tensors.remote",
-    "Worker": "vfl.tensors.workers",
-    "find": "vfl.tensors.workers",
-    "fix_precision": "vfl.tensors.methods",
-    "get": "vfl.tensors.workers",
-    "hook": "vfl.tensors.methods",
-    "pate": "vfl.tensors.private",
-    "send": "vfl.tensors.workers",
-    "serve": "vfl.tensors.remote",
-    "share": "vfl.tensors.methods",
-    "unhook": "vfl.tensors.methods",
-    "virtual": "vfl.tensors.workers",
-}
-
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__)

@@ -29,29 +29,6 @@ if TYPE_CHECKING:
     from vfl.testing.source import SourceContract
     from vfl.testing.writer import RunWriterContract
 
-_HOMES = {
-    "AccountantContract": "vfl.testing.accountant",
-    "AdversaryContract": "vfl.testing.adversary",
-    "AttackContract": "vfl.testing.attack",
-    "AugmentationContract": "vfl.testing.augmentation",
-    "BottomContract": "vfl.testing.model",
-    "CodecContract": "vfl.testing.codec",
-    "DefenseContract": "vfl.testing.defense",
-    "GradientAttackContract": "vfl.testing.attack",
-    "HolderContract": "vfl.testing.holders",
-    "InputAttackContract": "vfl.testing.attack",
-    "LinkContract": "vfl.testing.link",
-    "LossContract": "vfl.testing.loss",
-    "MergerContract": "vfl.testing.merger",
-    "OptimizerContract": "vfl.testing.optimizer",
-    "Protocol": "vfl.testing.holders",
-    "RunWriterContract": "vfl.testing.writer",
-    "SourceContract": "vfl.testing.source",
-    "ScheduleContract": "vfl.testing.schedule",
-    "TopContract": "vfl.testing.model",
-    "add_attack": "vfl.experiments.study",
-}
-
 __all__ = [
     "AccountantContract",
     "AdversaryContract",
@@ -76,4 +53,4 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__)

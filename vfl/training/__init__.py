@@ -25,14 +25,4 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
-    "LocalSession": "vfl.training.local",
-    "SplitModule": "vfl.training.split",
-    "check_specs": "vfl.training.specs",
-    "evaluate": "vfl.training.run",
-    "load_data": "vfl.training.run",
-    "predict": "vfl.training.run",
-    "train": "vfl.training.run",
-}
-
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__)

@@ -32,9 +32,4 @@ if TYPE_CHECKING:
 
 __all__ = ["VFLBoostingClassifier", "VFLBoostingRegressor"]
 
-_HOMES = {
-    "VFLBoostingClassifier": "vfl.trees.estimators",
-    "VFLBoostingRegressor": "vfl.trees.estimators",
-}
-
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__)
