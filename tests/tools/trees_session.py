@@ -5,6 +5,7 @@ import pandas as pd
 from played_session import PlayedSession
 from stand_in_flower import Flower
 
+from vfl.clients.whole_network import WholeNetworkParty
 from vfl.session.store.party_folder import PartyFolder
 
 ROWS, OTHERS = 600, ("bank", "shop")
@@ -51,3 +52,20 @@ class TreesSession(PlayedSession):
     def kept(self, name):
         path = self.folder / name / "store" / "runs" / "run" / "parties" / name
         return PartyFolder(path)
+
+
+def lose_once(monkeypatch, name, step):
+    """End a party without a word when it comes to an exchange, the first time only."""
+    left, play = [1], WholeNetworkParty.play
+
+    def dying(party, start, through, *more):
+        def until(schedule):
+            for exchange in through(schedule):
+                if exchange.step == step and party.name == name and left:
+                    left.pop()
+                    raise SystemExit
+                yield exchange
+
+        return play(party, start, until, *more)
+
+    monkeypatch.setattr(WholeNetworkParty, "play", dying)

@@ -8,8 +8,8 @@ import pytest
 from played_session import PlayedSession, stand_in
 from served import Serving, settings
 from stand_in_flower import Flower
+from trees_session import lose_once
 
-from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
 from vfl.config.experiment import read_experiment
 from vfl.config.run_folder import RunFolder
@@ -226,19 +226,7 @@ def test_a_training_begins_again_when_a_party_was_lost(session, monkeypatch):
     """The fit is the same, under masks that are new."""
     session.play()
     whole = read_json(session.run / "summary.json")
-    left, play = [1], WholeNetworkParty.play
-
-    def dying(party, start, through, *more):
-        def until(schedule):
-            for exchange in through(schedule):
-                if exchange.step == 0 and party.name == "shop" and left:
-                    left.pop()
-                    raise SystemExit
-                yield exchange
-
-        return play(party, start, until, *more)
-
-    monkeypatch.setattr(WholeNetworkParty, "play", dying)
+    lose_once(monkeypatch, "shop", 0)
     for name in (*COLUMNS, "notary"):
         (session.folder / name / "store").rename(session.folder / name / "before")
     session.write("notary", NOTARY)

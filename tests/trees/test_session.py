@@ -10,11 +10,10 @@ import torch
 from played_session import stand_in
 from served import Serving, settings
 from sklearn.metrics import roc_auc_score
-from trees_session import ACCEPTS, CONTENT, OTHERS, ROWS, SPEC
+from trees_session import ACCEPTS, CONTENT, OTHERS, ROWS, SPEC, lose_once
 from trees_session import TreesSession as Session
 
 from vfl.clients.serving import ServedParty
-from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConsentError, PeerFailedError, RunFolderError
@@ -274,19 +273,7 @@ def test_one_process_serves_a_run(tmp_path):
 def test_a_training_goes_on_when_a_party_was_lost(session, monkeypatch):
     session.play()
     whole = read_json(session.run / "summary.json")
-    left, play = [1], WholeNetworkParty.play
-
-    def dying(party, start, through, *more):
-        def until(schedule):
-            for exchange in through(schedule):
-                if exchange.step == 5 and party.name == "shop" and left:
-                    left.pop()
-                    raise SystemExit
-                yield exchange
-
-        return play(party, start, until, *more)
-
-    monkeypatch.setattr(WholeNetworkParty, "play", dying)
+    lose_once(monkeypatch, "shop", 5)
     for name in (*OTHERS, "lender"):
         (session.folder / name / "store").rename(session.folder / name / "before")
         session.describe(name, ACCEPTS)

@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 from played_session import stand_in
 from pydantic import ValidationError
-from trees_session import ACCEPTS, CONTENT, OTHERS, TreesSession
+from trees_session import ACCEPTS, CONTENT, OTHERS, TreesSession, lose_once
 
-from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import Experiment
 from vfl.core.errors import BadOptionError, DataError, ExposedCutError, ProtocolError, SpecError
 from vfl.core.frame import Frame, Kind
@@ -221,19 +220,7 @@ def test_a_federation_grows_the_trees_of_one_process_and_answers_without_the_hel
 def test_a_training_goes_on_when_the_helper_was_lost(session, monkeypatch):
     session.play()
     whole = read_json(session.run / "summary.json")
-    left, play = [1], WholeNetworkParty.play
-
-    def dying(party, start, through, *more):
-        def until(schedule):
-            for exchange in through(schedule):
-                if exchange.step == 5 and party.name == "notary" and left:
-                    left.pop()
-                    raise SystemExit
-                yield exchange
-
-        return play(party, start, until, *more)
-
-    monkeypatch.setattr(WholeNetworkParty, "play", dying)
+    lose_once(monkeypatch, "notary", 5)
     for name in (*OTHERS, "lender", "notary"):
         (session.folder / name / "store").rename(session.folder / name / "before")
         session.describe(name, ACCEPTS)
