@@ -18,6 +18,7 @@ objectives:  losses, their derivatives, and conversion of margins to outputs
 regression:      `model = "regression"`: its terms, refusals and guarantees
 regression_ends: the ends of its sessions, and each party's saved part
 sums:            sums over rows on shares, with a helper
+summing_end:     common part of trainings on these sums, of a regression and of a card
 newton:          regressions with inference, from sums over rows
 """
 
