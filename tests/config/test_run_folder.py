@@ -182,6 +182,16 @@ def test_a_run_that_goes_well(folder):
     assert traffic.splitlines()[1] == "bank,up,train,1,4,20,0.0"
 
 
+def test_a_moved_run_opens_and_is_where_it_is(ended, tmp_path):
+    """No record of a run holds the path of the machine it was made on."""
+    ended.finish({"test_accuracy": 0.5, "run": str(ended.path)}, Ledger())
+    moved = ended.path.rename(tmp_path / "elsewhere")
+    there = [path for path in moved.rglob("*") if path.is_file() and path.name != "run.json"]
+    assert not any(str(tmp_path).encode() in path.read_bytes() for path in there)
+    found = RunFolder.open(moved)
+    assert {found.summary()["run"], found.evaluation()["run"]} == {str(moved)}
+
+
 def test_the_environment_names_what_a_repetition_needs(monkeypatch):
     found = environment()
     assert found["vfl"] == VERSION

@@ -77,7 +77,7 @@ _LABEL_ALONE = "label_alone.json"
 _SERVING = "serving"
 #: File in which an earlier vfl stored the metrics of the last evaluation only.
 _LAST_EVALUATION = "evaluation.json"
-#: Entries that a seal adds to the metrics of a run. The metrics name their run themselves.
+#: Entries that a seal adds to the metrics of a run. A run's name becomes its present path.
 _OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
 
@@ -231,14 +231,16 @@ class RunFolder:
                 where=str(self.path / name),
                 fix="restore the right file from a copy, or train again",
             )
-        return {key: value for key, value in record.items() if key not in _OF_SEAL}
+        figures = {key: value for key, value in record.items() if key not in _OF_SEAL}
+        return figures | {"run": str(self.path)}  # the folder may have been moved
 
     def _write_figures(
         self, name: str, figures: Mapping[str, Any], kind: str | None = None
     ) -> None:
         head = self.about()
-        seal = Seal(kind or Path(name).stem, head["party"], str(self.path))
-        write_sealed_json(self.path / name, {**figures, "run_sha256": head["sha256"]}, seal)
+        seal = Seal(kind or Path(name).stem, head["party"], self.path.name)
+        content = {**figures, "run": seal.run, "run_sha256": head["sha256"]}
+        write_sealed_json(self.path / name, content, seal)
 
     def party(self, name: str) -> Path:
         """Folder of one party's own files."""
