@@ -328,13 +328,19 @@ class FeatureCellsEnd(CellsEnd):
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
+        self._prepare(weights, state)
+        if self._trains:
+            self._show_bins()
+
+    def _prepare(
+        self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
+    ) -> None:
+        """Learn the bins of the party's columns, or restore those and the model of a training."""
         if state is not None:
             weights = self._restored(state)
         self._bin_columns(weights)
         if weights is not None:
             self.load_weights(weights)
-        if self._trains:
-            self._show_bins()
 
     def outputs(self, exchange: Exchange) -> None:
         if exchange.phase != "validation":  # the label party has the bins of validation rows

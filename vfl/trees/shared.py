@@ -240,11 +240,7 @@ class SharedFeatureEnd(FeatureEnd):
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
-        if state is not None:
-            weights = self._restored(state)
-        self._bin_columns(weights)
-        if weights is not None:
-            self.load_weights(weights)
+        self._prepare(weights, state)
         mode, terms, label = self._mode, self._terms, self._terms.label_party
         met = _Meeting(self._place, self, terms, mode.roles(terms), self.party)
         self.link, self._pads = met.links[label], met.pads(label)
