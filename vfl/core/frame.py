@@ -15,8 +15,8 @@ All numbers are little-endian:
 Check a header before memory is allocated: version, `body_bytes` against the agreed limit of that
 kind, kind, checksum. Codec, width and rows are agreed in the handshake, and no frame contains them.
 
-A `Link` is one end of an ordered, authenticated stream of frames between two parties. A `Hub` is
-the label party's end of several links, one for each feature party; it hides reconnects. Only
+A `Link` is one end of an ordered, authenticated stream of frames between two parties. The label
+party has several, one for each feature party (`vfl.transport.hub`, which hides reconnects). Only
 `vfl.transport` uses sockets; a protocol receives its link.
 """
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -230,25 +230,6 @@ class Link(Protocol):
 
     def close(self) -> None:
         """Close the link; a second call has no effect."""
-
-
-class Hub(Protocol):
-    """The label party's links, by party name."""
-
-    def wait_all(
-        self, parties: Sequence[str], timeout_s: float, poll: Callable[[], None] | None = None
-    ) -> None:
-        """Block until every party has attached; `poll` runs while waiting and may raise.
-
-        Raises:
-            MissingPartyError: names the missing parties.
-        """
-
-    def link(self, party: str) -> Link:
-        """The link to one attached party."""
-
-    def close(self) -> None:
-        """End every link and stop listening; no party can attach afterwards."""
 
 
 #: Receives every frame of a link: party, direction ("up" = towards the label party), frame.

@@ -107,17 +107,6 @@ class Party:
         found = FixedPrecisionTensor(child, self.bits, self.bits)
         return found.requires_grad_(values is not None and values.requires_grad)
 
-    def share_module(self, owner: int, module: torch.nn.Module) -> torch.nn.Module:
-        """Share a module whose parameters one holder has.
-
-        The others have a module of the same axes.
-        """
-
-        def shared(value: Any) -> Any:
-            return self.share(owner, value.shape, value).requires_grad_(value.requires_grad)
-
-        return on_parameters(module, shared)
-
 
 def share(
     module: torch.nn.Module, *holders: Any, dealer: Any, bits: int = BITS, mac: bool = False

@@ -19,7 +19,6 @@ from vfl.trees.cells import CellsMode
 from vfl.trees.newton import MOST_HALVINGS, Family, Penalty, Selection, family
 from vfl.trees.regression_ends import Facts, FeatureEnd, LabelEnd, TrainingEnd
 
-_LOCAL_S = 600.0
 _FAMILIES = {"linear": "gaussian", "logistic": "binomial", "poisson": "poisson"}
 
 

@@ -19,7 +19,6 @@ from vfl.experiments.tables import Table, date_text, list_text
 from vfl.session.store.party_folder import part_of
 from vfl.session.store.session_log import Line, Verified
 
-Pairs = Mapping[str, str]
 #: Entry of a sheet that only the controller can state.
 _TO_STATE = "for the controller to state"
 

@@ -54,11 +54,6 @@ class MergedColumn:
     weights: np.ndarray
     value: float
 
-    @property
-    def varies(self) -> bool:
-        """Whether its weights of evidence differ from row to row."""
-        return len(np.unique(self.weights[self.counts.any(axis=1)])) > 1
-
 
 class Source(Protocol):
     """Source of counts and sums over training rows."""
