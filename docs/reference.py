@@ -35,13 +35,12 @@ from vfl.session.handshake import Introduction, PartyReport, SessionMessage
 from vfl.session.ranges import default_ranges, limiting_settings
 from vfl.session.terms import Terms
 
-#: Files of settings of the kernel: the title of each, its model, and what it is.
-FILES: dict[str, tuple[type[BaseModel], str]] = {
-    "EXPERIMENT.toml": (
-        Experiment,
-        "What all parties agree on; `vfl check` and `vfl train` read it.",
-    ),
-    "party.toml": (PartyFile, "What belongs to one party, and what it consents to."),
+#: Files of settings, with a sentence about each.
+FILES: Mapping[str, str] = {
+    "EXPERIMENT.toml": "What all parties agree on; `vfl check` and `vfl train` read it.",
+    "party.toml": "What belongs to one party, and what it consents to.",
+    "horizontal.toml": "Clients that hold rows: `vfl horizontal`.",
+    "llm.toml": "A party of a language model that is asked privately: `vfl llm`.",
 }
 RANGES = (
     "What a party accepts of the numbers of a session, and of a horizontal training; "
@@ -141,13 +140,11 @@ def pages() -> dict[str, str]:
 def settings_page() -> str:
     """Every setting of every file with its type, default and meaning."""
     lines = ["# Settings", "", "A default that reads `-` means that the setting must be given.", ""]
-    of_products = {
-        name: (named(path), what)
-        for product in products().values()
-        for name, (path, what) in product.files.items()
-    }
-    for name, (model, what) in (FILES | of_products).items():
-        lines += [f"## {name}", "", what, ""]
+    models = {"EXPERIMENT.toml": Experiment, "party.toml": PartyFile}
+    for product in products().values():
+        models |= {name: named(path) for name, path in product.files.items()}
+    for name, model in models.items():
+        lines += [f"## {name}", "", FILES[name], ""]
         for path, table in tables_of(model):
             if path:
                 lines += [f"### [{path}] of {name}", ""]

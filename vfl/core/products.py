@@ -54,7 +54,7 @@ class Product:
         sections: maps an entry of a run's summary, or of its last evaluation, to the path of a
             function. From the entry and the run's folder, the function renders a section of the
             run's page.
-        files: maps a file of settings to the path of its model, and a sentence about it.
+        files: maps a file of settings to the path of its model.
         listeners: maps a file in the folder of a party that listens to the commands that listen.
             `vfl renew` renews the certificate of such a folder.
     """
@@ -68,7 +68,7 @@ class Product:
     cases: Mapping[str, str] = field(default_factory=dict)
     takes_missing_rows: Sequence[str] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     listeners: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -9,11 +9,6 @@ PRODUCT = Product(
     modes={"horizontal": Mode("vfl.horizontal.server:run_horizontal", "horizontal.json")},
     client_apps=("vfl.horizontal.party:add_rounds",),
     terms={"horizontal": "vfl.horizontal.settings:HorizontalSettings"},
-    files={
-        "horizontal.toml": (
-            "vfl.horizontal.settings:HorizontalSettings",
-            "Clients that hold rows: `vfl horizontal`.",
-        )
-    },
+    files={"horizontal.toml": "vfl.horizontal.settings:HorizontalSettings"},
     ledgers=("vfl.horizontal.ledger:rounds_of",),
 )

@@ -14,12 +14,7 @@ PRODUCT = Product(
             "encoder": "vfl.llm.private_decoder:PrivateEncoder",
         }
     },
-    files={
-        LLM_FILE: (
-            "vfl.llm.file:LlmFile",
-            "A party of a language model that is asked privately: `vfl llm`.",
-        )
-    },
+    files={LLM_FILE: "vfl.llm.file:LlmFile"},
     ledgers=("vfl.llm.ledger:questions_of",),
     listeners={LLM_FILE: "vfl llm serve or deal"},
 )
