@@ -20,7 +20,7 @@ Rows of every task lie in one CSV file. Page, places and pictures are made of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import nan
 from pathlib import Path
@@ -40,7 +40,7 @@ from benchmarks.studies import (
     highest,
     over,
     picture,
-    played,
+    played_alone,
     points_text,
     read_rows,
     store,
@@ -65,9 +65,9 @@ from vfl.experiments.statistics import (
     Estimate,
     Values,
     advantage,
+    below_best,
     by_victim,
     chance_above,
-    chance_below,
     claims,
     leaking,
     protected,
@@ -107,6 +107,8 @@ FAMILIES: Families = {
 }
 
 Verdict = Literal["reference", "beats it", "leaks", "no better", "undecided"]
+#: Verdicts in the order in which more victims or attacks are worth their time.
+_ORDER: Sequence[Verdict] = ("reference", "undecided", "beats it", "no better", "leaks")
 
 
 def settings_of(task: str) -> GridSettings:
@@ -122,8 +124,12 @@ def families_of(task: str) -> dict[str, list[str]]:
     return found
 
 
-def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) -> list[str]:
-    """Defenses of a task, of some families or all, without those whose rows are there.
+#: Seeds of the victims to train, by defense.
+Left = dict[str, list[int]]
+
+
+def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) -> Left:
+    """Victims of a task whose rows are not there, of some families or all.
 
     Args:
         task: of TASKS.
@@ -133,46 +139,43 @@ def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) 
     """
     known = set(done[done.task == task][["defense", "seed"]].itertuples(index=False, name=None))
     chosen = families_of(task)
-    return [
-        spec
+    return _lacking(
+        (spec, [seed for seed in range(seeds) if (spec, str(seed)) not in known])
         for one in dict.fromkeys((UNDEFENDED, LABEL_FREE, *(families or chosen)))
         for spec in chosen[one]
-        if not all((spec, str(seed)) in known for seed in range(seeds))
-    ]
+    )
 
 
 def added_attacks(
-    task: str,
-    seeds: int,
-    families: Sequence[str],
-    done: pd.DataFrame,
-    defenses: Sequence[str] = (),
-) -> tuple[list[str], list[str]]:
-    """Return defenses that lack an attack of the task's file on some victim, and these attacks.
+    task: str, seeds: int, families: Sequence[str], done: pd.DataFrame
+) -> tuple[Left, list[str]]:
+    """Return victims that lack an attack of the task's file, and the attacks that some lack.
 
     Args:
         task: of TASKS.
         seeds: victims of each defense.
         families: as of `left_of`.
         done: rows that are stored.
-        defenses: some of those defenses; all if it is empty.
     """
     own = done[done.task == task]
     known = set(own[["defense", "seed", "attack"]].itertuples(index=False, name=None))
+    every = left_of(task, seeds, families, done.iloc[:0])
     lacking = {
-        spec: [
-            attack
-            for attack in settings_of(task).attacks
-            if not all((spec, str(seed), attack) in known for seed in range(seeds))
-        ]
-        for spec in left_of(task, seeds, families, done.iloc[:0])
-        if not defenses or spec in defenses
+        attack: _lacking(
+            (spec, [seed for seed in victims if (spec, str(seed), attack) not in known])
+            for spec, victims in every.items()
+        )
+        for attack in settings_of(task).attacks
     }
-    named = {attack for attacks in lacking.values() for attack in attacks}
-    return (
-        [spec for spec, attacks in lacking.items() if attacks],
-        [attack for attack in settings_of(task).attacks if attack in named],
+    left = _lacking(
+        (spec, sorted({seed for each in lacking.values() for seed in each.get(spec, ())}))
+        for spec in every
     )
+    return left, [attack for attack, victims in lacking.items() if victims]
+
+
+def _lacking(victims: Iterable[tuple[str, list[int]]]) -> Left:
+    return {spec: seeds for spec, seeds in victims if seeds}
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -223,6 +226,7 @@ class Place:
         leak: of that beside the best that reads nothing with a label in it, seed by seed.
         verdict: whether it stands where no label-free bottom does; a claim of `Claims`.
         is_ahead: whether it is shown to be more accurate than the best label-free bottom.
+        claims: corrected p-values; None of a reference.
     """
 
     family: str
@@ -235,6 +239,7 @@ class Place:
     leak: Estimate
     verdict: Verdict
     is_ahead: bool
+    claims: Claims | None
 
     @property
     def above(self) -> float:
@@ -248,7 +253,6 @@ class Frontier:
 
     Attributes:
         task: its name.
-        seeds: victims of each defense.
         reference: the best attack that reads nothing with a label in it, and its mean.
         best: the label-free bottom of the highest utility.
         places: the highest utility first.
@@ -256,12 +260,31 @@ class Frontier:
     """
 
     task: str
-    seeds: int
     reference: str
     reference_reaches: Estimate
     best: Place
     places: Sequence[Place]
     attacked: Mapping[str, int]
+
+    @property
+    def victims(self) -> str:
+        """How many each defense has."""
+        counts = sorted({one.utility.count for one in self.places})
+        return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+
+    def nearest_first(self, defenses: Sequence[str]) -> list[str]:
+        """Sort defenses by verdict, as in `_ORDER`, and then by their nearest claim."""
+        places = {one.defense: one for one in self.places}
+
+        def rank(defense: str) -> tuple[int, float]:
+            one = places.get(defense)
+            if one is None:
+                return len(_ORDER), 0.0
+            known = one.claims
+            least = 0.0 if known is None else min(known.leaks, known.behind, known.beats)
+            return _ORDER.index(one.verdict), least
+
+        return sorted(defenses, key=rank)
 
     @property
     def front(self) -> list[Place]:
@@ -295,22 +318,21 @@ class Claims:
 
     @classmethod
     def of(
-        cls, attacks: Sequence[Values], reference: Values, rivals: int, gain: Estimate, free: int
-    ) -> Claims:
+        cls, attacks: Sequence[Values], blind: Sequence[Values], utility: Values,
+        free: Sequence[Values],
+    ) -> Claims:  # fmt: skip
         """Figures of one defense.
 
         Args:
             attacks: what each reached, by seed.
-            reference: the best attack that reads nothing with a label in it.
-            rivals: how many of those may be the best.
-            gain: utility beside the best label-free bottom's.
-            free: how many label-free bottoms may be the best.
+            blind: attacks that read nothing with a label in it; the best one first.
+            utility: of the victims, by seed.
+            free: the same of label-free bottoms; the best one first.
         """
-        above = [advantage(one, reference) for one in attacks]
-        ahead = chance_above(gain, 0.0)
+        ahead = chance_above(advantage(utility, free[0]), 0.0)
         return cls(
-            leaking(attacks, reference, MARGIN), ahead, min(1.0, free * chance_below(gain, 0.0)),
-            max(ahead, protected(above, rivals, MARGIN)),
+            leaking(attacks, blind[0], MARGIN), ahead, below_best(utility, rivals_of(free)),
+            max(ahead, protected(attacks, blind, MARGIN)),
         )  # fmt: skip
 
 
@@ -339,9 +361,11 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
     """Places of the defenses of one task.
 
     Args:
-        rows: of that task; seeds that some defense lacks are left out.
+        rows: of that task; seeds that an attacker without labels lacks are left out. Of a defense
+            those count that it has.
     """
-    of_each = [set(own.seed) for _, own in rows.groupby("defense")]
+    without = rows[rows.family.isin((NO_MODEL, LABEL_FREE))]
+    of_each = [set(own.seed) for _, own in without.groupby("defense")]
     rows = rows[rows.seed.isin(set.intersection(*of_each))]
     reached = by_seed(rows, ["family", "defense", "attack"], "reaches")
     utility = by_seed(rows[rows.family != NO_MODEL], ["defense"], "utility")
@@ -349,42 +373,49 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
     free = {(key[1],): utility[key[1],] for key in blind if key[0] == LABEL_FREE}
     reference, best = highest(blind), highest(free)
     access = dict(zip(rows.attack, rows.access, strict=True))
-    rivals = rivals_of(_values(blind[reference]), map(_values, blind.values()))
-    rival_bottoms = rivals_of(_values(free[best]), map(_values, free.values()))
+    unlabelled, bottoms = _ranked(blind), _ranked(free)
     defenses = [key for key in dict.fromkeys(key[:2] for key in reached) if key[0] != NO_MODEL]
     reaches = {
         defense: {key[2]: one for key, one in reached.items() if key[:2] == (family, defense)}
         for family, defense in defenses
     }
-    gains = {defense: over(utility[defense,] - utility[best]) for _, defense in defenses}
     chances = corrected({
         defense: Claims.of(
-            [_values(one) for one in reaches[defense].values()], _values(blind[reference]), rivals,
-            gains[defense], rival_bottoms,
+            [_values(one) for one in reaches[defense].values()], unlabelled,
+            _values(utility[defense,]), bottoms,
         )
         for family, defense in defenses if family != LABEL_FREE
     })  # fmt: skip
     places = []
     for family, defense in defenses:
-        own = reaches[defense]
+        own, known = reaches[defense], chances.get(defense)
         worst = highest(own)
-        is_free = family == LABEL_FREE
         places.append(
             Place(
-                family, defense, over(utility[defense,]), gains[defense], worst, access[worst],
-                over(own[worst]), over(own[worst] - blind[reference]),
-                "reference" if is_free else _verdict(chances[defense]),
-                not is_free and chances[defense].ahead <= FALSE_CLAIMS,
+                family, defense, over(utility[defense,]), _less(utility[defense,], free[best]),
+                worst, access[worst], over(own[worst]), _less(own[worst], blind[reference]),
+                "reference" if known is None else _verdict(known),
+                known is not None and known.ahead <= FALSE_CLAIMS, known,
             )
         )  # fmt: skip
     places.sort(key=lambda one: -one.utility.mean)
     chosen = next(one for one in places if (one.defense,) == best)
     of, on, by = reference
     called = by if of == NO_MODEL else f"{by} on {on}"
-    whole = over(blind[reference])
     with_model = rows[rows.family != NO_MODEL]
     attacked = {str(name): own.defense.nunique() for name, own in with_model.groupby("attack")}
-    return Frontier(str(rows.task.iloc[0]), whole.count, called, whole, chosen, places, attacked)
+    whole = over(blind[reference])
+    return Frontier(str(rows.task.iloc[0]), called, whole, chosen, places, attacked)
+
+
+def _less(found: pd.Series[float], reference: pd.Series[float]) -> Estimate:
+    """Difference from a reference over the seeds that both have."""
+    return over((found - reference).dropna())
+
+
+def _ranked(found: Mapping[Any, pd.Series[float]]) -> list[Values]:
+    """Values by seed, the highest mean first."""
+    return [_values(one) for one in sorted(found.values(), key=lambda one: -float(one.mean()))]
 
 
 # --- page and pictures ----------------------------------------------------------------------------
@@ -400,7 +431,7 @@ def summary_of(found: Sequence[Frontier], by_tops: Sequence[str] = ()) -> str:
 
     Args:
         found: results by task.
-        by_tops: tasks in which another top on a label-free bottom is ahead of it.
+        by_tops: tasks in which another top on a label-free bottom is ahead of the reference's.
     """
     beating = [one for each in found for one in each.named("beats it")]
     head = [
@@ -427,15 +458,17 @@ def summary_of(found: Sequence[Frontier], by_tops: Sequence[str] = ()) -> str:
                 f"`{best.defense}`: {gained}" if best else "none" if few else "",
             ]
         )
-    shown = f"Shown to beat it: {_listed(beating)}." if beating else "Nothing is shown to beat it."
-    tops = "[Another top on a label-free bottom](#other-tops-on-label-free-bottoms)"
-    also = f" {tops} is ahead on {', '.join(by_tops)}." if by_tops else ""
+    tries = sum(one.claims is not None for each in found for one in each.places)
+    shown = _listed(beating) if beating else f"Nothing of {tries} tries"
+    link = "(#other-tops-on-label-free-bottoms)"
+    also = f" On {', '.join(by_tops)} [its own top was too weak]{link}." if by_tops else ""
     return (
         "The most accurate bottom model that never saw a label is the reference of each task. "
-        f"**{shown}**{also} Gains and leaks are in points, with 95 % intervals over victims. "
-        "A defense counts as more accurate, or as leaking, only where a test shows it that is "
-        "corrected for the number of claims. Each task shows the most accurate defenses of "
-        "different families, first those not shown to leak.\n\n" + Table(head, lines).markdown()
+        f"**{shown} is shown to beat it.**{also} "
+        "Gains and leaks are in points, with 95 % intervals over victims. "
+        "A defense counts as more accurate, or as leaking, only where a test shows it. Tables show "
+        "the most accurate of different families, first those not shown to leak.\n\n"
+        + Table(head, lines).markdown()
     )
 
 
@@ -558,16 +591,16 @@ METHOD = f"""
 ## What was measured
 
 - One feature party attacks. On tables the label party has columns of its own. The attacker has
-  every gradient, its bottom, its inputs and {LEAKED} leaked labels of each class, drawn anew for
-  every victim. It does not tamper.
+  every gradient, its bottom, its inputs and {LEAKED} leaked labels of each class, drawn for
+  every victim.
 - *Gain*: test utility less that of the most accurate label-free bottom, seed by seed.
-- *Leak*: the worst attack less the best attack that reads nothing with a label in it, seed by seed.
+- *Leak*: the worst attack less the best that reads nothing with a label in it, seed by seed.
   The latter are training from scratch and attacks on inputs, components and label-free bottoms.
-- Attacks on cuts infer labels of test rows; attacks on gradients infer labels of training rows.
+- Attacks on cuts infer labels of test rows; attacks on gradients those of training rows.
 - *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
-  leak above that; "no better" is a gain of at most 0. After a correction for attacks and baselines
+  leak above that; "no better" is a gain of at most 0. Corrected for attacks and baselines
   that may be the best, 5 % of a task's claims of one kind are false on average.
-- `few_rounds` sends no gradient after its first exchanges. Without an epsilon, rows of those are as
+- `few_rounds` sends no gradient after its first exchanges. Without an epsilon, their rows are as
   exposed as undefended ones.
 - `gradient_averaging:rows=0` sends the sum of a batch's gradients at the cut, as a *secure top*
   would.
@@ -591,8 +624,8 @@ def task_section(found: Frontier, page: Path) -> Iterator[str]:
     experiment, _ = read_checked(FOLDER / f"{found.task}.toml", [])
     yield f"\n## {found.task}\n"
     yield (
-        f"{experiment.data.rows or WHOLE[found.task]} rows, {found.seeds} victims of each defense, "
-        f"`examples/frontier/{found.task}.toml`. The best attack without labels: "
+        f"{experiment.data.rows or WHOLE[found.task]} rows, {found.victims} victims of each "
+        f"defense, `examples/frontier/{found.task}.toml`. The best attack without labels: "
         f"`{found.reference}`, {points_text(found.reference_reaches)}.{_missing(found)}\n"
     )
     yield f"![{found.task}: accuracy against leaked labels]({drawn.name})\n"
@@ -610,9 +643,9 @@ def page_of(found: Sequence[Frontier], page: Path) -> StudyPage[Frontier]:
     tasks = list(dict.fromkeys(task for task, _, _ in frontier_tops.ahead_of(gains)))
     section = (
         "\n## Other tops on label-free bottoms\n\n"
-        f"`python -m benchmarks.frozen_tops`, [rows]({frontier_tops.FILE}). A label-free bottom "
-        "gets gradients of zeros, so a feature party reads the same whatever the top. Gains are "
-        "over the task's own top on its best label-free bottom. "
+        f"`python -m benchmarks.frozen_tops`, [rows]({frontier_tops.FILE}). Other learners on "
+        "frozen label-free cuts; a feature party reads the same. A gain over the task's own top "
+        "shows only that **this top was too weak**; gains of defenses shrink by as much. "
         f"{frontier_tops.table_of(rows, best)}\n"
     )
     return replace(PAGE, shown=lambda found: [summary_of(found, tasks)], method=section + METHOD)
@@ -640,6 +673,8 @@ def bench_frontier(
 ) -> list[Frontier]:
     """Train and attack what is left of a task, and write rows, page and pictures.
 
+    Rows are stored defense by defense, those nearest to a verdict first. Ctrl-C loses one defense.
+
     Args:
         task: a file of examples/frontier.
         seeds: victims of each defense.
@@ -650,7 +685,7 @@ def bench_frontier(
         redraw: whether to train nothing.
         again: train again what has rows, for the attacks that its file names since, and run these
             alone. Stored rows stay.
-        defenses: with `again`, these alone; may be repeated.
+        defenses: these alone; may be repeated.
     """
     file = page.with_suffix(".csv")
     rows = stored(file, COLUMNS)
@@ -664,18 +699,30 @@ def bench_frontier(
         attacks = list(settings_of(task).attacks)
         left = left_of(task, seeds, families, rows)
         if again:
-            left, attacks = added_attacks(task, seeds, families, rows, defenses)
-        if left:
-            victims = list(range(seeds))
-            study = study_of(FOLDER / f"{task}.toml", defenses=left, seeds=victims, attacks=attacks)
-            folder = played(study, out / task, jobs)
+            left, attacks = added_attacks(task, seeds, families, rows)
+        order = list(left)
+        if task in _begun(rows):
+            order = frontier_of(rows[rows.task == task]).nearest_first(order)
+        for one in order:
+            if defenses and one not in defenses:
+                continue
+            study = study_of(
+                FOLDER / f"{task}.toml", defenses=[one], seeds=left[one], attacks=attacks
+            )
+            folder = played_alone(study, out / task, jobs, [one])
             rows = added(rows, pd.DataFrame(rows_of(task, folder), columns=COLUMNS), KEY, TASKS)
             store(file, rows)
-    found = [frontier_of(rows[rows.task == one]) for one in TASKS if one in set(rows.task)]
+    found = [frontier_of(rows[rows.task == one]) for one in _begun(rows)]
     page_of(found, page).write(page, found, not redraw)
     places = [row for one in found for row in place_rows(one)]
     write_rows(page.with_name(f"{page.stem}_places.csv"), PlaceRow, places)
     return found
+
+
+def _begun(rows: pd.DataFrame) -> list[str]:
+    """Tasks that have a reference."""
+    there = set(rows[rows.family == LABEL_FREE].task)
+    return [one for one in TASKS if one in there]
 
 
 main = harness.command(bench_frontier, summary_of)

@@ -63,7 +63,7 @@ def ahead_of(gains: Mapping[Key, Estimate]) -> list[Key]:
 
 
 def table_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> str:
-    """A sentence on all claims, and the best top of each task."""
+    """Sentences on what was tried and what is claimed, and the best top of each task."""
     gains = gains_of(rows, best)
     if not gains:
         return "No top has a network beside it."
@@ -80,5 +80,6 @@ def table_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> str:
             ]
         )
     shown = [f"{top} on `{defense}` ({task})" for task, defense, top in ahead_of(gains)]
-    said = f"{', '.join(shown) or 'none'} of {len(gains)} tries"
-    return f"Ahead by more than {100 * AHEAD:g} point: {said}.\n\n{Table(head, lines).markdown()}"
+    tried = ", ".join(dict.fromkeys(top for _, _, top in gains))
+    said = f"{len(gains)} tries of {tried}; ahead by more than {100 * AHEAD:g} point: "
+    return f"{said}{', '.join(shown) or 'none'}.\n\n{Table(head, lines).markdown()}"

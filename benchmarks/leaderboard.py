@@ -179,6 +179,8 @@ def store_rows(paths: Sequence[Path], page: Path) -> None:
 # --- page -----------------------------------------------------------------------------------------
 
 LINES = 4
+#: The first of the attacks that read gradients of all epochs.
+ACCUMULATED = "gradient_mixture"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +263,14 @@ def summaries(boards: Sequence[Board]) -> Iterator[str]:
         ]
         for one in boards
     ]
+    short = [one.about["task"] for one in boards if ACCUMULATED not in one.about["attacks"]]
+    left = f" Gradients of all epochs were not attacked on {', '.join(short)}." if short else ""
     yield (
         "A feature party attacks the labels of the label party. A *leak* is what the worst of its "
         "attacks reaches above the best that it reaches without the model, in points, with 95 % "
-        "intervals over victims. A defense that is not shown to leak is not thereby shown to "
+        "intervals over victims. What is not shown to leak is not shown to "
         "protect: verdicts hold for these attacks, rows and seeds "
-        "([how verdicts are made](../attacking.md)).\n\n" + Table(head, lines).markdown()
+        f"([how verdicts are made](../attacking.md)).{left}\n\n" + Table(head, lines).markdown()
     )
 
 

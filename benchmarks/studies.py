@@ -23,8 +23,9 @@ from vfl.cli.study import say_cell
 from vfl.core.errors import MissingDataError
 from vfl.core.text import csv_text
 from vfl.core.version import VERSION
-from vfl.experiments.cells import GridFolder
+from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.pages.charts import Point, Position, dot_swatch, scatter_drawing, standalone
+from vfl.experiments.scores import BASELINES
 from vfl.experiments.statistics import Estimate, estimate
 from vfl.experiments.study import Study, overrides_of, plan_study, run_study
 from vfl.training.specs import read_checked
@@ -57,22 +58,31 @@ def source_of(file: Path) -> list[str]:
     return [] if table is None else [f"data.source={Path(os.environ['VFL_DATA']) / table}"]
 
 
-def study_of(file: Path, **changes: object) -> Study:
+def study_of(file: Path, *overrides: str, **changes: object) -> Study:
     """Return the grid of a task with some of its settings changed."""
-    overrides = source_of(file) + overrides_of("grid", changes)
-    return plan_study("grid", *read_checked(file, overrides))
+    changed = [*source_of(file), *overrides, *overrides_of("grid", changes)]
+    return plan_study("grid", *read_checked(file, changed))
 
 
-def played(study: Study, path: Path, jobs: int) -> GridFolder:
-    """Return the folder of a task's grid, after missing trainings and attacks have run.
+def played(
+    study: Study, path: Path, jobs: int, wanted: Callable[[Cell], bool] | None = None
+) -> GridFolder:
+    """Return the folder of a study, after missing trainings and attacks have run.
 
     Args:
         study: result of `study_of`.
         path: its folder.
         jobs: number of simultaneous cells, a process each.
+        wanted: chooses cells; all by default.
     """
-    run_study(study, path, shlex.join(sys.argv), jobs=jobs, on_end=say_cell)
+    cells = None if wanted is None else [one for one in study.cells if wanted(one)]
+    run_study(study, path, shlex.join(sys.argv), cells, jobs=jobs, on_end=say_cell)
     return GridFolder(path)
+
+
+def played_alone(study: Study, path: Path, jobs: int, victims: Sequence[str]) -> GridFolder:
+    """The same for some victims; a grid would train the undefended model beside them."""
+    return played(study, path, jobs, lambda one: one.victim in (BASELINES, *victims))
 
 
 @dataclass(frozen=True)

@@ -94,17 +94,44 @@ def test_rows_that_are_there_stay_and_are_not_trained_again():
     whole = added(pd.concat([other, there]), more, key, tasks)
     assert whole.equals(pd.concat([there, more, other], ignore_index=True))
 
-    left = frontier.left_of("fashion", 3, ["label DP"], found)
+    left = list(frontier.left_of("fashion", 3, ["label DP"], found))
     assert left[-4:] == [f"label_dp:epsilon={epsilon}" for epsilon in (0.5, 1, 2, 8)]
     free = frontier.families_of("fashion")[frontier.LABEL_FREE]
     assert left[:-4] == [spec for spec in free if spec not in (FREE, SIDED)]
-    assert {"none", "label_dp:epsilon=4"} <= set(frontier.left_of("fashion", 4, (), found))
+    more = frontier.left_of("fashion", 5, (), found)
+    assert more["none"] == more["label_dp:epsilon=4"] == [3, 4]
+
+
+def test_a_defense_counts_by_the_victims_that_it_shares_with_the_references():
+    many = {seed: str(int(seed) + 3) for seed in "012"}
+    other = rows("other", "few rounds", 0.84, {"x": 0.65})
+    found = frontier.frontier_of(made_up(other, other.assign(seed=other.seed.map(many))))
+    assert found.victims == "3"  # no reference has more
+    known = made_up()
+    whole = pd.concat([known, known.assign(seed=known.seed.map(many))], ignore_index=True)
+    found = frontier.frontier_of(pd.concat([whole, other], ignore_index=True))
+    assert found.victims == "3 to 6"
+    place = next(one for one in found.places if one.defense == "other")
+    assert (place.gain.count, place.gain.mean) == (3, pytest.approx(-0.01, abs=1e-3))
+
+
+def test_references_come_first_and_then_what_is_nearest_to_a_verdict():
+    names = {"near": 0.03, "far": 0.09}
+    undecided = []
+    for name, by in names.items():
+        undecided.append(rows(name, "few rounds", 0.85, {"x": 0.65}))
+        undecided[-1].loc[2, "utility"] = str(0.85 + 0.01 - by)
+    known = made_up(*undecided)
+    order = frontier.frontier_of(known).nearest_first(["new", "none", "far", "near", FREE])
+    assert order[0] == FREE
+    assert {*order[1:3]} == {"near", "far"}
+    assert order[3:] == ["none", "new"]
 
 
 @pytest.mark.parametrize("task", ["fashion", "bank"])
 def test_the_tasks_are_experiments_whose_defenses_fit(task, monkeypatch):
     monkeypatch.setenv("VFL_DATA", "data")
-    defenses = frontier.left_of(task, 1, (), pd.DataFrame(columns=frontier.COLUMNS))
+    defenses = list(frontier.left_of(task, 1, (), pd.DataFrame(columns=frontier.COLUMNS)))
     study = study_of(frontier.FOLDER / f"{task}.toml", defenses=defenses, seeds=[0])
     assert len(study.cells) == 1 + len(defenses)
     assert len(set(defenses)) == len(defenses)
@@ -172,10 +199,13 @@ def test_an_added_attack_runs_alone_where_it_lacks_rows(monkeypatch, tmp_path):
         for spec in specs
     ]
     there = pd.concat(whole, ignore_index=True)
-    assert frontier.added_attacks("fashion", 3, (), there) == ([], [])
+    assert frontier.added_attacks("fashion", 3, (), there) == ({}, [])
     lacking = (there.defense == "none") & (there.attack == "logistic") & (there.seed == "2")
-    assert frontier.added_attacks("fashion", 3, (), there[~lacking]) == (["none"], ["logistic"])
-    assert frontier.added_attacks("fashion", 2, (), there[~lacking]) == ([], [])
+    assert frontier.added_attacks("fashion", 3, (), there[~lacking]) == (
+        {"none": [2]},
+        ["logistic"],
+    )
+    assert frontier.added_attacks("fashion", 2, (), there[~lacking]) == ({}, [])
 
 
 def test_a_page_names_attacks_that_were_not_run_on_all_defenses(tmp_path):

@@ -11,6 +11,7 @@ from vfl.experiments import estimate
 from vfl.experiments.statistics import (
     ONE_SIDED,
     advantage,
+    below_best,
     chance_below,
     claims,
     holm,
@@ -68,7 +69,7 @@ def test_nothing_follows_from_one_victim():
     assert (alone.low, alone.high) == (-np.inf, np.inf)
     assert chance_below(alone, 0.0) == chance_below(None, 0.0) == 1.0
     assert leaking([{(0, 0): 0.9}], {(0, 0): 0.1}) == 1.0
-    assert protected([alone]) == protected([]) == 1.0
+    assert protected([{(0, 0): 0.1}], [{(0, 0): 0.9}]) == protected([], [{(0, 0): 0.9}]) == 1.0
 
 
 def test_holm_is_the_closed_test_of_all_subsets():
@@ -82,16 +83,17 @@ def test_holm_is_the_closed_test_of_all_subsets():
 
 
 def test_protection_needs_every_attack_to_fail():
-    weak, strong = estimate([-0.2, -0.21, -0.19]), estimate([0.2, 0.21, 0.19])
-    assert protected([weak, weak]) < ONE_SIDED
-    assert protected([weak, strong]) > 0.5
-    assert protected([weak, None]) == 1.0
+    baseline = values_of([[0.5], [0.5], [0.5]])
+    weak, strong = values_of([[0.3], [0.29], [0.31]]), values_of([[0.7], [0.71], [0.69]])
+    assert protected([weak, weak], [baseline]) < ONE_SIDED
+    assert protected([weak, strong], [baseline]) > 0.5
+    assert protected([weak, {(9, 0): 0.1}], [baseline]) == 1.0
 
 
 def passing(gap, count=500, among=10):
     """Shares of grids in which an attack as good as the best baseline passes as worse.
 
-    The others lie `gap` lower. Without and with the number of those that may be the best.
+    The others lie `gap` lower. Beside the best alone, and beside all of them.
     """
     passed = np.zeros(2)
     for _ in range(count):
@@ -100,8 +102,7 @@ def passing(gap, count=500, among=10):
         rest = [one - gap * bool(place) for place, one in enumerate(rest)]
         attack, *baselines = (values_of(one[:, None]) for one in (attack, *rest))
         best = max(baselines, key=lambda one: sum(one.values()))
-        above = [advantage(attack, best)]
-        passed += [protected(above, many) <= ONE_SIDED for many in (1, rivals_of(best, baselines))]
+        passed += [protected([attack], of) <= ONE_SIDED for of in ([best], baselines)]
     return passed / count
 
 
@@ -111,6 +112,13 @@ def test_an_attack_that_is_as_good_as_the_best_of_many_baselines_rarely_passes_a
     assert adjusted <= 0.03
     alone, adjusted = passing(gap=8)  # one is clearly the best: nothing is lost
     assert alone == adjusted <= 0.05
+
+
+def test_what_is_far_below_ten_equal_baselines_is_seen_by_three_victims():
+    """Bonferroni's factor of ten would need an error of .0025 of two degrees of freedom."""
+    baselines = [values_of(row[:, None]) for row in DRAW.normal(0.9, 0.01, (10, 3))]
+    low = values_of([[0.5], [0.42], [0.46]])
+    assert below_best(low, rivals_of(baselines)) < ONE_SIDED
 
 
 def leaks_of(worth, attacks, spread=1.0, count=600):
@@ -259,5 +267,4 @@ def test_a_leak_counts_from_a_margin(margin, leaks):
     baseline = {(seed, 0): 0.5 + 0.001 * seed for seed in range(5)}
     attack = {(seed, 0): 0.54 + 0.002 * (seed % 2) for seed in range(5)}
     assert (leaking([attack], baseline, margin) < 0.025) == leaks
-    above = [advantage(attack, baseline)]
-    assert (protected(above, margin=margin) < 0.025) == (not leaks)
+    assert (protected([attack], [baseline], margin) < 0.025) == (not leaks)

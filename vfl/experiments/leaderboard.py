@@ -26,7 +26,6 @@ from vfl.experiments.statistics import (
     over_victims,
     paired_difference,
     protected,
-    rivals_of,
 )
 
 #: "inconclusive": no attack succeeds here, nor on the undefended model, so nothing is shown.
@@ -331,7 +330,4 @@ def _leak_chance(rows: Sequence[Record]) -> float:
 
 
 def _chance(rows: Sequence[Record]) -> float:
-    baselines = by_baseline(rows)
-    best = baselines[highest(baselines)]
-    advantages = [advantage(values, best) for values in by_attack(rows).values()]
-    return protected(advantages, rivals_of(best, baselines.values()))
+    return protected(list(by_attack(rows).values()), list(by_baseline(rows).values()))

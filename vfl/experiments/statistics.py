@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -197,49 +197,71 @@ def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
     return {key: adjusted[key] for key in chances}
 
 
-def protected(advantages: Sequence[Estimate | None], rivals: int = 1, margin: float = 0.0) -> float:
+def protected(attacks: Sequence[Values], baselines: Sequence[Values], margin: float = 0.0) -> float:
     """Return the p-value of protection: every attack is at most a margin above the best baseline.
 
     It is the largest p-value of all attacks. Each attack has to be below by itself, so the number
-    of attacks needs no adjustment (intersection-union test, Berger 1982). But the highest mean of
-    several equally good baselines is too high by chance. An attack that equals them can then seem
-    worse: with ten baselines, one in nine such attacks would pass. So the p-value is multiplied by
-    the number of these baselines (Bonferroni). `ONE_SIDED` or less means that the upper end of each
-    interval is 0 or less.
+    of attacks needs no adjustment (intersection-union test, Berger 1982). `ONE_SIDED` or less means
+    that the upper end of each interval is 0 or less, where one baseline is clearly the best.
 
     Args:
-        advantages: of each attack over the baseline with the highest mean.
-        rivals: how many baselines may be the best one; see `rivals_of`.
+        attacks: values of each.
+        baselines: of which any may be the best.
         margin: what counts as no leak.
     """
-    return min(1.0, rivals * max((chance_below(one, margin) for one in advantages), default=1.0))
+    rivals = rivals_of(baselines)
+    return max((below_best(one, rivals, margin) for one in attacks), default=1.0)
 
 
-def rivals_of(best: Values, among: Iterable[Values]) -> int:
-    """Return the number of attacks not clearly below the best by mean; the best counts too."""
-    return sum(_may_be(best, one) for one in among)
+def below_best(values: Values, rivals: Sequence[Values], margin: float = 0.0) -> float:
+    """Return the p-value of "it is at most a margin above the best baseline".
+
+    What is above the best baseline is above each of them, so each has a valid test, and Simes'
+    covers them. The highest mean of several equally good baselines is too high by chance: alone,
+    with ten baselines, it would pass one in nine attacks as worse that equal them.
+
+    Args:
+        values: of an attack, or of anything else.
+        rivals: baselines of which any may be the best; see `rivals_of`.
+        margin: what counts as no more.
+    """
+    return simes([chance_below(advantage(values, one), margin) for one in rivals])
 
 
-def _may_be(best: Values, one: Values) -> bool:
-    return chance_below(advantage(one, best), 0.0) > ONE_SIDED
+def simes(chances: Sequence[float]) -> float:
+    """Return the p-value of "all of these hold": the least of r / i times the i-th smallest of r.
+
+    It is valid for independent and for positively dependent ones (Simes 1986, Sarkar 1998).
+
+    >>> simes([0.04, 0.03]), simes([0.01, 0.9]), simes([])
+    (0.04, 0.02, 1.0)
+    """
+    ordered = sorted(chances)
+    return min([1.0, *(len(ordered) / i * one for i, one in enumerate(ordered, start=1))])
+
+
+def rivals_of(among: Sequence[Values]) -> list[Values]:
+    """Return those that are not clearly below the best by mean; the best is one of them."""
+    best = max(among, key=_mean)
+    return [one for one in among if chance_below(advantage(one, best), 0.0) > ONE_SIDED]
+
+
+def _mean(values: Values) -> float:
+    return statistics.fmean(by_victim(values).values())
 
 
 def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) -> float:
     """Return the p-value of a leak: some attack exceeds the best baseline by more than a margin.
 
-    Over the r attacks that may be the best (`rivals_of`): the least of r / i times the i-th
-    smallest of their p-values (Simes 1986, which holds for positively dependent ones: Sarkar 1998),
-    for the highest of many attacks that are worth nothing is above what they are worth.
+    It is Simes' over the attacks that may be the best, for the highest of many attacks that are
+    worth nothing is above what they are worth.
 
     Args:
         attacks: values of each.
         baseline: of the one with the highest mean.
         margin: what counts as no leak.
     """
-    best = max(attacks, key=lambda one: statistics.fmean(by_victim(one).values()))
-    rivals = [one for one in attacks if _may_be(best, one)]
-    chances = sorted(chance_above(advantage(one, baseline), margin) for one in rivals)
-    return min(1.0, *(len(rivals) / i * one for i, one in enumerate(chances, start=1)))
+    return simes([chance_above(advantage(one, baseline), margin) for one in rivals_of(attacks)])
 
 
 def _mirrored(found: Estimate | None) -> Estimate | None:
