@@ -3,36 +3,68 @@
     make verify-claims                                            # a tenth
     python -m benchmarks.verify --pages frontier --tasks bank --share 0.02 --draw 3
 
-Pages are the leaderboard, the frontier and the columns. Of each page a share of the trained
-defenses is drawn, trained with the seeds of the page, and attacked. What was trained before with
-the same draw is not trained again. A figure holds where it differs from the stored one by at most
-both half widths, or by a point: noise that protects is never drawn twice alike. The exit code is 1
-where less than 95 % of the figures hold.
+Of each of `PAGES` a share of the trained rows is drawn, trained with the seeds of the page, and
+attacked. What was trained before with the same draw is not trained again. A figure holds where it
+differs from the stored one by at most both half widths, or by a point: noise that protects is never
+drawn twice alike. Times are not compared. The exit code is 1 where less than 95 % of the figures
+hold.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import fmean
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from benchmarks import columns, frontier, harness, leaderboard
-from benchmarks.studies import by_seed, over, played, points_text, read_rows, stored, study_of
+from benchmarks import columns, frontier, frontier_tops, frozen_tops, harness, leaderboard
+from benchmarks import trees_attacks as trees
+from benchmarks.studies import (
+    EXAMPLES,
+    by_seed,
+    over,
+    played,
+    played_alone,
+    points_text,
+    read_rows,
+    source_of,
+    stored,
+    study_of,
+)
 from vfl.core.registry import require_choice
-from vfl.experiments.statistics import Estimate
+from vfl.experiments.cells import Cell
+from vfl.experiments.results import TEST, LoadedGrid
+from vfl.experiments.statistics import Estimate, over_victims
+from vfl.experiments.study import plan_study
+from vfl.training.specs import read_checked
 
 #: Share of the figures that must hold.
 WANTED = 0.95
 #: Room of a figure whatever its intervals.
 _ROOM = 0.01
-#: A task and a defense or protection.
-Trained = tuple[str, str]
+#: Which rows of a task one training gives: a defense or a protection, and more where rows ask it.
+Trained = TypeVar("Trained")
+#: Grids of labels: their file of `examples` and overrides, by the file of their rows.
+GRIDS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "labels_mnist": ("thesis/labels_mnist", ()),
+    "labels_mnist_inner": ("thesis/labels_mnist_inner", ()),
+    "hidden_labels_fashion": ("hidden_labels", ()),
+    "hidden_labels_mnist": ("hidden_labels", ("data.source=mnist",)),
+}
+#: Comparisons of codecs: files of `examples/thesis` and of rows.
+COMPARISONS = ("fm20", "review_polarity", "yoochoose_filtered", "tiny_imagenet_32")
+#: Figures of one training of a comparison: rows and measure, by column.
+_OF_CODEC = {"test_accuracy": (TEST, "accuracy"), "test_hit_rate": (TEST, "hit_rate")}
+#: Figures of a command that no clock decides.
+_SENT = frozenset({"bytes_online", "bytes_offline", "online_mib", "offline_mib", "messages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +99,18 @@ class Figure:
         return line + ("" if self.holds else "  FALLEN")
 
 
-def drawn(known: Sequence[Trained], share: float, draw: int) -> dict[str, list[str]]:
-    """Return a random share of the trained defenses by task, at least one.
+def drawn(
+    known: Sequence[tuple[str, Trained]], share: float, draw: int
+) -> dict[str, list[Trained]]:
+    """Return a random share of the trainings by task, at least one.
 
     >>> drawn([("a", "x"), ("a", "y"), ("b", "x")], share=0.3, draw=0)
     {'a': ['y']}
     """
     pairs = sorted(set(known))
-    found: dict[str, list[str]] = {}
-    for task, defense in sorted(random.Random(draw).sample(pairs, ceil(share * len(pairs)))):
-        found.setdefault(task, []).append(defense)
+    found: dict[str, list[Trained]] = {}
+    for task, one in sorted(random.Random(draw).sample(pairs, ceil(share * len(pairs)))):
+        found.setdefault(task, []).append(one)
     return found
 
 
@@ -99,8 +133,8 @@ class Asked:
     out: Path
     results: Path
 
-    def of(self, known: Sequence[Trained]) -> dict[str, list[str]]:
-        """Return what is drawn of the trained defenses of a page."""
+    def of(self, known: Sequence[tuple[str, Trained]]) -> dict[str, list[Trained]]:
+        """Return what is drawn of the trainings of a page."""
         return drawn(
             [one for one in known if not self.tasks or one[0] in self.tasks], self.share, self.draw
         )
@@ -140,25 +174,30 @@ def of_frontier(asked: Asked) -> Iterator[Figure]:
     """Yield utility and all attacks of drawn places of the frontier."""
     rows = stored(asked.results / "frontier.csv", frontier.COLUMNS)
     rows = rows[rows.family != frontier.NO_MODEL]
-    known = list(rows[["task", "defense"]].itertuples(index=False, name=None))
+    known: list[tuple[str, str]] = list(
+        rows[["task", "defense"]].itertuples(index=False, name=None)
+    )
     for task, defenses in asked.of(known).items():
         own = rows[(rows.task == task) & rows.defense.isin(defenses)]
         study = study_of(
             frontier.FOLDER / f"{task}.toml", defenses=defenses,
             seeds=sorted({int(seed) for seed in own.seed}),
         )  # fmt: skip
-        folder = played(study, asked.out / "frontier" / task, asked.jobs)
+        folder = played_alone(study, asked.out / "frontier" / task, asked.jobs, defenses)
         again = pd.DataFrame(frontier.rows_of(task, folder), columns=frontier.COLUMNS).astype(str)
-        yield from _compared(task, own, again[again.defense.isin(defenses)])
+        yield from _compared("frontier", task, own, again[again.defense.isin(defenses)])
 
 
-def _compared(task: str, rows: pd.DataFrame, again: pd.DataFrame) -> Iterator[Figure]:
-    for names, what in ((["defense"], "utility"), (["defense", "attack"], "reaches")):
+def _compared(
+    page: str, task: str, rows: pd.DataFrame, again: pd.DataFrame, attack: str = "attack"
+) -> Iterator[Figure]:
+    """Yield utilities of defenses, and what each attack reaches."""
+    for names, what in ((["defense"], "utility"), (["defense", attack], "reaches")):
         others = by_seed(again, names, what)
         for key, values in by_seed(rows, names, what).items():
             other = others.get(key)
             yield Figure(
-                "frontier", task, key[0], ", ".join((what, *key[1:])), over(values),
+                page, task, key[0], ", ".join((what, *key[1:])), over(values),
                 None if other is None else over(other),
             )  # fmt: skip
 
@@ -190,10 +229,149 @@ def _read(rows: Sequence[columns.ColumnRow], protection: str, what: str) -> Esti
     return over(columns.reached(some, what))
 
 
+def of_tops(asked: Asked) -> Iterator[Figure]:
+    """Yield utilities of other tops on drawn label-free bottoms."""
+    rows = read_rows(asked.results / frontier_tops.FILE, frontier_tops.TopRow)
+    for task, bottoms in asked.of([(row.task, row.defense) for row in rows]).items():
+        for bottom in bottoms:
+            own = [row for row in rows if (row.task, row.defense) == (task, bottom)]
+            again = frozen_tops.bench_tops(
+                task, 1 + max(row.seed for row in own), list({row.top: 0 for row in own}), [bottom],
+                asked.out / "tops", asked.out / "tops" / "page.md",
+            )  # fmt: skip
+            for top in {row.top: 0 for row in own}:
+                key = (task, bottom, top)
+                yield Figure("tops", *key, _top(own, key), _top(again, key))
+
+
+def _top(rows: Sequence[frontier_tops.TopRow], key: tuple[str, str, str]) -> Estimate:
+    return over(row.utility for row in rows if (row.task, row.defense, row.top) == key)
+
+
+def of_trees(asked: Asked) -> Iterator[Figure]:
+    """Yield utility and all attacks of drawn trees."""
+    rows = _of_trees(read_rows(asked.results / "trees_attacks.csv", trees.AttackRow))
+    known: list[tuple[str, str]] = list(
+        rows[["task", "defense"]].itertuples(index=False, name=None)
+    )
+    for task, models in asked.of(known).items():
+        own = rows[(rows.task == task) & rows.defense.isin(models)]
+        study = study_of(trees.FOLDER / f"{task}.toml", seeds=sorted({*own.seed}))
+        folder = played_alone(study, asked.out / "trees" / task, asked.jobs, models)
+        again = _of_trees(list(trees.rows_of(task, folder)))
+        yield from _compared("trees", task, own, again, "kind")
+
+
+def _of_trees(rows: Sequence[trees.AttackRow]) -> pd.DataFrame:
+    found = pd.DataFrame(rows).rename(columns={"model": "defense"})
+    return found.assign(kind=found.attack + " " + found.measure)
+
+
+def of_labels(asked: Asked) -> Iterator[Figure]:
+    """Yield drawn attacks on drawn defenses, at every number of leaked labels."""
+    rows = {name: leaderboard.rows_stored(asked.results / f"{name}.csv") for name in GRIDS}
+    known = [(name, (r["defense"], r["attack"])) for name, own in rows.items() for r in own]
+    for name, pairs in asked.of(known).items():
+        file, overrides = GRIDS[name]
+        for defense, attack in pairs:
+            own = [r for r in rows[name] if (r["defense"], r["attack"]) == (defense, attack)]
+            study = study_of(
+                EXAMPLES / f"{file}.toml", *overrides, defenses=[defense], attacks=[attack],
+                seeds=list(range(int(own[0]["victims"]))), baselines=["raw"], pictures=0,
+            )  # fmt: skip
+            folder = played_alone(study, asked.out / "labels" / name, asked.jobs, [defense])
+            yield from _labels(name, own, LoadedGrid(folder))
+
+
+def _labels(name: str, rows: Sequence[Mapping[str, str]], grid: LoadedGrid) -> Iterator[Figure]:
+    for row in rows:
+        values = {
+            (one.repeat, one.draw): one.value
+            for one in grid.records
+            if (one.training, one.subject) == (row["defense"], row["attack"])
+            and (one.measure, one.k) == (row["measure"], int(row["k"]))
+        }
+        half = float(row["half_width"]) if row["half_width"] else None
+        what = f"{row['attack']}, k = {row['k']}"
+        was = Estimate(float(row["mean"]), half, int(row["victims"]))
+        yield Figure("labels", name, row["defense"], what, was, over_victims(values))
+
+
+def of_codecs(asked: Asked) -> Iterator[Figure]:
+    """Yield quality and bytes of drawn trainings of comparisons of codecs."""
+    rows = {name: leaderboard.rows_stored(asked.results / f"{name}.csv") for name in COMPARISONS}
+    known = [
+        (name, (r["variant"], r["codec"], r["repeat"]))
+        for name, own in rows.items()
+        for r in own
+        if not r["failure"]
+    ]
+    for name, trainings in asked.of(known).items():
+        file = EXAMPLES / "thesis" / f"{name}.toml"
+        study = plan_study("compare", *read_checked(file, source_of(file)))
+
+        def key(cell: Cell) -> tuple[str, str, str]:
+            return cell.about["variant"], cell.experiment.codec, cell.about["repeat"]
+
+        folder = played(
+            study, asked.out / "codecs" / name, asked.jobs,
+            lambda cell: key(cell) in trainings,  # noqa: B023
+        )  # fmt: skip
+        there = {key(cell): cell.name for cell in study.cells}
+        records = LoadedGrid(folder).records
+        for one in trainings:
+            row = next(r for r in rows[name] if (r["variant"], r["codec"], r["repeat"]) == one)
+            for what, (subject, measure) in _OF_CODEC.items():
+                if row.get(what):
+                    found = [
+                        r.value for r in records
+                        if (r.cell, r.subject, r.measure) == (there.get(one), subject, measure)
+                    ]  # fmt: skip
+                    again = Estimate(found[0], None, 1) if found else None
+                    was = Estimate(float(row[what]), None, 1)
+                    yield Figure("codecs", name, " ".join(one), what, was, again)
+
+
+def of_published(asked: Asked) -> Iterator[Figure]:
+    """Yield bytes and messages of drawn commands, as ratios to the stored ones.
+
+    Commands that shape a line need the right to make network namespaces and are left out.
+    """
+    text = (asked.results / "published_runs.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    known = [
+        (row["bench"], row["command"])
+        for row in rows
+        if _SENT.intersection(row) and "--network tun" not in row["command"]
+    ]
+    for bench, commands in asked.of(known).items():
+        for command in commands:
+            given = subprocess.run(
+                [sys.executable, "-m", *command.split(), "--json"],
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            own = [row for row in rows if row["command"] == command]
+            for was, row in zip(own, json.loads(given.stdout), strict=True):
+                yield from _published(bench, was, row)
+
+
+def _published(bench: str, was: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Figure]:
+    name = " ".join(value for value in row.values() if isinstance(value, str))
+    for what in sorted(_SENT.intersection(row)):
+        if was[what]:
+            again = Estimate(row[what] / was[what], None, 1)
+            yield Figure("published", bench, name, what, Estimate(1.0, None, 1), again)
+
+
 PAGES: Mapping[str, Callable[[Asked], Iterator[Figure]]] = {
     "leaderboard": of_leaderboard,
     "frontier": of_frontier,
     "columns": of_columns,
+    "tops": of_tops,
+    "trees": of_trees,
+    "labels": of_labels,
+    "codecs": of_codecs,
+    "published": of_published,
 }
 
 
@@ -209,8 +387,8 @@ def bench_verify(
     """Train and attack a random share of the rows of pages again.
 
     Args:
-        pages: leaderboard, frontier or columns.
-        tasks: names of tasks; by default all of a page.
+        pages: of `PAGES`.
+        tasks: names of tasks, of benchmarks or of files of rows; by default all of a page.
         share: share of the trained defenses of each page.
         draw: number of the random draw.
         jobs: trainings at a time, a process each.

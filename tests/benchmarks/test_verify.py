@@ -1,10 +1,15 @@
 """Rows of pages again: what is drawn, what holds, and once from end to end."""
 
+import json
+import subprocess
+
 import pandas as pd
 import pytest
 
 from benchmarks import frontier, verify
-from benchmarks.studies import store
+from benchmarks.studies import played, store, study_of
+from vfl.core.text import csv_text
+from vfl.experiments.results import LoadedGrid
 from vfl.experiments.statistics import Estimate
 
 AGAIN = Estimate(0.6, 0.02, 3)
@@ -39,6 +44,22 @@ def test_a_draw_is_a_share_of_all_and_another_number_draws_others():
     assert all(
         (task, one) in known for each in found for task, some in each.items() for one in some
     )
+
+
+def test_bytes_of_a_command_are_compared_and_times_are_not(monkeypatch, tmp_path):
+    stored = {"bench": "mpc", "command": "benchmarks.mpc --workload relu-100k", "system": "fast"}
+    shaped = {**stored, "command": "benchmarks.mpc --network tun"}
+    rows = [stored | {"bytes_online": 100, "ms": 1.0}, shaped | {"bytes_online": 1}]
+    (tmp_path / "published_runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = [{"system": "fast", "bytes_online": 102, "ms": 9.0}]
+
+    def run(command, **_):
+        assert command[2:] == ["benchmarks.mpc", "--workload", "relu-100k", "--json"]
+        return subprocess.CompletedProcess(command, 0, json.dumps(given))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (found,) = verify.bench_verify(["published"], share=1.0, out=tmp_path, results=tmp_path)
+    assert (found.what, found.again.mean, found.holds) == ("bytes_online", 1.02, False)
 
 
 TINY = """
@@ -84,3 +105,38 @@ def test_a_frontier_that_was_just_measured_holds_and_another_does_not(
     rows = pd.read_csv(file, dtype=str, keep_default_na=False)
     store(file, rows.assign(reaches="0.01"))
     assert {one.what for one in again("once") if not one.holds} == {"reaches, logistic"}
+
+
+@pytest.mark.slow
+def test_a_row_of_labels_and_a_training_of_a_comparison_come_again(monkeypatch, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "tiny.toml").write_text(TINY)
+    compared = TINY.partition("[grid]")[0] + '[compare]\ncodecs = ["none", "sign"]\nseeds = [0]\n'
+    (tmp_path / "thesis" / "codecs.toml").write_text(compared)
+    monkeypatch.setattr(verify, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(verify, "GRIDS", {"tiny": ("tiny", ())})
+    monkeypatch.setattr(verify, "COMPARISONS", ("codecs",))
+    study = study_of(tmp_path / "tiny.toml", pictures=0)
+    grid = LoadedGrid(played(study, tmp_path / "runs", 1))
+    rows = [
+        {
+            "defense": one.training, "attack": one.subject, "k": one.k, "measure": one.measure,
+            "mean": one.value, "half_width": "", "victims": 1,
+        }
+        for one in grid.attacks
+    ]  # fmt: skip
+    (tmp_path / "tiny.csv").write_text(csv_text(list(rows[0]), rows))
+    row = {"variant": "", "codec": "sign", "repeat": "seed=0", "test_accuracy": 2, "failure": ""}
+    (tmp_path / "codecs.csv").write_text(csv_text(list(row), [row]))
+
+    def again(page):
+        return verify.bench_verify(
+            [page], share=1.0, jobs=1, out=tmp_path / "again", results=tmp_path
+        )
+
+    labels = again("labels")
+    assert {one.defense for one in labels} == {"none", "label_free:features=0"}
+    assert all(one.holds for one in labels)
+    (codec,) = again("codecs")
+    assert 0 < codec.again.mean <= 1
+    assert not codec.holds
