@@ -268,7 +268,7 @@ class Frontier:
 
     @property
     def victims(self) -> str:
-        """How many each defense has."""
+        """Number of victims of each defense."""
         counts = sorted({one.utility.count for one in self.places})
         return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 

@@ -50,7 +50,7 @@ from vfl.training.specs import read_checked
 WANTED = 0.95
 #: Room of a figure whatever its intervals.
 _ROOM = 0.01
-#: Which rows of a task one training gives: a defense or a protection, and more where rows ask it.
+#: Identity of one training of a task: a defense, a protection, or a tuple of settings.
 Trained = TypeVar("Trained")
 #: Grids of labels: their file of `examples` and overrides, by the file of their rows.
 GRIDS: Mapping[str, tuple[str, Sequence[str]]] = {
