@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from statistics import median
@@ -37,11 +37,13 @@ from vfl.session.ranks.group import ALONE, Ranks
 from vfl.session.ranks.processes import store_at
 from vfl.session.secure_mode import shares_weights
 from vfl.training.local import Connect, LocalSession
+from vfl.training.split import SplitModule
 from vfl.transport import HubLink, Observed, TcpLink, local_pair
 
-#: In one piece, all parties in one process, over streams without and with TLS, on computed lines.
-Path = Literal["monolith", "inprocess", "tcp", "tls", "model"]
-PATHS: tuple[Path, ...] = ("monolith", "inprocess", "tcp", "tls")
+#: In one piece, as a `SplitModule` in the same loop, all parties in one process, over streams
+#: without and with TLS, on computed lines.
+Path = Literal["monolith", "module", "inprocess", "tcp", "tls", "model"]
+PATHS: tuple[Path, ...] = ("monolith", "module", "inprocess", "tcp", "tls")
 #: Paths that need no stream where lines are computed.
 MODEL_PATHS: tuple[Path, ...] = ("monolith", "inprocess", "model")
 FEATURE_PARTIES = ("left", "right")
@@ -125,7 +127,7 @@ def _mlp(batch_size: int, width: int, steps: int, **aims: float) -> Workload:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "mlp_small": _mlp(batch_size=64, width=128, steps=500, tls=2.2),
+    "mlp_small": _mlp(batch_size=64, width=128, steps=500, module=1.3, tls=2.2),
     "mlp": _mlp(batch_size=256, width=1280, steps=60, inprocess=1.15),
     "cnn": Workload(
         model="cnn",
@@ -136,7 +138,7 @@ WORKLOADS: dict[str, Workload] = {
         top="mlp:hidden=64",
         outputs=10,
         steps=60,
-        aims={"inprocess": 1.05, "tls": 1.35},
+        aims={"module": 1.1, "inprocess": 1.05, "tls": 1.35},
     ),
 }
 
@@ -379,14 +381,14 @@ def fresh_top(workload: Workload, seed: int) -> nn.Module:
 class Monolith(nn.Module):
     """The whole network as one module: the parties' network without a cut."""
 
-    def __init__(self, bottoms: Sequence[nn.Module], top: nn.Module) -> None:
+    def __init__(self, bottoms: Mapping[str, nn.Module], top: nn.Module) -> None:
         super().__init__()
-        self.bottoms = nn.ModuleList(bottoms)
+        self.bottoms = nn.ModuleDict(bottoms)
         self.top = top
 
-    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Return logits from each bottom's inputs, axes (rows, ...), in party order."""
-        cuts = [bottom(own) for bottom, own in zip(self.bottoms, inputs, strict=True)]
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return logits from each bottom's inputs, axes (rows, ...), by party."""
+        cuts = [bottom(inputs[name]) for name, bottom in self.bottoms.items()]
         logits: Tensor = self.top(torch.cat(cuts, dim=1))
         return logits
 
@@ -396,22 +398,34 @@ def _normal(seed: int, purpose: str, *shape: int) -> Tensor:
 
 
 def monolith(setup: Setup, device: str = "cpu") -> Measurement:
-    """Train the whole network as one plain torch module in a plain torch loop.
+    """Train the whole network as one plain torch module in a plain torch loop."""
+    return _in_a_loop(setup, Monolith(setup.bottoms(), setup.top()), device)
+
+
+def module(setup: Setup) -> Measurement:
+    """Train a `SplitModule` of the network in the same loop."""
+    bottoms = setup.bottoms()
+    widths = dict.fromkeys(bottoms, setup.workload.width)
+    return _in_a_loop(setup, SplitModule(bottoms, setup.top(), widths), "cpu")
+
+
+def _in_a_loop(setup: Setup, network: nn.Module, device: str) -> Measurement:
+    """Train a network in a plain torch loop.
 
     It keeps the figures of an epoch that a label party keeps, loss and accuracy.
     """
-    network = Monolith(list(setup.bottoms().values()), setup.top()).to(device)
+    network.to(device)
     train = setup.experiment.train
     optimizer = optim.SGD(network.parameters(), lr=train.learning_rate, momentum=train.momentum)
     criterion = nn.CrossEntropyLoss()
-    inputs = [own.inputs for own in setup.data.values() if own.inputs is not None]
+    inputs = {n: own.inputs for n, own in setup.data.items() if own.inputs is not None}
     labels = setup.data[LABEL_PARTY].labels
     assert labels is not None, "the label party holds the labels"
     meters: dict[int, Meter] = {}
     for exchange in setup.schedule():
         rows = torch.from_numpy(exchange.rows)
         targets = labels[rows].to(device)
-        logits = network([own[rows].to(device) for own in inputs])
+        logits = network({name: own[rows].to(device) for name, own in inputs.items()})
         loss = criterion(logits, targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -492,6 +506,8 @@ def work(parent: Parent) -> None:
             measured = modelled(job)
         elif job.path == "monolith":
             measured = monolith(Setup(job))
+        elif job.path == "module":
+            measured = module(Setup(job))
         elif job.path == "inprocess":
             measured = in_process(Setup(job))
         elif job.party == LABEL_PARTY:

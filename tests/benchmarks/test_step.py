@@ -38,7 +38,9 @@ def test_every_workload_takes_every_path(quick):
 
 def test_every_path_trains_the_same_network(quick):
     for start in range(0, len(quick), len(PATHS)):
-        monolith, inprocess, tcp, tls = (row.final_loss for row in quick[start : start + 4])
+        turn = quick[start : start + len(PATHS)]
+        monolith, module, inprocess, tcp, tls = (row.final_loss for row in turn)
+        assert module == monolith
         assert inprocess == pytest.approx(monolith, rel=1e-5)
         assert inprocess == tcp == tls
 
@@ -47,7 +49,7 @@ def test_ratios_are_to_the_monolith_of_the_same_turn(quick):
     for start in range(0, len(quick), len(PATHS)):
         monolith = quick[start]
         assert (monolith.cpu_ratio, monolith.wall_ratio) == (1, 1)
-        for row in quick[start : start + 4]:  # with one turn, the median is that turn
+        for row in quick[start : start + len(PATHS)]:  # with one turn, the median is that turn
             assert row.cpu_ratio == pytest.approx(row.cpu_ms / monolith.cpu_ms)
             assert row.wall_ratio == pytest.approx(row.wall_ms / monolith.wall_ms)
 
@@ -55,7 +57,7 @@ def test_ratios_are_to_the_monolith_of_the_same_turn(quick):
 @pytest.mark.net
 def test_over_a_line_a_step_takes_what_the_line_takes_at_least():
     rows = bench_step(["mlp_small"], steps=5, repeats=1, wan=LINE, network="proxy")
-    monolith, _, tcp, tls = rows
+    monolith, *_, tcp, tls = rows
     assert {row.network for row in rows} == {"proxy"}
     assert monolith.limit_ms is None
     for row in (tcp, tls):

@@ -7,7 +7,13 @@ import tomllib
 
 import pytest
 
+from vfl.attacks import ATTACKS
+from vfl.core.registry import PLUGINS
+from vfl.experiments.outside import load_attackers
+
 KINDS = ["codec", "defense", "attack"]
+PLACEHOLDERS = {"NAME", "CLASS", "KIND", "FAMILY", "CONTRACT", "COMMAND", "VERSION"}
+PLACEHOLDERS |= {"STORED", "TODAY"}
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +51,28 @@ def test_packages_keep_the_contract_and_name_their_members(well, tmp_path):
             file for file in folder.rglob("*.*") if file.suffix in (".py", ".toml", ".md", ".yml")
         ]
         left = {word for file in written for word in file.read_text().split()}
-        assert not left & {"NAME", "CLASS", "KIND", "FAMILY", "CONTRACT", "COMMAND", "VERSION"}
+        assert not left & {
+            "NAME",
+            "CLASS",
+            "KIND",
+            "FAMILY",
+            "CONTRACT",
+            "COMMAND",
+            "VERSION",
+            "STORED",
+            "TODAY",
+        }
+
+
+def test_an_attack_can_be_added_to_a_leaderboard(well, tmp_path, monkeypatch):
+    monkeypatch.setattr(ATTACKS, "_members", dict(ATTACKS._members))
+    monkeypatch.setenv(PLUGINS, "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    well("new", "attack", "own_reader")
+    (one,) = load_attackers(tmp_path / "own_reader" / "own_reader.py")
+    assert (one.spec, one.author) == ("own_reader", "your name")
+    assert "--add-attack own_reader.py" in (tmp_path / "own_reader" / "README.md").read_text()
+    sys.modules.pop("own_reader")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -14,17 +15,31 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class _Kind(NamedTuple):
-    """Differences between packages of several kinds of members."""
+    """Differences between packages of several kinds of members.
+
+    Attributes:
+        family: name of the registry.
+        contract: test class in `vfl.testing`.
+        study: the command that compares members.
+        stored: a further row of the commands in README.md.
+    """
 
     family: str
     contract: str
     study: str
+    stored: str = ""
 
 
 _KINDS = {
     "codec": _Kind("codecs", "CodecContract", "compare"),
     "defense": _Kind("defenses", "DefenseContract", "grid"),
-    "attack": _Kind("attacks", "AttackContract", "grid"),
+    "attack": _Kind(
+        "attacks",
+        "AttackContract",
+        "grid",
+        "| `vfl grid --add-attack {}.py FOLDER` | adds its row to the leaderboard of a stored grid, "
+        "without any training |\n",
+    ),
 }
 
 
@@ -69,8 +84,10 @@ def new(
         "CONTRACT": own.contract,
         "COMMAND": f"vfl {own.study} {own.study}.toml",
         "VERSION": VERSION,
+        "STORED": own.stored.format(name),
+        "TODAY": date.today().isoformat(),
     }
-    placeholder = re.compile(rf"\b({'|'.join(words)})\b|(?<=Test)CLASS")
+    placeholder = re.compile(rf"\b({'|'.join(words)})\b|(?<=Test)CLASS|^STORED(?=\|)", re.M)
     for template, target in {
         f"{kind}.py": f"{name}.py",
         "test.py": f"test_{name}.py",
