@@ -37,8 +37,8 @@ _KINDS = {
         "attacks",
         "AttackContract",
         "grid",
-        "| `vfl grid --add-attack {}.py FOLDER` | adds its row to the leaderboard of a stored grid, "
-        "without any training |\n",
+        "| `vfl grid --add-attack {}.py FOLDER` | adds its row to the leaderboard of a stored "
+        "grid, without any training |\n",
     ),
 }
 
