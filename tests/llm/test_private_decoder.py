@@ -7,6 +7,7 @@ import torch
 
 from vfl.core.errors import BadOptionError, DataError, ProtocolError, ReusedPadError
 from vfl.core.frame import HEADER_BYTES
+from vfl.llm.file import shape_in_terms
 from vfl.llm.packing import packed_bytes
 from vfl.llm.private_decoder import Sampling, softmax
 from vfl.llm.two_party import Form, Role
@@ -374,6 +375,17 @@ def test_a_classifier_gives_the_logits_of_plain_torch(mode):
         seen = {(leak.observer, leak.what) for leak in hidden.leaks()}
         assert seen == {("P1", "permuted values"), ("P1", "values")}
         assert [leak.where for leak in hidden.leaks() if leak.what == "values"] == ["classes"]
+
+
+def test_a_classifier_whose_padding_takes_no_position():
+    """RoBERTa: a question has no padding, for the owner would have to know where it stands."""
+    model = encoder(padding=1, segments=1)
+    assert EncoderShape(**shape_in_terms(model.shape)) == model.shape
+    with private(model) as hidden, torch.no_grad():
+        found = hidden.classify([3, 5, 9, 22])
+        assert (found - model(torch.tensor([[3, 5, 9, 22]]))).abs().max() < 6e-3
+        with pytest.raises(DataError, match="tokens of the model"):
+            hidden.classify([3, 1, 9])
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ from vfl.core.version import VERSION
 from vfl.llm.file import LlmFile, LlmParty
 from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
-from vfl.llm.private_decoder import OnToken, PrivateLayers, greedy, layer_shapes
+from vfl.llm.private_decoder import OnToken, PrivateLayers, greedy, has_token, layer_shapes
 from vfl.llm.two_party import Pick, Role
 from vfl.llm.weights import BLOCK, WeightStore
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
@@ -986,8 +986,7 @@ class User(Party):
         """
         (length,) = {len(prompt) for prompt in prompts}
         self.require_askable(length, count, len(prompts))
-        known = range(self.shape.vocabulary)
-        if not all(token in known for prompt in prompts for token in prompt):
+        if not all(has_token(self.shape, token) for prompt in prompts for token in prompt):
             raise DataError(
                 "a question has tokens of the model",
                 got=f"{length} tokens, of them one that it lacks",

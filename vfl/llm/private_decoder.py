@@ -71,6 +71,11 @@ _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 OnToken = Callable[[int, int], bool]
 
 
+def has_token(shape: DecoderShape, token: int) -> bool:
+    """Whether a question may have a token; padding has no position, and P0 does not see where."""
+    return 0 <= token < shape.vocabulary and token != getattr(shape, "padding", -1)
+
+
 def greedy(scores: Tensor) -> int:
     """The largest score's position."""
     return int(scores.argmax())
@@ -621,7 +626,7 @@ class PrivateTransformer(Generic[_Model]):
         ]
 
     def _require_tokens(self, tokens: Sequence[int]) -> None:
-        if not tokens or not all(0 <= token < self._shape.vocabulary for token in tokens):
+        if not tokens or not all(has_token(self._shape, token) for token in tokens):
             raise DataError(
                 "a prompt has tokens of the model",
                 where="prompt",
