@@ -23,6 +23,7 @@ from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 from vfl.defenses.label_free import AnchoredBottom
 from vfl.models import JointBottom
+from vfl.models.optimizers import descend
 
 Goal = Literal["labels", "values", "clusters", "inputs", "tokens", "scores"]
 
@@ -153,10 +154,7 @@ def fit(
             if 0 < batch < len(inputs):
                 drawn = torch.randint(len(inputs), (batch,))
                 some, truth = inputs[drawn], labels[drawn]
-            optimizer.zero_grad()
-            error = (loss or F.cross_entropy)(module(some), truth)
-            error.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(optimizer, (loss or F.cross_entropy)(module(some), truth))
     return module.eval()
 
 

@@ -12,6 +12,7 @@ from vfl.compression import StepContext
 from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.core.seeds import Secret, scoped
 from vfl.defenses.base import Defense, LabelKind, require_classes
+from vfl.models.optimizers import descend
 
 _STEPS = 200
 
@@ -91,9 +92,7 @@ class Confusion(Defense):
             decoder = _decoder(classes)
             steps = optim.Adam([table, *decoder.parameters()], lr=0.02)
             for _ in range(_STEPS):
-                steps.zero_grad()
-                self._cost(table, decoder).backward()  # type: ignore[no-untyped-call]
-                steps.step()
+                descend(steps, self._cost(table, decoder))
         self._codes = torch.softmax(table, dim=1).detach()
         self._decoder = decoder.requires_grad_(False)
 

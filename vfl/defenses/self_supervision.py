@@ -23,6 +23,7 @@ from torch.nn.functional import (
 )
 
 from vfl.defenses.base import FIT_ROWS
+from vfl.models.optimizers import descend
 
 Learned = Literal["autoencoder", "scarf", "simclr", "vicreg", "vime"]
 
@@ -271,6 +272,4 @@ def _descend(
         order = torch.randperm(len(inputs), generator=draw)
         for start in range(0, max(len(order) - 1, 1), batch_size):  # no batch of one row
             whole = inputs.index_select(0, order[start : start + batch_size])
-            steps.zero_grad()
-            loss(whole, model, device).backward()  # type: ignore[no-untyped-call]
-            steps.step()
+            descend(steps, loss(whole, model, device))

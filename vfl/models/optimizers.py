@@ -357,3 +357,10 @@ _CHANGED = ("lr", "momentum", "betas")
 
 def _no_options(where: str, problem: Exception) -> BadOptionError:
     return BadOptionError("torch does not take these options", where=where, got=str(problem))
+
+
+def descend(optimizer: optim.Optimizer, loss: torch.Tensor) -> None:
+    """Take one step of an optimiser down a loss."""
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

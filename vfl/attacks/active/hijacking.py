@@ -13,12 +13,12 @@ from torch.nn.functional import mse_loss
 from vfl.attacks.active.base import ActiveAdversary
 from vfl.attacks.base import Attack, key_of, require_at_least, through
 from vfl.attacks.inputs.inversion import decoder
+from vfl.attacks.inputs.sdar import discriminator
 from vfl.attacks.view import Grant, View
 from vfl.compression import StepContext
 from vfl.core.errors import UserError
 from vfl.core.seeds import scoped
-
-_HIDDEN = 128
+from vfl.models.optimizers import descend
 
 
 class Bending(ActiveAdversary, Attack):
@@ -134,7 +134,7 @@ class Hijacking(Bending):
             self._width = through(self._encoder, self._public[:2]).shape[1]
             self._encoder.train()
             self._decoder = decoder(self._width, tuple(self._public.shape[1:]))
-            self._critic = _critic(self._width)
+            self._critic = discriminator(self._width)
         self._coding = self._adam(self._encoder, self._decoder)
         self._judging = self._adam(self._critic)
 
@@ -156,13 +156,9 @@ class Hijacking(Bending):
         rows = torch.randint(len(self._public), (len(cuts),), generator=self._draw)
         inputs = self._public[rows]
         codes = self._encoder(inputs)
-        self._coding.zero_grad()
-        mse_loss(self._decoder(codes), inputs).backward()  # type: ignore[no-untyped-call]
-        self._coding.step()
+        descend(self._coding, mse_loss(self._decoder(codes), inputs))
         for _ in range(self.critic_steps):
-            self._judging.zero_grad()
-            self._judgement(codes.detach(), cuts).backward()  # type: ignore[no-untyped-call]
-            self._judging.step()
+            descend(self._judging, self._judgement(codes.detach(), cuts))
 
     def _judgement(self, codes: Tensor, cuts: Tensor) -> Tensor:
         """Return the critic's loss: high for codes, low for cuts, of slope 1 in between."""
@@ -176,13 +172,3 @@ class Hijacking(Bending):
     def _adam(self, *modules: nn.Module) -> torch.optim.Adam:
         weights: list[Any] = [weight for module in modules for weight in module.parameters()]
         return torch.optim.Adam(weights, lr=self.learning_rate)
-
-
-def _critic(width: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(width, _HIDDEN),
-        nn.LeakyReLU(0.2),
-        nn.Linear(_HIDDEN, _HIDDEN),
-        nn.LeakyReLU(0.2),
-        nn.Linear(_HIDDEN, 1),
-    )

@@ -14,6 +14,7 @@ from vfl.attacks.view import Grant, View
 from vfl.compression import StepContext
 from vfl.core.registry import require_range
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _SPAN = 0.9
 
@@ -95,7 +96,5 @@ class SplitSpy(Hijacking):
             if agreed < self.agreement * self._usual:
                 return True
             self._usual = torch.lerp(agreed, self._usual, _SPAN)
-            self._learning.zero_grad()
-            cross_entropy(answers, self._labels).backward()  # type: ignore[no-untyped-call]
-            self._learning.step()
+            descend(self._learning, cross_entropy(answers, self._labels))
         return False

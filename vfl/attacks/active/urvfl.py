@@ -14,6 +14,7 @@ from vfl.attacks.inputs.inversion import decoder
 from vfl.attacks.view import Grant, View
 from vfl.compression import StepContext
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _HIDDEN = 128
 _BATCH_SIZE = 64
@@ -92,9 +93,7 @@ class URVFL(Bending):
                 codes = self._encoder(rows)
             own = cross_entropy(self._judge(codes), known)
             theirs = cross_entropy(self._judge(cuts), self._classes + self._labels)
-            self._judging.zero_grad()
-            (own + theirs).backward()  # type: ignore[no-untyped-call]
-            self._judging.step()
+            descend(self._judging, own + theirs)
 
     def _loss(self, cuts: Tensor) -> Tensor:
         return cross_entropy(self._judge(cuts), self._labels)
@@ -112,9 +111,7 @@ class URVFL(Bending):
             rows, known = self._some(_BATCH_SIZE)
             codes = self._encoder(rows)
             loss = mse_loss(self._decoder(codes), rows) + cross_entropy(classifier(codes), known)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(optimizer, loss)
         networks.eval().requires_grad_(False)
 
     def _some(self, count: int) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from vfl.attacks.base import Attack, key_of, require_at_least, scale_by, through
 from vfl.attacks.inputs.inversion import decoder, regress
-from vfl.attacks.inputs.sdar import adam, descend, discriminator, taken_for_real, told_apart
+from vfl.attacks.inputs.sdar import adam, discriminator, taken_for_real, told_apart
 from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _BATCH_SIZE = 64
 #: Kernel widths, as multiples of the mean squared distance of a batch.

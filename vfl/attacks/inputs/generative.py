@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss, softmax
 from vfl.attacks.base import Attack, key_of, require_at_least, through
 from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _HIDDEN = 128
 _BATCH_SIZE = 128
@@ -77,6 +78,4 @@ class Generative(Attack):
             outputs = top(view.merge(victim(columns), own_cuts[rows]))
             beyond = (columns.flatten(1).var(0) - self.spread).clamp(min=0).mean()
             loss = mse_loss(softmax(outputs, 1), wanted[rows]) + beyond
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            descend(optimizer, loss)

@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from vfl.attacks.base import Attack, key_of, require_at_least, scale_by, through
 from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _HIDDEN = 256
 _BATCH_SIZE = 64
@@ -85,9 +86,7 @@ def regress(
     with scoped(key_of(draw)):
         for _ in range(steps):
             rows = torch.randint(len(inputs), (min(_BATCH_SIZE, len(inputs)),), generator=draw)
-            optimizer.zero_grad()
-            mse_loss(module(inputs[rows]), wanted[rows]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(optimizer, mse_loss(module(inputs[rows]), wanted[rows]))
     return module.eval()
 
 

@@ -10,6 +10,7 @@ from vfl.attacks.base import Attack, key_of, require_at_least, scale_by, through
 from vfl.attacks.inputs.inversion import decoder, regress
 from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _BATCH_SIZE = 64
 
@@ -66,9 +67,7 @@ class PseudoClient(Attack):
             made = pseudo(inputs[own])
             loss = cross_entropy(top(made), labels[own])
             loss = loss + self.align * distance_of_moments(made, cuts[others])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(optimizer, loss)
         return pseudo
 
 

@@ -12,6 +12,7 @@ from vfl.attacks.base import Attack, key_of, require_at_least, scale_by, through
 from vfl.attacks.inputs.inversion import decoder
 from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _HIDDEN = 128
 _BATCH_SIZE = 64
@@ -122,10 +123,3 @@ def told_apart(judge: nn.Module, real: Tensor, made: Tensor) -> Tensor:
 def adam(weights: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Adam:
     """Return Adam with the first momentum that discriminators need (Radford et al. 2016)."""
     return torch.optim.Adam(weights, lr=learning_rate, betas=(0.5, 0.999))
-
-
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Take one step of an optimiser down a loss."""
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()

@@ -20,6 +20,7 @@ from vfl.core.seeds import scoped
 from vfl.models.decoder import KeyValues
 from vfl.models.language import Front
 from vfl.models.lora import LoRAEmbedding
+from vfl.models.optimizers import descend
 
 
 def closer_vectors(
@@ -431,9 +432,7 @@ class TokenNetwork(Attack):
         optimizer = torch.optim.Adam(network.parameters(), self.learning_rate)
         for _ in range(self.steps):
             some = torch.randint(len(given), (512,), generator=draw)
-            optimizer.zero_grad()
-            F.cross_entropy(network(given[some]), labels[some]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(optimizer, F.cross_entropy(network(given[some]), labels[some]))
         with torch.no_grad():
             parts = torch.split(self._windows(scale, cuts), _ROWS)
             return torch.cat([words[network(part).argmax(-1)] for part in parts])

@@ -10,6 +10,7 @@ from vfl.attacks.base import Attack, key_of, require_at_least
 from vfl.attacks.inputs.white_box_inversion import closer_inputs
 from vfl.attacks.view import Grant, View
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 
 class UnSplit(Attack):
@@ -65,7 +66,5 @@ class UnSplit(Attack):
                     clone, cuts, inputs, self.input_steps, self.input_learning_rate, self.smooth
                 )
                 for _ in range(self.model_steps):
-                    optimizer.zero_grad()
-                    mse_loss(clone(inputs), cuts).backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
+                    descend(optimizer, mse_loss(clone(inputs), cuts))
         return inputs

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vfl.attacks.base import key_of, training
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _BATCH, _TEMPERATURE, _ALPHA, _WEIGHT = 64, 0.8, 0.75, 50.0
 
@@ -63,10 +64,7 @@ def fit_mixmatch(
                 torch.cat([known[own], some]), torch.cat([shares[own], guesses]), alpha
             )
             grown = weight * step / steps
-            optimizer.zero_grad()
-            loss = mixmatch_loss(network(inputs), wanted, batch, grown)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(optimizer, mixmatch_loss(network(inputs), wanted, batch, grown))
     network.eval()
 
 

@@ -15,6 +15,7 @@ from vfl.attacks.transcript import RecordedExchange, Transcript
 from vfl.attacks.view import Grant, View
 from vfl.core.errors import NonFiniteError
 from vfl.core.seeds import scoped
+from vfl.models.optimizers import descend
 
 _SETTLING = 10  # exchanges on which the surrogate finds its place before the replay
 _BALANCING = 5
@@ -105,9 +106,7 @@ class Surrogate(GradientAttack):
             gradients = gradients_of_classes(top, cuts, len(prior))
             distances = ((gradients - wanted[:, None]) * sent[:, None]).square().sum(2) / scale
             labels = balanced(-distances.detach() / self.temperature, prior)
-            optimizer.zero_grad()
-            (labels * distances).sum(1).mean().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(optimizer, (labels * distances).sum(1).mean())
         return distances.detach()
 
 
