@@ -347,8 +347,7 @@ def load_parties(
     Raises:
         UserError: see `load_table`.
     """
-    label, by_party = labels[0], {one.party: one for one in labels}
-    label_party = label.party
+    label, label_party = labels[0], labels[0].party
     order = [*party_columns, *({label_party} - set(party_columns))]
     if without := [party for party in order if party not in tables]:
         raise MissingDataError(
@@ -356,10 +355,42 @@ def load_parties(
             where=f"parties.{without[0]}.source",
             want="a file for every party, if one party has a file of its own",
         )
+    named, columns = _read_tables(tables, party_columns, labels, alignments is not None)
+    further = {one.party for one in labels[1:]}
+    _check_busy({name: own for name, own in columns.items() if name not in further}, label_party)
+    if alignments is None:
+        joined = _joined(tables, named, label_party, missing_rows)
+    else:
+        joined = _privately_aligned(tables, named, label_party, alignments, missing_rows)
+    joined = joined.drawn(dealing)
+    learned = {
+        one.party: encode_labels(joined.frames[one.party][one.column], one.task) for one in labels
+    }
+    codes = learned[label_party][0]
+    split = joined.split(dealing, codes, label.task)
+    inputs = {}
+    for name in order:
+        more = joined.others[name] if unaligned and name != label_party else None
+        own = replace(tables[name], columns=columns[name])
+        given = HeldRows(joined.frames[name], f"party '{name}'", joined.held.get(name), more)
+        inputs[name] = given.inputs(own, split, encoders.get(name))
+    rows = AlignedRows.of(len(codes), split, joined.ids, joined.digest)
+    rows = replace(rows, held=joined.held, id_rules=joined.rules)
+    return _of_parties(rows, inputs, labels, learned)
+
+
+def _read_tables(
+    tables: Mapping[str, OwnTable],
+    party_columns: Mapping[str, Sequence[str] | None],
+    labels: Sequence[Label],
+    aligned: bool,
+) -> tuple[dict[str, Table], dict[str, list[str]]]:
+    """Read each party's ids, inputs and label; return the tables, and the columns of inputs."""
     named, columns = dict[str, Table](), dict[str, list[str]]()
+    by_party = {one.party: one for one in labels}
     for name, own in tables.items():
         known = column_names(own.source, own.form, f"parties.{name}.source")
-        ids = [own.id_column] if alignments is None else id_columns(own.id_column, known)
+        ids = id_columns(own.id_column, known) if aligned else [own.id_column]
         for each in ids:
             check_column(known, each, f"the id column of party '{name}'", "data.id")
         asked = party_columns[name] or own.columns or ("*",) if name in party_columns else ()
@@ -367,60 +398,75 @@ def load_parties(
         columns[name] = own_columns(known, asked, name, labels, own.id_column, whose)
         kept = [*ids, *columns[name]]
         if name in by_party:
-            column, setting = by_party[name].column, "label" if name == label_party else "tasks"
+            column, setting = by_party[name].column, "label" if name == labels[0].party else "tasks"
             check_column(known, column, f"the label of '{name}'", f"{setting}.column")
             kept.append(column)
-        texts = ids if own.form.text_ids or alignments is not None else []
+        texts = ids if own.form.text_ids or aligned else []
         named[name] = read_table(own.source, own.form, texts, f"parties.{name}.source", kept)
-    further = by_party.keys() - {label_party}
-    _check_busy({name: own for name, own in columns.items() if name not in further}, label_party)
-    common: Ids
-    held: Mapping[str, np.ndarray] = {}
-    if alignments is None:
-        whole = label_party if missing_rows == "token" else None
-        names = {name: own.id_column for name, own in tables.items()}
-        aligned = align(named, names, _common_id_type(tables), whole)
-        frames, others = aligned.frames, aligned.others
-        common, digest = aligned.ids, None
-        held = {name: rows for name, rows in aligned.held.items() if name != label_party}
-    else:
-        found, frames, common = _privately_aligned(
-            tables, named, label_party, alignments, missing_rows
-        )
-        digest, held = found.digest, found.held
-        others = {name: _without(named[name], frames[name]) for name in named}
-    if (drawn := dealing.drawn(len(common))) is not None:
-        if held:
+    return named, columns
+
+
+@dataclass(frozen=True, eq=False)
+class _Joined:
+    """The rows of a session in all parties' tables, in one order.
+
+    Attributes:
+        frames: rows of each party.
+        others: rows of each party that are in no session.
+        ids: ids of the rows.
+        digest: digest of a private alignment; None without one.
+        held: which rows each feature party has, bool, where some are missing.
+        rules: rules by which ids were compared.
+    """
+
+    frames: Mapping[str, Part]
+    others: Mapping[str, Part]
+    ids: Ids
+    digest: bytes | None
+    held: Mapping[str, np.ndarray]
+    rules: str
+
+    def drawn(self, dealing: Dealing) -> _Joined:
+        """Draw rows, if a limit asks for fewer.
+
+        Raises:
+            BadOptionError: rows that some party lacks stay.
+        """
+        if (drawn := dealing.drawn(len(self.ids))) is None:
+            return self
+        if self.held:
             raise BadOptionError(
                 "rows that some party lacks stay, so a limit cannot draw from the rows",
                 where="data.rows",
                 fix="leave data.rows out, or missing_rows = 'intersection'",
             )
-        frames = {name: Part.of(frame, drawn) for name, frame in frames.items()}
-        common = common[drawn]
+        frames = {name: Part.of(frame, drawn) for name, frame in self.frames.items()}
+        digest = self.digest
         if digest is not None:
             digest = hashlib.sha256(digest + drawn.tobytes()).digest()
-    learned = {
-        name: encode_labels(frames[name][one.column], one.task) for name, one in by_party.items()
-    }
-    codes = learned[label_party][0]
-    if held:
-        split = split_apart(
-            np.logical_and.reduce(list(held.values())),
-            lambda rows: dealing.split(codes[rows], label.task),
-        )
-    else:
-        split = dealing.split(codes, label.task)
-    inputs = {}
-    for name in order:
-        more = others[name] if unaligned and name != label_party else None
-        own = replace(tables[name], columns=columns[name])
-        given = HeldRows(frames[name], f"party '{name}'", held.get(name), more)
-        inputs[name] = given.inputs(own, split, encoders.get(name))
-    rules = _rules(tables[label_party], None) if alignments is None else found.agreed.rules
-    rows = AlignedRows.of(len(codes), split, common, digest)
-    rows = replace(rows, held=held, id_rules=rules)
-    return _of_parties(rows, inputs, labels, learned)
+        return replace(self, frames=frames, ids=self.ids[drawn], digest=digest)
+
+    def split(self, dealing: Dealing, codes: np.ndarray, task: str) -> Split:
+        """Split the rows; those that all parties have get the parts of an intersection."""
+        if not self.held:
+            return dealing.split(codes, task)
+        complete = np.logical_and.reduce(list(self.held.values()))
+        return split_apart(complete, lambda rows: dealing.split(codes[rows], task))
+
+
+def _joined(
+    tables: Mapping[str, OwnTable],
+    named: Mapping[str, Table],
+    label_party: str,
+    missing_rows: MissingRows,
+) -> _Joined:
+    """Join tables by their ids."""
+    whole = label_party if missing_rows == "token" else None
+    names = {name: own.id_column for name, own in tables.items()}
+    found = align(named, names, _common_id_type(tables), whole)
+    held = {name: rows for name, rows in found.held.items() if name != label_party}
+    rules = _rules(tables[label_party], None)
+    return _Joined(found.frames, found.others, found.ids, None, held, rules)
 
 
 def _without(table: Table, part: Part) -> Part:
@@ -497,8 +543,8 @@ def _privately_aligned(
     label_party: str,
     folder: Path,
     missing_rows: MissingRows,
-) -> tuple[Alignment, dict[str, Part], Ids]:
-    """The label party's alignment, each party's rows in its order, and the label party's ids."""
+) -> _Joined:
+    """Take the rows of a private alignment, in its order, with the label party's ids."""
     found = {party: Alignment.newest(folder / party, party) for party in named}
     if len({one.digest for one in found.values()}) > 1:
         raise MisalignedError(
@@ -513,7 +559,9 @@ def _privately_aligned(
         for party, one in found.items()
     }
     frames = {party: frame for party, (frame, _) in applied.items()}
-    return found[label_party], frames, applied[label_party][1]
+    own, others = found[label_party], {name: _without(named[name], frames[name]) for name in named}
+    ids = applied[label_party][1]
+    return _Joined(frames, others, ids, own.digest, own.held, own.agreed.rules)
 
 
 def _check_busy(columns: Mapping[str, Sequence[str]], label_party: str) -> None:
