@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -26,7 +26,7 @@ from vfl.core.errors import (
     VFLError,
     redacted_traceback,
 )
-from vfl.core.frame import Frame, Kind, Link
+from vfl.core.frame import Frame, Kind, Link, Observer
 from vfl.core.registry import command_of
 from vfl.core.storage import joint_digest, locked, write_json
 from vfl.core.traffic import Ledger
@@ -50,7 +50,7 @@ from vfl.session.label.party import AnyLabelParty, LabelParty, Objective, Record
 from vfl.session.label.summary import summarise, test_figures, write_predictions
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
 from vfl.session.ranks.machines import further_ranks
-from vfl.session.ranks.processes import device_of
+from vfl.session.ranks.processes import FurtherRanks, device_of
 from vfl.session.relay import Carried, Switchboard
 from vfl.session.rules import refuse_ranks
 from vfl.session.serving import require_servable
@@ -72,7 +72,7 @@ from vfl.session.store.party_folder import (
 from vfl.session.store.session_ledger import Meter
 from vfl.session.terms import AlignTerms
 from vfl.session.threads import use_threads
-from vfl.session.trace import own_recorders, recording
+from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import ObservedPoll, local_pair, receive_any
 
 _COLLECT_S = 10.0
@@ -219,6 +219,26 @@ def _serve(
     finally:
         if front is not None:
             front.close()
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One try of a session, whose parties have joined.
+
+    Attributes:
+        number: number of its restarts.
+        start: number of its first exchange.
+        federation: connection to the parties.
+        links: links to the present parties.
+        meter, ledger: count what the party sends and what all send.
+    """
+
+    number: int
+    start: int
+    federation: Federation
+    links: Mapping[str, ObservedPoll]
+    meter: Meter
+    ledger: Ledger
 
 
 class LabelSession:
@@ -406,23 +426,22 @@ class LabelSession:
         return start
 
     def _attempt(
-        self, patience_s: float, attempt: int, start: int, own: Own, meter: Meter
+        self, patience_s: float, number: int, start: int, own: Own, meter: Meter
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        terms, data, party, trains = self.terms, self.data, self.party, self.terms.mode == "train"
-        folder, ledger = own_folder(party, terms), Ledger()
+        terms, party, ledger = self.terms, self.party, Ledger()
         settings, device = self.experiment.federation, device_of(own.device, 0)
         patience = settings.step_timeout_s + settings.rejoin_window_s + _RANKS_S
         patience = max(patience, settings.join_timeout_s)
-        recorders = own_recorders(party, terms, data, self.checkpoints)
+        recorders = own_recorders(party, terms, self.data, self.checkpoints)
         with (
             Federation(
                 self.grid,
                 terms,
-                self.experiment.federation,
-                data,
+                settings,
+                self.data,
                 patience_s,
                 self.say,
-                attempt,
+                number,
                 simulation=self.simulation,
                 waiting=self._waits,
                 partial=self._partial,
@@ -432,83 +451,99 @@ class LabelSession:
             ) as federation,
             further_ranks(party, self.ranks, patience, device) as ranks,
         ):
-            mode = secure_mode.make(terms.secure)
-            carried = terms.feature_parties if terms.middle is not None else ()
-            carried = rules.peers(terms) if mode.whole_network else carried
-
-            def count(party: str, way: str, frame: Frame) -> None:
-                """Count relayed frames: for a middle each cut once; for other label parties none.
-
-                If no party holds a layer, all frames count.
-                """
-                if not frame.branch or party in carried:
-                    ledger(party, way, frame)
-
             open_ranks: OpenRanks | None = None
             if self.ranks > 1:
                 whose = (ranks, party, self.experiment, terms, federation.session, start)
                 open_ranks = partial(start_ranks, *whose)
-            links = federation.join([count, meter, *recorders], start, open_ranks)
-            watched: dict[str, Link] = {}
-            if self.ranks > 1:
-                watched = {
-                    name: ranks.watch(link, f"party '{name}'") for name, link in links.items()
-                }
-                own = replace(own, device=device, ranks=ranks.join_group(data))
-            classes = data.classes if trains else folder.classes()
-            objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
-            records = Records(ledger, self.folder.epoch) if trains else Records(ledger)
-            more: dict[str, Any] = {"records": records}
-            begins = earlier_folder(party, terms) if trains else folder
-            more |= {} if begins is None else {"weights": begins.weights()}
+            links = federation.join([self._counted(ledger), meter, *recorders], start, open_ranks)
+            attempt = _Attempt(number, start, federation, links, meter, ledger)
+            if secure_mode.make(terms.secure).whole_network:
+                return self._play_whole_network(attempt, own)
+            return self._play_top(attempt, own, ranks, recorders)
 
-            def receive() -> tuple[str, Frame]:
-                return receive_any(links)
+    def _counted(self, ledger: Ledger) -> Observer:
+        """Count relayed frames: for a middle each cut once; for other label parties none.
 
-            if mode.whole_network:
-                named, agreed = (federation.session, attempt), federation.agree
-                absent = [name for name in rules.peers(terms) if name not in links]
-                ends = self._with_absent(links)
-                whole = WholeNetworkLabel(
-                    data, terms, named, ends, receive, own, objective, agreed=agreed, **more
-                )
-                if self.front is not None:
-                    whole.begin()
-                    here = self._serve(self.front, whole, federation, ends, absent, meter)
-                    return self._end(whole, federation, here)
-                whole.play(
-                    start,
-                    lambda schedule: self._watched(meter.through(schedule), whole.split),
-                )
-                federation.collect(_COLLECT_S)
-                return whole, whole.reports
-            ends = watched or self._ends_of(links, receive)
-            if trains and self.ranks == 1:
+        If no party holds a layer, all frames count.
+        """
+        carried = self.terms.feature_parties if self.terms.middle is not None else ()
+        if secure_mode.make(self.terms.secure).whole_network:
+            carried = rules.peers(self.terms)
+
+        def count(party: str, way: str, frame: Frame) -> None:
+            if not frame.branch or party in carried:
+                ledger(party, way, frame)
+
+        return count
+
+    def _model(self, ledger: Ledger) -> tuple[Objective, dict[str, Any]]:
+        """The objective of the session; the records of its label party, and its first weights."""
+        trains, folder = self.terms.mode == "train", own_folder(self.party, self.terms)
+        classes = self.data.classes if trains else folder.classes()
+        objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
+        records = Records(ledger, self.folder.epoch) if trains else Records(ledger)
+        begins = earlier_folder(self.party, self.terms) if trains else folder
+        weights = {} if begins is None else {"weights": begins.weights()}
+        return objective, {"records": records, **weights}
+
+    def _play_whole_network(
+        self, attempt: _Attempt, own: Own
+    ) -> tuple[AnyLabelParty, list[PartyReport]]:
+        """Play a session of a network that no party holds."""
+        federation, links, meter = attempt.federation, attempt.links, attempt.meter
+        objective, more = self._model(attempt.ledger)
+        named, ends = (federation.session, attempt.number), self._with_absent(links)
+        receive = partial(receive_any, links)
+        label = WholeNetworkLabel(
+            self.data, self.terms, named, ends, receive, own, objective,
+            agreed=federation.agree, **more,
+        )  # fmt: skip
+        if self.front is not None:
+            label.begin()
+            return self._end(label, federation, self._serve(self.front, label, attempt, ends))
+        label.play(
+            attempt.start,
+            lambda schedule: self._watched(meter.through(schedule), label.split),
+        )
+        federation.collect(_COLLECT_S)
+        return label, label.reports
+
+    def _play_top(
+        self, attempt: _Attempt, own: Own, ranks: FurtherRanks, recorders: Sequence[Recorder]
+    ) -> tuple[AnyLabelParty, list[PartyReport]]:
+        """Play a session in which the label party holds the top."""
+        terms, data, party = self.terms, self.data, self.party
+        federation, meter, start = attempt.federation, attempt.meter, attempt.start
+        objective, more = self._model(attempt.ledger)
+        ends: Mapping[str, Link]
+        if self.ranks > 1:
+            links = attempt.links.items()
+            ends = {name: ranks.watch(link, f"party '{name}'") for name, link in links}
+            own = replace(own, device=device_of(own.device, 0), ranks=ranks.join_group(data))
+        else:
+            ends = self._ends_of(attempt.links)
+            if terms.mode == "train":
                 use_threads(party.threads, top_step(terms, objective))
-            label = LabelParty(data, terms.at_label(), ends, own, objective, **more)
-            if columns := label.aggregator.begin():
-                layers = mode.layers(columns, terms.merged_width, terms.label_party)
-                meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
-            label.aggregator.without = self.gone
-            label.resume(start)
-            if self.front is not None:
-                absent = [name for name in rules.peers(terms) if name not in links]
-                here = self._serve(self.front, label, federation, ends, absent, meter)
-                return self._end(label, federation, here)
-            followed = label.stopping.follow(rules.schedule(terms, data.split, start))
-            followed = own.ranks.metered(followed, meter.bytes)
-            schedule = self._watched(meter.through(followed), label.split)
-            weights = {party.party: label.weights}
-            with recording(recorders, schedule, start, weights, _say) as exchanges:
-                label.run(exchanges)
-            ranks.agree(label.weights_digest())
-            ended = {n: one.link for n, one in label.ends.items() if n not in self.gone}
-            here = ends if terms.takers else ended
-            return self._end(label, federation, here)
+        label = LabelParty(data, terms.at_label(), ends, own, objective, **more)
+        if columns := label.aggregator.begin():
+            mode = secure_mode.make(terms.secure)
+            layers = mode.layers(columns, terms.merged_width, terms.label_party)
+            meter.most = most_of_an_epoch(terms, data.split, federation.agree(layers))
+        label.aggregator.without = self.gone
+        label.resume(start)
+        if self.front is not None:
+            return self._end(label, federation, self._serve(self.front, label, attempt, ends))
+        followed = label.stopping.follow(rules.schedule(terms, data.split, start))
+        followed = own.ranks.metered(followed, meter.bytes)
+        schedule = self._watched(meter.through(followed), label.split)
+        weights = {party.party: label.weights}
+        with recording(recorders, schedule, start, weights, _say) as exchanges:
+            label.run(exchanges)
+        ranks.agree(label.weights_digest())
+        ended = {n: one.link for n, one in label.ends.items() if n not in self.gone}
+        return self._end(label, federation, ends if terms.takers else ended)
 
-    def _ends_of(
-        self, links: Mapping[str, ObservedPoll], receive: Callable[[], tuple[str, Frame]]
-    ) -> dict[str, Link]:
+    def _ends_of(self, links: Mapping[str, ObservedPoll]) -> Mapping[str, Link]:
         """The link to every party, through a switchboard if parties send messages to each other."""
         terms = self.terms
         if not terms.takers:
@@ -517,7 +552,8 @@ class LabelSession:
         def pairs(sender: str, receiver: str) -> bool:
             return (sender in terms.takers) is not (receiver in terms.takers)
 
-        board = Switchboard(links, receive, pairs, rules.window_frames(terms))
+        window = rules.window_frames(terms)
+        board = Switchboard(links, partial(receive_any, links), pairs, window)
         if self.front is None:
             return board.links
         behind, names = terms.middle is not None, terms.at_label().feature_parties
@@ -531,18 +567,17 @@ class LabelSession:
         self,
         front: ServingFront,
         label: LabelParty | WholeNetworkLabel,
-        federation: Federation,
+        attempt: _Attempt,
         ends: Mapping[str, Link],
-        absent: Sequence[str],
-        meter: Meter,
     ) -> Mapping[str, Link]:
         """Let the front answer rows until it ends; returns the links of the present parties."""
         terms = self.terms
+        absent = [name for name in rules.peers(terms) if name not in attempt.links]
         for name in absent:
             self.say(f"party {name} is absent; serving begins without it")
         serving = ServingParty(
             label,
-            away=federation if self._partial else None,
+            away=attempt.federation if self._partial else None,
             absent=absent,
             behind=terms.feature_parties if terms.middle is not None else (),
             asker=(0, 1 + len(terms.serving)),
@@ -551,7 +586,7 @@ class LabelSession:
         try:
             front.play(serving)
         finally:
-            meter.rows += label.progress.asked_rows
+            attempt.meter.rows += label.progress.asked_rows
         serving.close()
         for name in terms.serving:
             ends[name].send(Frame(Kind.DONE))
