@@ -226,6 +226,36 @@ class Growing:
         return [self.parts[name] for name in new]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _GrowingProduct:
+    """One product of `Role.multiply_growing`; see there.
+
+    Attributes:
+        number: number of the operation.
+        ring: bits of the product's elements.
+    """
+
+    cache: Growing
+    more: Shared
+    shared: Shared
+    product: Bilinear
+    shape: Sequence[int]
+    number: int
+    ring: int
+    ahead: tuple[Growing, Shared] | None
+
+    @property
+    def parts(self) -> list[tuple[Shared, int]]:
+        """The factors that are opened, with the bits of their elements."""
+        more = [] if self.ahead is None else [(self.ahead[1], self.ahead[1].ring)]
+        return [(self.more, self.ring), (self.shared, self.ring), *more]
+
+    @property
+    def wanted(self) -> list[tuple[torch.Size, int]]:
+        """Axes of these factors, and the bits of their elements."""
+        return [(part.share.shape, bits) for part, bits in self.parts]
+
+
 class Role(Engine):
     """One of the three; see the module. What is dealt is kept offline, and read online.
 
@@ -433,7 +463,7 @@ class Role(Engine):
             share = self._take()
             if not early:
                 self._send(P0, number, (shared.share - self._take(), ring))
-        known = self.form.mode == "fast"
+        known = self._fast
         return self.plus_own(Shared(share, bits, shared.ring, known), constant.bias)
 
     def multiply_growing(
@@ -466,65 +496,91 @@ class Role(Engine):
             ValueError: fast mode, and P1's shares depend on the question.
         """
         number, ring = self.next_number(), min(more.ring, shared.ring)
-        fast = self.form.mode == "fast"
-        parts = [(more, ring), (shared, ring)]
-        if ahead is not None:
-            parts.append((ahead[1], ahead[1].ring))
-        if fast and not all(part.known for part, _ in parts):
+        growing = _GrowingProduct(cache, more, shared, product, shape, number, ring, ahead)
+        if self._fast and not all(part.known for part, _ in growing.parts):
             raise ValueError("factors of a growing product come from products or functions")
-        wanted = [(part.share.shape, bits) for part, bits in parts]
-        share, numbers = blank(shape), Ring(ring)
+        share = blank(shape)
         if self.deals:
-            first, second = (
-                [self.pad(peer, each, "G", i, number) for i, (each, _) in enumerate(wanted)]
-                for peer in (P0, P1)
-            )
-            u0, u1 = cache.grow(first=first[0], second=second[0])
-            w = product(u1, first[1]) + product(u0, second[1])
-            if not fast:
-                w += product(u0, first[1]) + product(u1, second[1])
-            self._deal([w], "W", number, numbers=numbers)
-            if ahead is not None:
-                ahead[0].grow(first=first[2], second=second[2])
+            self._deal_growing(growing)
         elif self.offline:
-            masks = [self._mask(each, "G", i, number=number) for i, (each, _) in enumerate(wanted)]
-            theirs = self._receive(P1, number, *wanted) if fast and self.first else []
-            if fast and not self.first:
-                hidden = [part.share - u for (part, _), u in zip(parts, masks, strict=True)]
-                self._send_all(P0, number, hidden, wanted)
-            self._keep(*masks, *self._dealt([shape], "W", number, numbers), *theirs)
+            self._prepare_growing(growing)
+        elif self._fast:
+            share = self._ask_growing(growing) if self.first else self._answer_growing(growing)
         else:
-            masks = [self._take() for _ in parts]
-            w = self._take()
-            opened = [
-                self._as_sent(part.share - u) for (part, _), u in zip(parts, masks, strict=True)
-            ]
-            u, v = masks[:2]
-            if not fast:
-                self._send_all(P1 - self.role, number, opened, wanted)
-                theirs = self._receive(P1 - self.role, number, *wanted)
-                e, f = (a + b for a, b in zip(opened, theirs, strict=True))
-                self._watched(number, (e, more.within(ring)), (f, shared.within(ring)))
-                e, u = cache.grow(difference=e, mask=u)
-                share = masked_product(RING, product, (e, f), u, self._plus(v, f), w)
-            elif self.first:
-                self._send_all(P1, number, opened, wanted)
-                x, d = cache.grow(share=more.share, difference=self._take())
-                factors = x + d, self._take()  # two one-way products and its own, x and y as masks
-                share = masked_product(RING, product, factors, x, shared.share, w)
-                if ahead is not None:
-                    ahead[0].grow(share=ahead[1].share, difference=self._take())
-            else:  # what is known is computed while the message is on its way
-                x, u = cache.grow(share=more.share, mask=u)
-                share = w + product(x, shared.share)
-                if ahead is not None:
-                    ahead[0].grow(share=ahead[1].share, mask=masks[2])
-                e, f, *rest = self._receive(P0, number, *wanted)
-                (e,) = cache.grow(difference=e)
-                share = masked_product(RING, product, (e, f), u, v, share)
-                if ahead is not None:
-                    ahead[0].grow(difference=rest[0])
+            share = self._open_growing(growing)
         return Shared(share, more.bits + shared.bits, ring)
+
+    @property
+    def _fast(self) -> bool:
+        return self.form.mode == "fast"
+
+    def _deal_growing(self, of: _GrowingProduct) -> None:
+        """At the dealer: share the product of the holders' masks."""
+        first, second = (
+            [self.pad(peer, shape, "G", i, of.number) for i, (shape, _) in enumerate(of.wanted)]
+            for peer in (P0, P1)
+        )
+        u0, u1 = of.cache.grow(first=first[0], second=second[0])
+        w = of.product(u1, first[1]) + of.product(u0, second[1])
+        if not self._fast:
+            w += of.product(u0, first[1]) + of.product(u1, second[1])
+        self._deal([w], "W", of.number, numbers=Ring(of.ring))
+        if of.ahead is not None:
+            of.ahead[0].grow(first=first[2], second=second[2])
+
+    def _masks_of(self, of: _GrowingProduct) -> list[Tensor]:
+        wanted = enumerate(of.wanted)
+        return [self._mask(shape, "G", i, number=of.number) for i, (shape, _) in wanted]
+
+    def _prepare_growing(self, of: _GrowingProduct) -> None:
+        """At a holder, before the question: draw masks; in fast mode P0 learns P1's differences."""
+        masks = self._masks_of(of)
+        theirs = self._receive(P1, of.number, *of.wanted) if self._fast and self.first else []
+        if self._fast and not self.first:
+            hidden = [part.share - u for (part, _), u in zip(of.parts, masks, strict=True)]
+            self._send_all(P0, of.number, hidden, of.wanted)
+        self._keep(*masks, *self._dealt([of.shape], "W", of.number, Ring(of.ring)), *theirs)
+
+    def _hidden_parts(self, of: _GrowingProduct, masks: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(of.parts, masks, strict=True)
+        return [self._as_sent(part.share - u) for (part, _), u in pairs]
+
+    def _open_growing(self, of: _GrowingProduct) -> Tensor:
+        """At a holder, thesis: open both factors, then multiply."""
+        masks, w = [self._take() for _ in of.parts], self._take()
+        opened, (u, v) = self._hidden_parts(of, masks), masks[:2]
+        self._send_all(P1 - self.role, of.number, opened, of.wanted)
+        theirs = self._receive(P1 - self.role, of.number, *of.wanted)
+        e, f = (a + b for a, b in zip(opened, theirs, strict=True))
+        seen = (e, of.more.within(of.ring)), (f, of.shared.within(of.ring))
+        self._watched(of.number, *seen)
+        e, u = of.cache.grow(difference=e, mask=u)
+        return masked_product(RING, of.product, (e, f), u, self._plus(v, f), w)
+
+    def _ask_growing(self, of: _GrowingProduct) -> Tensor:
+        """At P0, fast: send both factors masked; P1's differences came before."""
+        masks, w = [self._take() for _ in of.parts], self._take()
+        self._send_all(P1, of.number, self._hidden_parts(of, masks), of.wanted)
+        x, d = of.cache.grow(share=of.more.share, difference=self._take())
+        factors = x + d, self._take()  # two one-way products and its own, x and y as masks
+        share = masked_product(RING, of.product, factors, x, of.shared.share, w)
+        if of.ahead is not None:
+            of.ahead[0].grow(share=of.ahead[1].share, difference=self._take())
+        return share
+
+    def _answer_growing(self, of: _GrowingProduct) -> Tensor:
+        """At P1, fast: compute what is known while the message is on its way."""
+        masks, w = [self._take() for _ in of.parts], self._take()
+        x, u = of.cache.grow(share=of.more.share, mask=masks[0])
+        share = w + of.product(x, of.shared.share)
+        if of.ahead is not None:
+            of.ahead[0].grow(share=of.ahead[1].share, mask=masks[2])
+        e, f, *rest = self._receive(P0, of.number, *of.wanted)
+        (e,) = of.cache.grow(difference=e)
+        share = masked_product(RING, of.product, (e, f), u, masks[1], share)
+        if of.ahead is not None:
+            of.ahead[0].grow(difference=rest[0])
+        return share
 
     def apply(
         self,
@@ -587,7 +643,7 @@ class Role(Engine):
             back, delta = self._take(), self._take()
             share = self._receive(P1, number, ((results,), ring))[0][back] + delta
         axes = (1, width) if kind == "pairs" else (rows, width)
-        return Shared(share.reshape(axes), bits, ring, known=self.form.mode == "fast")
+        return Shared(share.reshape(axes), bits, ring, known=self._fast)
 
     def mix(
         self,
@@ -871,7 +927,7 @@ class Role(Engine):
                 self.watch(f"opened {number} {index}", self.decode(*each))
 
     def _is_early(self, shared: Shared) -> bool:
-        return shared.known and self.form.mode == "fast"
+        return shared.known and self._fast
 
     def _send_dealt(self, rest: Tensor, number: int, phase: str, numbers: Ring) -> None:
         self._send(P1, number, (rest, numbers.bits))
