@@ -336,16 +336,7 @@ def of_experiment(experiment: Experiment) -> Iterator[str]:
     """Yield mistakes of an experiment outside its sessions' terms: rows, traces and studies."""
     data, trace = experiment.data, experiment.trace
     if data.missing_rows == "token":
-        no_token = "data.missing_rows = 'token' is not possible here"
-        if not experiment.has_own_tables and data.alignment is None:
-            yield (
-                f"{no_token}: only parties with separate tables, [parties.NAME] with a "
-                "source, lack rows; in a federation an alignment finds them, "
-                "data.alignment = 'NAME'"
-            )
-        if trace.enabled:
-            why = "a trace ([trace]) and its readers assume that every party has every row"
-            yield f"{no_token}: {why}"
+        yield from _of_missing_rows(experiment)
     if data.split == "stratified" and experiment.label.task == "regression":
         yield "data.split = 'stratified' is for classes, but these labels are numbers"
     if experiment.is_table and (given := set_by_hand(data, *_OF_SETS)):
@@ -363,15 +354,33 @@ def of_experiment(experiment: Experiment) -> Iterator[str]:
     for task in experiment.tasks or ():
         if task.column is None and experiment.is_table:
             yield f"'{task.party}' of [[tasks]] needs the name of its label column"
-    studies = set_by_hand(experiment, *_STUDIES)
     if experiment.tasks:
-        yield from (f"[{name}] trains networks with one label party" for name in studies)
-        if trace.enabled:
-            yield "[trace] replays links to one label party, but [[tasks]] have others"
+        others = "one label party, but [[tasks]] have others"
+        yield from _of_readers(experiment, "with one label party", others)
     if experiment.middle is not None:
-        yield from (f"[{name}] trains networks without a party in the middle" for name in studies)
-        if trace.enabled:
-            yield "[trace] replays links to a label party, but [middle] has others"
+        others = "a label party, but [middle] has others"
+        yield from _of_readers(experiment, "without a party in the middle", others)
+
+
+def _of_missing_rows(experiment: Experiment) -> Iterator[str]:
+    no_token = "data.missing_rows = 'token' is not possible here"
+    if not experiment.has_own_tables and experiment.data.alignment is None:
+        yield (
+            f"{no_token}: only parties with separate tables, [parties.NAME] with a "
+            "source, lack rows; in a federation an alignment finds them, "
+            "data.alignment = 'NAME'"
+        )
+    if experiment.trace.enabled:
+        why = "a trace ([trace]) and its readers assume that every party has every row"
+        yield f"{no_token}: {why}"
+
+
+def _of_readers(experiment: Experiment, trained: str, replayed: str) -> Iterator[str]:
+    """Yield studies and a trace, which know a label party and feature parties alone."""
+    for name in set_by_hand(experiment, *_STUDIES):
+        yield f"[{name}] trains networks {trained}"
+    if experiment.trace.enabled:
+        yield f"[trace] replays links to {replayed}"
 
 
 def _of_code(experiment: Experiment) -> Iterator[str]:

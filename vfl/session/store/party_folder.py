@@ -541,21 +541,10 @@ def _card(
     privacy: Sequence[PrivacyStatement] | None,
 ) -> dict[str, Any]:
     """Facts about a half for people: counts, digests, metrics and terms."""
-    is_label, asked = name in (terms.label_party, *terms.tasks), terms.parties.get(name)
-    if is_label:
-        whole = "the top, and the bottom of its own columns"
-        role, half = "label party", whole if terms.middle is None else "the head"
-    elif asked is not None:
-        role, half = "feature party", "a bottom"
-    else:
-        role, half = "party in the middle", "the model between bottoms and head"
-    mode = secure_mode.make(terms.secure)
-    if mode.keeps is not None:
-        half = mode.keeps[is_label]
-    if mode.reveals_model:
-        half = "the whole model, which every holder has"
-    if mode.reads_cells:
-        asked = None
+    is_label = name in (terms.label_party, *terms.tasks)
+    role, half = _role_and_half(name, terms, is_label)
+    cells = secure_mode.make(terms.secure).reads_cells
+    asked = None if cells else terms.parties.get(name)
     states = [one.as_dict() for one in privacy or defenses.make(terms.defense).privacy()]
     split = data.split
     if privacy is None and (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
@@ -590,6 +579,21 @@ def _card(
         or ("known to the label party" if not is_label else "not measured"),
         "terms": terms.public(),
     }
+
+
+def _role_and_half(name: str, terms: Terms, is_label: bool) -> tuple[str, str]:
+    """Name a party's role, and the part of the model that it stores."""
+    if is_label:
+        whole = "the top, and the bottom of its own columns"
+        role, half = "label party", whole if terms.middle is None else "the head"
+    elif name in terms.parties:
+        role, half = "feature party", "a bottom"
+    else:
+        role, half = "party in the middle", "the model between bottoms and head"
+    mode = secure_mode.make(terms.secure)
+    if mode.reveals_model:
+        return role, "the whole model, which every holder has"
+    return role, half if mode.keeps is None else mode.keeps[is_label]
 
 
 def _data_digest(data: PartyData, key: bytes) -> str:
@@ -634,16 +638,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
     earlier = earlier_folder(party, terms)
     with party.locations.located(PartyFile):
         if terms.mode in ("predict", "serve"):
-            encoder = own_folder(party, terms).encoder()
-            form = replace(table.form, query=own.predict_query or own.query)
-            given = own_alignment(party, terms)
-            source = party.predict_path
-            data = load_for_prediction(party.party, source, own.id, encoder, form, given, place)
-            if terms.mode == "predict":
-                trained = own_folder(party, terms).trained_rows(data)
-                if not party.predicts_others or np.isin(trained, ("yes", "validation")).any():
-                    data = replace(data, trained=trained)
-            return data
+            return _asked_rows(party, terms, table.form, place)
         evaluated = own_folder(party, terms) if terms.mode == "evaluate" else None
         known = evaluated or earlier
         shares = terms.validation, test
@@ -663,11 +658,37 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         require_numbers(data)
     if evaluated is None:
         return data
+    return _evaluated_rows(party, terms, evaluated, data)
+
+
+def _asked_rows(
+    party: PartyFile, terms: Terms, form: TableFormat, place: OnDisk | None
+) -> PartyData:
+    """The rows of a prediction or a service, encoded as in the training."""
+    own, folder = party.table, own_folder(party, terms)
+    form, given = replace(form, query=own.predict_query or own.query), own_alignment(party, terms)
+    source, encoder = party.predict_path, folder.encoder()
+    data = load_for_prediction(party.party, source, own.id, encoder, form, given, place)
+    if terms.mode == "predict":
+        trained = folder.trained_rows(data)
+        if not party.predicts_others or np.isin(trained, ("yes", "validation")).any():
+            data = replace(data, trained=trained)
+    return data
+
+
+def _evaluated_rows(
+    party: PartyFile, terms: Terms, trained: PartyFolder, data: PartyData
+) -> PartyData:
+    """Leave out the rows of the training, and those that a run beside it may not test.
+
+    Raises:
+        TrainedRowsError: a party in the middle would not know which rows are left.
+    """
     may_test = [
         PartyFolder(party.run_path(other) / "parties" / party.party).may_test(data)
         for other in terms.beside
     ]
-    data = evaluated.rows_left(data)
+    data = trained.rows_left(data)
     if may_test:
         data = _common_rows(data, np.logical_and.reduce(may_test), terms)
     if (data.unseen is not None or terms.beside) and terms.middle is not None:
