@@ -226,6 +226,22 @@ def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def show(summary: Mapping[str, Any]) -> None:
     """Print a summary for people."""
+    _show_quality(summary)
+    if "best_epoch" in summary:
+        print(f"{'epochs':<16} {summary['epochs']}, the best was {summary['best_epoch']}")
+    _show_bytes(summary)
+    if summary.get("secure", "none") != "none":
+        print(f"{'secure':<16} {summary['secure']}: {summary['trust']}")
+    for stated in summary.get("privacy", ()):
+        print(f"{'privacy':<16} {stated['text']}")
+    if summary.get("steps_per_second"):
+        print(f"{'steps a second':<16} {summary['steps_per_second']}")
+    print(f"{'run':<16} {summary['run']}")
+    for warning in summary.get("warnings", ()):
+        print(f"{'look at':<16} {warning}")
+
+
+def _show_quality(summary: Mapping[str, Any]) -> None:
     complete, missing = (summary.get(f"test_{rows}_rows") for rows in _APART)
     for name, value in summary.items():
         if not name.startswith(("test_", "new_")) or name.split("_")[1] in _APART:
@@ -245,8 +261,9 @@ def show(summary: Mapping[str, Any]) -> None:
         for name, value in own.items():
             if name.startswith("test_"):
                 print(f"{f'{party} {name}'.replace('_', ' '):<16} {figure(value)}")
-    if "best_epoch" in summary:
-        print(f"{'epochs':<16} {summary['epochs']}, the best was {summary['best_epoch']}")
+
+
+def _show_bytes(summary: Mapping[str, Any]) -> None:
     for party, sent in summary["bytes_up"].items():
         print(f"{party:<16} {size(sent)} up, {size(summary['bytes_down'][party])} down")
     for name, own in summary.get("tasks", {}).items():
@@ -257,15 +274,6 @@ def show(summary: Mapping[str, Any]) -> None:
         print(
             f"{'bytes':<16} {summary['wire_ratio']:.2%} of dense float32 (codec {summary['codec']})"
         )
-    if summary.get("secure", "none") != "none":
-        print(f"{'secure':<16} {summary['secure']}: {summary['trust']}")
-    for stated in summary.get("privacy", ()):
-        print(f"{'privacy':<16} {stated['text']}")
-    if summary.get("steps_per_second"):
-        print(f"{'steps a second':<16} {summary['steps_per_second']}")
-    print(f"{'run':<16} {summary['run']}")
-    for warning in summary.get("warnings", ()):
-        print(f"{'look at':<16} {warning}")
 
 
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:

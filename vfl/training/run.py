@@ -406,22 +406,10 @@ def train(
         except VFLError as error:
             folder.fail(error)
             raise
-        weights, label = session.weights(), experiment.label.party
-        digest, path = session.weights_digest(), str(folder.path)
-        summary = summarise(session.label, digest, path, session.terms)
-        figures, tasks = test_figures(summary), _tasks(session)
-        for party, own in _with_middle(experiment, data).items():
-            known = figures if party == label else tasks.get(party)
-            tested = session.label.tested if party == label else []
-            PartyFolder(folder.party(party)).save(
-                own,
-                session.terms,
-                weights[party],
-                known,
-                torch.cat(tested) if tested else None,
-                session.label.privacy() if session.label.terms.secure != "none" else None,
-                _figures_of(session, party),
-            )
+        summary = summarise(
+            session.label, session.weights_digest(), str(folder.path), session.terms
+        )
+        _save_parties(folder, session, _with_middle(experiment, data), test_figures(summary))
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
         summary |= accounts_of(session)
@@ -430,6 +418,27 @@ def train(
         summary["sources"] = sources_read(experiment)
         folder.finish(summary, session.whole_ledger(), session.label.progress.kept_scores())
         return summary
+
+
+def _save_parties(
+    folder: RunFolder,
+    session: AnySession,
+    data: Mapping[str, PartyData],
+    figures: Mapping[str, Any],
+) -> None:
+    """Store each party's part of a trained model, with the leading label party's figures."""
+    weights, label, tasks = session.weights(), session.label, _tasks(session)
+    for party, own in data.items():
+        leads = party == label.name
+        PartyFolder(folder.party(party)).save(
+            own,
+            session.terms,
+            weights[party],
+            figures if leads else tasks.get(party),
+            torch.cat(label.tested) if leads and label.tested else None,
+            label.privacy() if label.terms.secure != "none" else None,
+            _figures_of(session, party),
+        )
 
 
 def _as_left_by(

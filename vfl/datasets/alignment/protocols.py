@@ -322,15 +322,7 @@ class EcdhPsi(Protocol):
                 else:
                     finals[owner] = moved
         if me != judge:
-            answer = yield Receive(judge, 1 + _INDEX.itemsize * sizes[me])
-            if answer[:1] == NO and len(answer) == 1:
-                raise refused_by_others()
-            if answer[:1] != YES or (len(answer) - 1) % _INDEX.itemsize:
-                raise other_size(judge)
-            found = _positions_of(answer, own.place)
-            positions = _own_rows(own, order, found, f"'{judge}' marks rows as common")
-            yield from _vote(own, len(positions), judge)
-            return positions
+            return (yield from self._from_judge(own, judge, sizes[me], order))
         payload = yield Receive(routes[me][-1], TAG_BYTES * sizes[me])
         finals[me] = payload
         if len(payload) != TAG_BYTES * sizes[me]:
@@ -346,6 +338,18 @@ class EcdhPsi(Protocol):
         if not accepted:
             raise too_few_common(own, len(rows_of[me]))
         return _own_rows(own, order, rows_of[me], "points are marked as common")
+
+    def _from_judge(self, own: Own, judge: str, size: int, order: DiskColumn) -> Role:
+        """At another party: receive its rows in common from the comparing party, and vote."""
+        answer = yield Receive(judge, 1 + _INDEX.itemsize * size)
+        if answer[:1] == NO and len(answer) == 1:
+            raise refused_by_others()
+        if answer[:1] != YES or (len(answer) - 1) % _INDEX.itemsize:
+            raise other_size(judge)
+        found = _positions_of(answer, own.place)
+        positions = _own_rows(own, order, found, f"'{judge}' marks rows as common")
+        yield from _vote(own, len(positions), judge)
+        return positions
 
     def _points(self, own: Own, scalar: bytes) -> Iterator[np.ndarray]:
         for ids in own.blocks():

@@ -41,7 +41,6 @@ def summarise(
         terms: terms of the whole session, if some links do not lead to the label party.
     """
     terms, ledger, progress = terms or party.terms, party.ledger, party.progress
-    last = party.history[-1] if party.history else {}
     links = [(terms.codec, terms.parties[name].width) for name in terms.feature_parties]
     if terms.middle is not None:
         links.append((terms.middle.codec, terms.middle.width))
@@ -50,31 +49,7 @@ def summarise(
     if mode.reads_cells:  # no party sends a cut, dense or not
         dense_bytes, links = 0, []
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
-    figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
-    if (unseen := party.data.unseen) is not None:
-        asked = party.data.split.test
-        new = int(unseen[asked].sum())
-        left_out = len(unseen) - len(asked)
-        figures["rows"] = {"test": len(asked) - new, "new": new, "left_out": left_out}
-    if (complete := party.data.complete) is not None:
-        known = int(complete[party.data.split.test].sum())
-        figures["test_complete_rows"] = known
-        figures["test_missing_rows"] = len(party.data.split.test) - known
-    figures["epochs"] = len(party.history)
-    if "best_epoch" in last:
-        figures["best_epoch"] = last["best_epoch"]
-    if traffic := party.traffic():
-        figures["traffic"] = traffic
-    if mode.keeps is not None:
-        figures["keeps"] = mode.keeps
-    if terms.mode == "evaluate" and (importance := party.importance()) is not None:
-        figures["importance"] = importance
-    if terms.mode == "train":
-        figures |= party.figures()
-    doubted = [*training_doubts(party.history), *party.doubts] if terms.mode == "train" else []
-    if doubted:
-        figures["warnings"] = doubted
-    return figures | {
+    return _figures_of(party, terms) | {
         "guess": guess_of(party.data),
         "steps": progress.train_steps,
         "steps_per_second": None if speed is None else round(speed, 1),
@@ -89,6 +64,31 @@ def summarise(
         "weights_sha256": weights_sha256,
         "run": run,
     }
+
+
+def _figures_of(party: AnyLabelParty, terms: Terms) -> dict[str, Any]:
+    """Return the figures that a summary has only in some sessions, and its quality."""
+    last = party.history[-1] if party.history else {}
+    figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
+    tested = party.data.split.test
+    if (unseen := party.data.unseen) is not None:
+        new, left_out = int(unseen[tested].sum()), len(unseen) - len(tested)
+        figures["rows"] = {"test": len(tested) - new, "new": new, "left_out": left_out}
+    if (complete := party.data.complete) is not None:
+        known = int(complete[tested].sum())
+        figures |= {"test_complete_rows": known, "test_missing_rows": len(tested) - known}
+    figures["epochs"] = len(party.history)
+    if "best_epoch" in last:
+        figures["best_epoch"] = last["best_epoch"]
+    further = {"traffic": party.traffic() or None, "keeps": secure_mode.make(terms.secure).keeps}
+    if terms.mode == "evaluate":
+        further["importance"] = party.importance()
+    figures |= {name: value for name, value in further.items() if value is not None}
+    if terms.mode == "train":
+        figures |= party.figures()
+        if doubted := [*training_doubts(party.history), *party.doubts]:
+            figures["warnings"] = doubted
+    return figures
 
 
 def traffic_figures(

@@ -219,22 +219,7 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
             table.require_file()
     wanted.spell(table.spelled for table in tables.values())
     before = [one for _, folder in _alignments(party) for one in last_versions(folder, party.party)]
-    runs, unknown, traces, at_work, cut_out = dict[str, Mapping[str, int]](), [], [], [], 0
-    for run in sorted((party.store_path / "runs").glob("*")):
-        part = part_of(run, party)
-        if worker_of(run) is not None or worker_of(part.path) is not None:
-            at_work.append(run.name)
-            continue
-        with locked(run):
-            written = (run / PREDICTIONS, part.path / PREDICTIONS, part.path / EXPLANATIONS)
-            cut_out += sum(_cut_lines(path, wanted) for path in written if path.exists())
-            found = _forget_run(part, wanted, before, tables["source"].gone)
-            if found is None:
-                unknown.append(run.name)
-            elif any(found.values()):
-                runs[run.name] = found
-            if found is None or any(found.values()):
-                traces += [run.name] if _remove_traces(part.path) else []
+    in_runs = _forget_runs(party, wanted, before, tables["source"].gone)
     alignments = {
         f"{name}, {which}": _forget_places(folder, party.party, tables[which])
         for (name, which), folder in _alignments(party)
@@ -249,7 +234,30 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
     ledger = own_ledger(party)
     ledger.forget_shown(digests_of_ids(party, sorted(wanted.plain)))
     ledger.note("forgotten", rows=rows)
-    return Forgotten(len(ids), rows, left, alignments, runs, unknown, cut_out, traces, at_work)
+    return Forgotten(len(ids), rows, left, alignments, *in_runs)
+
+
+def _forget_runs(
+    party: PartyFile, wanted: _Wanted, before: Sequence[Alignment], gone: np.ndarray
+) -> tuple[dict[str, Mapping[str, int]], list[str], int, list[str], list[str]]:
+    """Erase rows from the party's runs; return the last five fields of `Forgotten`."""
+    runs, unknown, traces, at_work, cut_out = dict[str, Mapping[str, int]](), [], [], [], 0
+    for run in sorted((party.store_path / "runs").glob("*")):
+        part = part_of(run, party)
+        if worker_of(run) is not None or worker_of(part.path) is not None:
+            at_work.append(run.name)
+            continue
+        with locked(run):
+            written = (run / PREDICTIONS, part.path / PREDICTIONS, part.path / EXPLANATIONS)
+            cut_out += sum(_cut_lines(path, wanted) for path in written if path.exists())
+            found = _forget_run(part, wanted, before, gone)
+            if found is None:
+                unknown.append(run.name)
+            elif any(found.values()):
+                runs[run.name] = found
+            if found is None or any(found.values()):
+                traces += [run.name] if _remove_traces(part.path) else []
+    return runs, unknown, cut_out, traces, at_work
 
 
 @dataclass(slots=True)
