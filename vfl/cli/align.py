@@ -55,29 +55,17 @@ def align(
         return
     from vfl.config import read_experiment
     from vfl.config.validate import UNNAMED_ALIGNMENT
-    from vfl.datasets.alignment.ids import PREVIEW
     from vfl.training import alignment
 
     experiment = read_experiment(path, settings or [])
-    protocol = experiment.align.protocol
     if preview:
-        gains = alignment.preview(experiment, protocol, rules or PREVIEW)
-        if json:
-            emit([vars(gain) for gain in gains])
-            return
-        print(f"{'rules':<40}{'common':>10}{'gained':>10}  ids changed, repeated")
-        for gain in gains:
-            own = ", ".join(
-                f"{party} {changed}, {gain.repeated[party]}"
-                for party, changed in gain.changed.items()
-            )
-            print(f"{gain.rules:<40}{gain.common:>10}{gain.gained:>+10}  {own}")
+        _preview(experiment, rules, json)
         return
     if hidden is not None:
         _hidden(experiment, hidden, json)
         return
     folder = Path(experiment.data.alignment or path.resolve().parent / UNNAMED_ALIGNMENT)
-    done = alignment.align(experiment, protocol, folder, progress_line.show)
+    done = alignment.align(experiment, experiment.align.protocol, folder, progress_line.show)
     progress_line.end()
     sent = {party: done.traffic.of(party) if done.traffic else 0 for party in done.ids}
     if json:
@@ -91,6 +79,22 @@ def align(
     print(f"{'positions':<16} {folder}")
     if experiment.data.alignment is None:
         print(f"{'then':<16} vfl train {path} -s data.alignment={folder}")
+
+
+def _preview(experiment: Experiment, rules: str | None, json: bool) -> None:
+    from vfl.datasets.alignment.ids import PREVIEW
+    from vfl.training import alignment
+
+    gains = alignment.preview(experiment, experiment.align.protocol, rules or PREVIEW)
+    if json:
+        emit([vars(gain) for gain in gains])
+        return
+    print(f"{'rules':<40}{'common':>10}{'gained':>10}  ids changed, repeated")
+    for gain in gains:
+        own = ", ".join(
+            f"{party} {changed}, {gain.repeated[party]}" for party, changed in gain.changed.items()
+        )
+        print(f"{gain.rules:<40}{gain.common:>10}{gain.gained:>+10}  {own}")
 
 
 def _hidden(experiment: Experiment, pad: int, json: bool) -> None:

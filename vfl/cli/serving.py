@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from vfl.cli.output import Json, Run, argument, emit, newest_run, option, say
 from vfl.core.errors import UserError
 from vfl.core.processes import looks
 from vfl.core.storage import write_text
+
+if TYPE_CHECKING:
+    from vfl.serving.clients import Caller
 
 _END_S = 30.0
 
@@ -198,18 +202,22 @@ def clients(
         else:
             write_text(out, token + "\n")
             say(f"wrote the token of client {add} to {out}")
-    if add is not None or remove is not None:
-        return
-    spent = Budgets(folder, owner, None).spent()
+    if add is None and remove is None:
+        _list_clients(known.entries(), Budgets(folder, owner, None).spent(), json)
+
+
+def _list_clients(
+    clients: Sequence[Caller], spent: Mapping[str, Sequence[int]], json: bool
+) -> None:
     facts = [
         each.model_dump(mode="json", exclude={"digest"})
         | dict(zip(("rows_today", "requests_today"), spent.get(each.name, (0, 0)), strict=True))
-        for each in known.entries()
+        for each in clients
     ]
     if json:
         emit(facts)
         return
-    for each, client in zip(facts, known.entries(), strict=True):
+    for each, client in zip(facts, clients, strict=True):
         print(f"{client.name:<20} {client.until}")
         for what in ("rows", "requests"):
             most = each[f"max_{what}_per_day"]

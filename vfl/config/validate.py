@@ -745,42 +745,14 @@ class Named(NamedTuple):
 
 def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
     """Yield every plug-in that an experiment names; its settings may still contain mistakes."""
-    label, parties = table_in(content, "label"), table_in(content, "parties")
-    leading = label.get("party", LabelSettings().party)
+    label = table_in(content, "label")
+    usual_task = LabelSettings().task
     tasks = [one for one in content.get("tasks") or () if isinstance(one, Mapping)]
     numbers = "regression" in [one.get("task") for one in (label, *tasks)]
-    usual = PartySettings().width
-    everybodys = {one: table_in(parties, one).get("width", usual) for one in parties}
-    widths = [width for one, width in everybodys.items() if one != leading]
-    single: list[tuple[tuple[str, ...], str, Any]] = [
-        (("codec",), "codec", widths),
-        (("defense",), "defense", numbers),
-        (("merge",), "merger", [*everybodys.values()]),
-        (("secure",), "secure", content),
-        (("data", "source"), "data set", None),
-        (("train", "optimizer"), "optimizer", content),
-        (("train", "schedule"), "schedule", content),
-        (("label", "top"), "top", None),
-        (("label", "loss"), "loss", label.get("task", LabelSettings().task)),
-        *((("parties", name, "bottom"), "bottom", None) for name in parties),
-        *((("parties", name, "augment"), "augmentation", None) for name in parties),
-    ]
-    if content.get("model", NETWORK) != NETWORK:
-        single.append((("model",), "model", content))
-    if middle := table_in(content, "middle"):
-        width = middle.get("width", MiddleSettings().width)
-        single += [
-            (("middle", "model"), "bottom", None),
-            (("middle", "codec"), "codec", [width]),
-            (("defense",), "defense beside a middle", None),
-        ]
-    if dp := table_in(content, "dp"):
-        sampling = dp.get("sampling", DPSettings.model_fields["sampling"].default)
-        single += [
-            (("codec",), "codec beside dp", widths),
-            (("defense",), "defense beside dp", sampling),
-        ]
-    for setting, family, beside in single:
+    widths = _widths(content)
+    leading = label.get("party", LabelSettings().party)
+    sent = [width for one, width in widths.items() if one != leading]
+    for setting, family, beside in _named_once(content, widths, sent, numbers):
         *tables, key = setting
         spec = reduce(table_in, tables, content).get(key)
         if isinstance(spec, str) and (family != "data set" or is_named_set(spec)):
@@ -789,20 +761,61 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
         if isinstance(top := one.get("top"), str):
             yield Named(("tasks", "top"), "top", top)
         if isinstance(loss := one.get("loss"), str):
-            yield Named(("tasks", "loss"), "loss", loss, one.get("task", LabelSettings().task))
+            yield Named(("tasks", "loss"), "loss", loss, one.get("task", usual_task))
     for table, key, family, beside in (
-        ("compare", "codecs", "wanted codec", widths),
+        ("compare", "codecs", "wanted codec", sent),
         ("grid", "defenses", "defense", numbers),
-        ("grid", "codecs", "codec", widths),
+        ("grid", "codecs", "codec", sent),
         ("grid", "adversaries", "adversary", None),
         ("grid", "attacks", "attack", None),
         ("value", "defenses", "defense", numbers),
-        ("value", "codecs", "codec", widths),
+        ("value", "codecs", "codec", sent),
     ):
         listed = table_in(content, table).get(key)
         for spec in listed if isinstance(listed, list | tuple) else [listed]:
             if isinstance(spec, str):
                 yield Named((table, key), family, spec, beside, listed=True)
+
+
+def _widths(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Widths of all parties' cuts, by party."""
+    parties, usual = table_in(content, "parties"), PartySettings().width
+    return {one: table_in(parties, one).get("width", usual) for one in parties}
+
+
+def _named_once(
+    content: Mapping[str, Any], widths: Mapping[str, Any], sent: list[Any], numbers: bool
+) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """Yield each setting that names one plug-in, its family, and the values it has to fit.
+
+    Args:
+        content: settings of an experiment.
+        widths: widths of all parties' cuts, by party.
+        sent: widths of the feature parties' cuts.
+        numbers: whether labels are numbers.
+    """
+    label = table_in(content, "label")
+    yield ("codec",), "codec", sent
+    yield ("defense",), "defense", numbers
+    yield ("merge",), "merger", [*widths.values()]
+    yield ("secure",), "secure", content
+    yield ("data", "source"), "data set", None
+    yield ("train", "optimizer"), "optimizer", content
+    yield ("train", "schedule"), "schedule", content
+    yield ("label", "top"), "top", None
+    yield ("label", "loss"), "loss", label.get("task", LabelSettings().task)
+    yield from ((("parties", name, "bottom"), "bottom", None) for name in widths)
+    yield from ((("parties", name, "augment"), "augmentation", None) for name in widths)
+    if content.get("model", NETWORK) != NETWORK:
+        yield ("model",), "model", content
+    if middle := table_in(content, "middle"):
+        yield ("middle", "model"), "bottom", None
+        yield ("middle", "codec"), "codec", [middle.get("width", MiddleSettings().width)]
+        yield ("defense",), "defense beside a middle", None
+    if dp := table_in(content, "dp"):
+        sampling = dp.get("sampling", DPSettings.model_fields["sampling"].default)
+        yield ("codec",), "codec beside dp", sent
+        yield ("defense",), "defense beside dp", sampling
 
 
 def table_in(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

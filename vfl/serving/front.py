@@ -455,14 +455,22 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
         }
         return JSONResponse(about)
 
-    def body_of(form: type[BaseModel]) -> dict[str, Any]:
-        schema = {"content": {"application/json": {"schema": form.model_json_schema()}}}
-        return {"requestBody": {**schema, "required": True}}
-
-    @app.post(PREDICT, openapi_extra=body_of(Asked))
+    @app.post(PREDICT, openapi_extra=_body_of(Asked))
     async def predict() -> None:
         """Scores of rows, in the order of their ids."""
         raise AssertionError("a guard in front answers this route, because it knows the client")
+
+    _add_open_inference(app, desk)
+    return app
+
+
+def _body_of(form: type[BaseModel]) -> dict[str, Any]:
+    schema = {"content": {"application/json": {"schema": form.model_json_schema()}}}
+    return {"requestBody": {**schema, "required": True}}
+
+
+def _add_open_inference(app: FastAPI, desk: Desk) -> None:
+    """Add the routes of the Open Inference Protocol."""
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
@@ -505,15 +513,13 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
         known = inference.model_metadata(name, now.version, now.rows.columns, now.classes)
         return JSONResponse(known)
 
-    form = body_of(inference.InferenceRequest)
+    form = _body_of(inference.InferenceRequest)
 
     @app.post("/v2/models/{name}/infer", openapi_extra=form)
     @app.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=form)
     async def infer(name: str, version: str | None = None) -> None:
         """Scores of rows as tensors, in the order of their ids."""
         raise AssertionError("a guard in front answers this route, because it knows the client")
-
-    return app
 
 
 class _RefusedQuestion(Exception):

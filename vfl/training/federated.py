@@ -153,21 +153,12 @@ def run_session(
     else:
         deployment.wait_for_superlink(folder, on_note)
     run_id = deployment.submit(folder, mode, run, overrides, config, federation)
-    asked = time.monotonic()
-    while not (outcome.exists() or failure.exists()):
-        for file in followed:
-            file.look()
-        if time.monotonic() - asked > _ASK_FLOWER_EVERY_S:
-            try:
-                _check_alive(folder, run_id, [outcome, failure])
-            except PeerError as problem:
-                if mode == "train":
-                    problem.fix = f"{problem.fix}; with the SuperLink running: {_resume(path)}"
-                raise
-            asked = time.monotonic()
-        time.sleep(_TICK_S)
-    for file in followed:
-        file.look()
+    try:
+        _follow(folder, run_id, followed, [outcome, failure])
+    except PeerError as problem:
+        if mode == "train":
+            problem.fix = f"{problem.fix}; with the SuperLink running: {_resume(path)}"
+        raise
     _wait_for_flower(folder, run_id)
     if failure.exists():
         error = _failure(failure)
@@ -175,6 +166,29 @@ def run_session(
             error.fix = _resume(path)
         raise error
     return path
+
+
+def _follow(
+    folder: LabelFolder,
+    run_id: int,
+    followed: Sequence[_FollowedFile | _FollowedProgress],
+    outcomes: Sequence[Path],
+) -> None:
+    """Report the progress of a session until one of its outcomes is there.
+
+    Raises:
+        PeerError: the session's process has ended without one.
+    """
+    asked = time.monotonic()
+    while not any(path.exists() for path in outcomes):
+        for file in followed:
+            file.look()
+        if time.monotonic() - asked > _ASK_FLOWER_EVERY_S:
+            _check_alive(folder, run_id, outcomes)
+            asked = time.monotonic()
+        time.sleep(_TICK_S)
+    for file in followed:
+        file.look()
 
 
 class _FollowedFile:
