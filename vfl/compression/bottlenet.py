@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vfl.compression.coding.values import value_code
-from vfl.compression.packed import DenseCodec, Scale
-from vfl.core.errors import WidthError
+from vfl.compression.packed import Scale
+from vfl.compression.size import FewNumbers
 from vfl.core.registry import require_range
 
 _MOST_DECIBELS = 100
 
 
-class BottleNet(DenseCodec):
+class BottleNet(FewNumbers):
     """Sends k numbers between 0 and 1 a row, which a network at each end encodes and decodes.
 
     The feature party's encoder is a linear layer, batch normalisation and a sigmoid; the label
@@ -45,22 +44,9 @@ class BottleNet(DenseCodec):
         scale: Scale = "batch",
         grad: str = "fp32",
     ) -> None:
-        require_range("k", k, 1)
         require_range("psnr", psnr, 0, _MOST_DECIBELS)
-        super().__init__(value_code(values), "dense", scale, grad)
-        self.k = k
+        super().__init__(k, values, scale, grad)
         self.psnr = psnr
-
-    def check(self, width: int) -> None:
-        if self.k > width:
-            raise WidthError(
-                f"a cut that is {width} wide is not reduced to {self.k} numbers",
-                got=f"k = {self.k}",
-                want=f"k <= {width}",
-            )
-
-    def wire_width(self, width: int) -> int:
-        return self.k
 
     def client_module(self, width: int) -> nn.Module:
         layers = [nn.Linear(width, self.k), nn.BatchNorm1d(self.k), nn.Sigmoid()]

@@ -17,7 +17,34 @@ from vfl.core.seeds import permutation
 _MOST_UNITS = 65536
 
 
-class Size(DenseCodec):
+class FewNumbers(DenseCodec):
+    """Sends k numbers a row, which modules at both ends make of the cut and back.
+
+    Args:
+        k: number of values per row.
+        values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
+        scale: see `DenseCodec`.
+        grad: see `DenseCodec`.
+    """
+
+    def __init__(self, k: int, values: str, scale: Scale, grad: str) -> None:
+        require_range("k", k, 1)
+        super().__init__(value_code(values), "dense", scale, grad)
+        self.k = k
+
+    def check(self, width: int) -> None:
+        if self.k > width:
+            raise WidthError(
+                f"a cut that is {width} wide is not reduced to {self.k} numbers",
+                got=f"k = {self.k}",
+                want=f"k <= {width}",
+            )
+
+    def wire_width(self, width: int) -> int:
+        return self.k
+
+
+class Size(FewNumbers):
     """Sends k numbers a row instead of the whole cut (thesis, table 3.1).
 
     Args:
@@ -41,21 +68,8 @@ class Size(DenseCodec):
         grad: str = "fp32",
     ) -> None:
         require_choice("kind", kind, ("narrow", "mask"))
-        require_range("k", k, 1)
-        super().__init__(value_code(values), "dense", scale, grad)
-        self.k = k
+        super().__init__(k, values, scale, grad)
         self.kind = kind
-
-    def check(self, width: int) -> None:
-        if self.k > width:
-            raise WidthError(
-                f"a cut that is {width} wide is not reduced to {self.k} numbers",
-                got=f"k = {self.k}",
-                want=f"k <= {width}",
-            )
-
-    def wire_width(self, width: int) -> int:
-        return self.k
 
     def client_module(self, width: int) -> nn.Module:
         return nn.Linear(width, self.k) if self.kind == "narrow" else Mask(width, self.k)
