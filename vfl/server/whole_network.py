@@ -242,25 +242,10 @@ def task_and_rows(
     """The label party's task and its inputs to the network, with labels as its defense makes them.
 
     Raises:
-        ExposedCutError: rows or classes have weights, which would need a fraction of shares.
+        ExposedCutError: see `_check_objective`.
     """
     reads_cells = secure_mode.make(terms.secure).reads_cells
-    weighted = {
-        "label.class_weight": objective.class_weight != "none",
-        "row weights": data.row_weights is not None,
-    }
-    if not reads_cells and (wrong := [name for name, given in weighted.items() if given]):
-        raise ExposedCutError(
-            "this mode needs equal weights of all rows, because no party sees a gradient",
-            got=wrong[0],
-            want="label.class_weight = 'none', and no weights of rows",
-        )
-    if objective.loss is not None:
-        raise ExposedCutError(
-            "the protocol of this mode has its own loss",
-            got=f"label.loss = '{objective.loss}'",
-            want="label.loss left out",
-        )
+    _check_objective(data, objective, reads_cells)
     task = objective.make_task()
     labels, weights = data.labels, None
     if labels is not None and terms.mode == "train":
@@ -292,6 +277,31 @@ def task_and_rows(
         committed=own.committed(),
         held=data.held,
     )
+
+
+def _check_objective(data: PartyData, objective: Objective, reads_cells: bool) -> None:
+    """Refuse weights and losses that the protocol does not have.
+
+    Raises:
+        ExposedCutError: rows or classes have weights, which would need a fraction of shares, or the
+            loss is named.
+    """
+    weighted = {
+        "label.class_weight": objective.class_weight != "none",
+        "row weights": data.row_weights is not None,
+    }
+    if not reads_cells and (wrong := [name for name, given in weighted.items() if given]):
+        raise ExposedCutError(
+            "this mode needs equal weights of all rows, because no party sees a gradient",
+            got=wrong[0],
+            want="label.class_weight = 'none', and no weights of rows",
+        )
+    if objective.loss is not None:
+        raise ExposedCutError(
+            "the protocol of this mode has its own loss",
+            got=f"label.loss = '{objective.loss}'",
+            want="label.loss left out",
+        )
 
 
 def _without(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -268,15 +268,7 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
     mine = Own(Secret(secrets.token_bytes(32)))
     try:
         if name in label_parties(terms):
-            folder = RunFolder.open(run)
-            terms = terms.at_label(name if name in terms.tasks else None)
-            links = {one: local_pair()[0] for one in terms.feature_parties}
-            if any(key.startswith("missing.") for key in weights):
-                data = replace(data, held=dict.fromkeys(links, np.ones(0, dtype=bool)))
-            outputs = 1 if classes is None else len(classes)
-            objective = Objective.of(folder.experiment().task_of(name), outputs)
-            party = LabelParty(data, terms, links, mine, objective, weights=weights)
-            return _LabelHalf(party, party._task, shape)
+            return _label_half(RunFolder.open(run), terms, data, mine, weights)
         if name not in terms.parties:
             folder = RunFolder.open(run)
             check_one_label_party(
@@ -297,6 +289,31 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
     if not isinstance(end, FeatureEnd):
         raise nobodys_bottom(name)
     half = _FeatureHalf(end, shape or ())
+    _require_no_noise(half, terms)
+    return half
+
+
+def _label_half(
+    folder: RunFolder, terms: Terms, data: PartyData, own: Own, weights: Mapping[str, Tensor]
+) -> _LabelHalf:
+    name, classes = data.name, data.classes
+    terms = terms.at_label(name if name in terms.tasks else None)
+    links = {one: local_pair()[0] for one in terms.feature_parties}
+    if any(key.startswith("missing.") for key in weights):
+        data = replace(data, held=dict.fromkeys(links, np.ones(0, dtype=bool)))
+    outputs = 1 if classes is None else len(classes)
+    objective = Objective.of(folder.experiment().task_of(name), outputs)
+    party = LabelParty(data, terms, links, own, objective, weights=weights)
+    shape = None if data.inputs is None else tuple(data.inputs.shape[1:])
+    return _LabelHalf(party, party._task, shape)
+
+
+def _require_no_noise(half: _FeatureHalf, terms: Terms) -> None:
+    """Refuse a half whose answers depend on a secret of its party.
+
+    Raises:
+        SpecError: they do.
+    """
     rows = half.eval().sample()[0]
     drawn = [half.cut(rows, StepContext(secret=Secret(secrets.token_bytes(32)))) for _ in range(2)]
     if not torch.equal(*drawn):
@@ -305,7 +322,6 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
             got=f"defense = '{terms.defense}'",
             fix="serve it with vfl, or train with noise in training only",
         )
-    return half
 
 
 def _check_run(run: Path, terms: Terms, own: PartyFolder, weights: Mapping[str, Tensor]) -> None:

@@ -216,6 +216,14 @@ class Composed(Attack):
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         return self.answer(Seen.of(view, self.all_layers), view, draw)
 
+    def _learn_from(self, scores: Tensor, seen: Seen, known: Tensor, task: Task) -> Predict:
+        """Fit the leaked rows, and further rows with a teacher's surest guesses about them."""
+        sure = most_confident(scores, self.share, leaked_of_each(seen.labels, seen.classes))
+        rows = torch.cat([known, task.further()[sure]])
+        labels = torch.cat([seen.labels, scores[sure].argmax(1)])
+        counts = torch.ones(len(rows))
+        return self.learn(rows, labels, seen.classes, counts, replace(task, taught=True))
+
     def answer(self, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
         """Scores of the targets, axes (targets, classes), by layers that were read already.
 
@@ -245,14 +253,8 @@ class Composed(Attack):
             ]
         else:
             scores = _taught(self.teacher, seen, view, draw)
-            found = []
-            for number, task in enumerate(tasks):
-                sure = most_confident(scores, self.share, leaked_of_each(seen.labels, seen.classes))
-                rows = torch.cat([known[number], task.further()[sure]])
-                labels = torch.cat([seen.labels, scores[sure].argmax(1)])
-                counts = torch.ones(len(rows))
-                task = replace(task, taught=True)
-                found.append(self.learn(rows, labels, seen.classes, counts, task))
+            pairs = zip(known, tasks, strict=True)
+            found = [self._learn_from(scores, seen, rows, task) for rows, task in pairs]
         for _ in range(self.rounds if self.unlabelled in ("self_training", "co_training") else 0):
             guesses = [one(task.further()) for one, task in zip(found, tasks, strict=True)]
             for number, task in enumerate(tasks):
