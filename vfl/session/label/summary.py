@@ -80,7 +80,10 @@ def _figures_of(party: AnyLabelParty, terms: Terms) -> dict[str, Any]:
     figures["epochs"] = len(party.history)
     if "best_epoch" in last:
         figures["best_epoch"] = last["best_epoch"]
-    further = {"traffic": party.traffic() or None, "keeps": secure_mode.make(terms.secure).keeps}
+    further: dict[str, Any] = {
+        "traffic": party.traffic() or None,
+        "keeps": secure_mode.make(terms.secure).keeps,
+    }
     if terms.mode == "evaluate":
         further["importance"] = party.importance()
     figures |= {name: value for name, value in further.items() if value is not None}
