@@ -177,7 +177,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
 
     Args:
         folder: folder to lock.
-        patience_s: how long to wait for another process with the lock.
+        patience_s: seconds to wait for another process with the lock.
 
     Raises:
         RunFolderError: another process has the lock, and this one does not wait.
@@ -665,7 +665,8 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        if value.numel():  # an empty tensor may have a stride that no view as bytes allows
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
