@@ -60,12 +60,12 @@ class Compared:
     Attributes:
         victim: its defense and seed.
         k: leaked labels of each class.
-        best: of the pack, by the answer.
+        best: spec of the best attack of the pack.
         heavy, adaptive, gain: shares of right answers, or AUC, in percent, and their difference.
         budget_s, spent_s: processor time of the whole pack, or `LEAST_S`, and of the adaptive
             attacker.
         tried: compositions.
-        voted: those that answered.
+        voted: specs of the compositions that voted.
     """
 
     victim: str
@@ -113,7 +113,7 @@ def compare_all(run: Path, leaks: Sequence[int] = (5,), over: Over = "cuts") -> 
     Args:
         run: the folder of a grid.
         leaks: leaked labels of each class.
-        over: what the attackers read.
+        over: evidence of the attackers.
     """
     use_one_thread()
     folder, found = GridFolder(run), list[Compared]()

@@ -62,7 +62,7 @@ class CodecJob(Settings):
     """Cuts to send in every available way.
 
     Attributes:
-        width: of the cut.
+        width: width of the cut.
         k: number of values that sparse codecs keep per row.
         rounds: turns of each way.
         seed: seed of the batches.

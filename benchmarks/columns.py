@@ -7,10 +7,10 @@ Two tables and a set of pictures below the folder in VFL_DATA, three parties eac
 holds columns of its own, and whole rows of the attacked party for some customers; of test rows it
 wants every column. Categories are read by the composed attacker (`adaptive`), scored by the AUC of
 one value against the rest; numbers by the best of several regressions, chosen on rows that the
-attacker knows, scored by R2 of their rank; pictures by the best of several decoders, chosen alike,
-and by a blend of those, scored by R2 of their pixels and by structural similarity. Each is done
-from the label party's own columns alone, from cuts alone, and from both; the first is the guess
-beside which the better of the others is to be read.
+attacker knows, scored by R2 of their rank; pictures by the best of several decoders, chosen in the
+same way, and by a blend of those, scored by R2 of their pixels and by structural similarity. Each
+is done from the label party's own columns alone, from cuts alone, and from both; the first is the
+reference for the better of the others.
 
 The trainings of a task are cells in a folder, as those of `vfl value`. A row is a column; rows lie
 in one CSV file, and page and pictures are made of it alone.
@@ -80,7 +80,7 @@ class Task:
     """Targets of the attacks on a training of `examples/columns` by the label party.
 
     Attributes:
-        utility: what the model is judged by.
+        utility: measure of the model's utility.
         wanted: columns that are looked for, by party, and what each is scored by; of pictures what
             the last party has, pixel by pixel and as a picture.
     """
@@ -142,12 +142,12 @@ class ColumnRow:
     """Result of the attacks on one column.
 
     Attributes:
-        task, protection, seed: of the training.
+        task, protection, seed: task, protection and seed of the training.
         utility: AUC of the task's test rows; of pictures accuracy.
-        column: that was looked for.
-        measure: of `Measure`.
-        own, cut, both: how well, by what was read.
-        cpu_s: of the three attacks.
+        column: the attacked column.
+        measure: one of `Measure`.
+        own, cut, both: value of the measure, by the evidence of the attacker.
+        cpu_s: processor seconds of the three attacks.
     """
 
     task: str
@@ -189,8 +189,8 @@ def read_category(
         labels: the code of each.
         asked: rows that it is after.
         truth: their codes.
-        reads: of READS.
-        seed: what compositions are tried.
+        reads: key of READS.
+        seed: seed of the compositions.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -214,7 +214,7 @@ def read_number(known: Tensor, ranks: Tensor, asked: Tensor, truth: Tensor) -> f
 
     Args:
         known: rows whose number the attacker knows, axes (rows, features).
-        ranks: of their numbers, axes (rows,).
+        ranks: ranks of these numbers, axes (rows,).
         asked: rows that it is after, axes (rows, features).
         truth: the ranks of theirs.
     """
@@ -264,7 +264,7 @@ def read_pictures(
         pictures: theirs, axes (rows, channels, height, width).
         asked: rows that it is after.
         truth: their pictures.
-        seed: of first weights and batches.
+        seed: seed of first weights and batches.
     """
     decoded = {
         reads: best_decoded(known.layers(reads), pictures, asked.layers(reads), seed)
@@ -287,8 +287,8 @@ class Decoded:
     """Guesses of pictures, axes (rows, channels, height, width).
 
     Attributes:
-        held: of those known rows that were held back, by the same decoder.
-        asked: of the rows that the attacker is after.
+        held: guesses of the known rows that were held back, by the same decoder.
+        asked: guesses of the attacked rows.
     """
 
     held: Tensor
@@ -302,7 +302,7 @@ def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> D
         known: rows whose picture the attacker knows, axes (rows, features).
         pictures: theirs, axes (rows, channels, height, width).
         asked: rows that it is after, axes (rows, features).
-        seed: of first weights and batches.
+        seed: seed of first weights and batches.
     """
     held = _held_back(len(known))
     tried = {
@@ -313,14 +313,14 @@ def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> D
 
 
 def blended(decoded: Sequence[Decoded], pictures: Tensor) -> Tensor:
-    """A weighted sum of guesses of the rows asked for, about the mean picture.
+    """A weighted sum of guesses of the attacked rows, about the mean picture.
 
     Weights are those of least squares on the rows held back, of each column of pixels, because
     own columns predict near ones better.
 
     Args:
-        decoded: of several decoders.
-        pictures: of the known rows.
+        decoded: guesses of several decoders.
+        pictures: pictures of the known rows.
     """
     middle, held = pictures.mean(0), pictures[_held_back(len(pictures))]
 
@@ -404,7 +404,7 @@ def cells_of(name: str, trainings: Sequence[tuple[int, str]]) -> list[Cell]:
     """The trainings of a task, as those of `vfl value`, which measures the cost of protections.
 
     Args:
-        name: of the task.
+        name: name of the task.
         trainings: a seed and a protection each.
     """
     return [
@@ -433,8 +433,8 @@ def rows_of(
     """Look for each column in a finished training.
 
     Args:
-        name: of the task.
-        protection: of PROTECTIONS.
+        name: name of the task.
+        protection: key of PROTECTIONS.
         run: the training, whose seed is that of who leaked as well.
         data: every party's rows.
         leaks: rows that the attacker knows.
@@ -535,7 +535,7 @@ def table_of(rows: Sequence[ColumnRow]) -> Table:
     Means over seeds, by how much seeds differ at most, and `opened`.
 
     Args:
-        rows: of one task.
+        rows: result rows of one task.
     """
     task = TASKS[rows[0].task]
     wanted = [each for some in task.wanted.values() for each in some]
@@ -699,7 +699,7 @@ def bench_columns(
     Args:
         tasks: files of examples/columns.
         protections: some of them; all by default.
-        seeds: of trainings, splits, and of who leaked.
+        seeds: seeds of trainings, splits and leaks.
         leaks: rows that the attacker knows.
         jobs: trainings at a time, a process each.
         out: folder of the trainings.

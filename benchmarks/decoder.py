@@ -53,7 +53,7 @@ _BITS, _RING, _RESULT_BITS = 30, 40, 14
 
 
 def _forms() -> dict[str, Form]:
-    """By name. Values between layers below 2^6 take two bits less of every element."""
+    """Forms by name. Values between layers below 2^6 save two bits of every element."""
     with warnings.catch_warnings(action="ignore"):  # floats are measured, not served
         floats = Form("thesis", sharing="insecure_float")
     return {
@@ -72,7 +72,7 @@ class DecoderRow(Settings):
         mode: "thesis", "fast", "fast" with values between layers below 2^6; see
             `Form.integer_bits`; or "thesis" on floats, see `vfl.llm.as_printed`.
         online_mib: payload between P0 and P1.
-        messages: likewise, one after the other.
+        messages: sequential messages between P0 and P1.
         offline_mib: all that all parties sent ahead, headers included.
         offline_s: all three together.
         cpu_s: online, the median.
@@ -81,8 +81,8 @@ class DecoderRow(Settings):
         ring_s: P0's products of whole numbers alone.
         plain_s: the same by torch in float32.
         error: the largest difference to torch in float64; of tokens, of logits.
-        same: of tokens, how many are those of plain torch.
-        of: how many there were.
+        same: number of tokens that equal those of plain torch.
+        of: number of tokens.
     """
 
     what: str
@@ -103,7 +103,7 @@ class DecoderRow(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One program, played once: what P0 and P1 have, and what it took."""
+    """One program, run once: results of P0 and P1, and costs."""
 
     found: list[Any]
     seconds: float
@@ -116,7 +116,7 @@ class Played:
     def row(
         self, what: str, mode: str, seconds: float, plain_s: float | None, **more: Any
     ) -> DecoderRow:
-        """With the times of several."""
+        """Return a result row, given times over several runs."""
         computed = seconds + _line_s(_LINE, self.online_bytes, self.messages)
         return DecoderRow(
             what=what,
@@ -143,10 +143,10 @@ def bench_decoder(
     """Answers of a private decoder, Tables 6.1 and 6.2, in all forms.
 
     Args:
-        elements: of functions and scores.
-        widths: of layers, one token at a context of 32.
-        prompts: of the small model, next tokens each; 0 leaves it out.
-        turns: of each function and layer.
+        elements: numbers of elements of functions and scores.
+        widths: widths of layers, for one token at a context of 32.
+        prompts: number of prompts of the small model, with one next token each; 0 leaves it out.
+        turns: repeats of each function and layer.
         wan: a line to measure over as well, such as 80mbps,40ms.
         form: one form alone; may be repeated.
     """
@@ -345,7 +345,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
         ]
 
         def program(last: int, party: Role) -> tuple[Shared, float, float]:
-            """All steps but the last one at once, and the last one where that is asked for.
+            """All steps but the last one at once, and optionally the last one.
 
             What came of it, the processor's seconds, and those until it was there. Both ends begin
             it together: who came earlier would have sent something ahead.

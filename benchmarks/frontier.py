@@ -132,9 +132,9 @@ def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) 
     """Victims of a task whose rows are not there, of some families or all.
 
     Args:
-        task: of TASKS.
+        task: key of TASKS.
         seeds: victims of each defense, from seed 0 on.
-        families: of `families_of`; all if it is empty. What all are set against comes first.
+        families: names of `families_of`; empty takes all. The reference family comes first.
         done: rows that are stored.
     """
     known = set(done[done.task == task][["defense", "seed"]].itertuples(index=False, name=None))
@@ -152,9 +152,9 @@ def added_attacks(
     """Return victims that lack an attack of the task's file, and the attacks that some lack.
 
     Args:
-        task: of TASKS.
+        task: key of TASKS.
         seeds: victims of each defense.
-        families: as of `left_of`.
+        families: see `left_of`.
         done: rows that are stored.
     """
     own = done[done.task == task]
@@ -219,11 +219,12 @@ class Place:
     """One defense on the picture of a task.
 
     Attributes:
-        family, defense: what it is.
-        utility: of the victims' own answers for test rows, over seeds.
-        gain: of that beside the best label-free bottom's, seed by seed.
+        family, defense: family and spec of the defense.
+        utility: utility of the victims' own answers for test rows, over seeds.
+        gain: difference of the utility to the best label-free bottom's, seed by seed.
         attack, access, reaches: the worst attack, what its attacker holds, and its mean.
-        leak: of that beside the best that reads nothing with a label in it, seed by seed.
+        leak: difference of `reaches` to the best attack that reads nothing learned from labels,
+            seed by seed.
         verdict: whether it stands where no label-free bottom does; a claim of `Claims`.
         is_ahead: whether it is shown to be more accurate than the best label-free bottom.
         claims: corrected p-values; None of a reference.
@@ -256,7 +257,7 @@ class Frontier:
         reference: the best attack that reads nothing with a label in it, and its mean.
         best: the label-free bottom of the highest utility.
         places: the highest utility first.
-        attacked: on how many defenses each attack was run.
+        attacked: number of defenses on which each attack was run.
     """
 
     task: str

@@ -25,7 +25,7 @@ class TopRow:
 
     Attributes:
         task, defense, seed: the bottom, a defense of the frontier.
-        top: of `benchmarks.frozen_tops.NAMES`.
+        top: one of `benchmarks.frozen_tops.NAMES`.
         utility: accuracy or AUC of the test rows.
     """
 
@@ -44,7 +44,7 @@ def gains_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> dict[Key, Estim
     """Return the gain of each top on each bottom over the network on the best bottom.
 
     Args:
-        rows: of any tasks.
+        rows: result rows of any tasks.
         best: the best label-free bottom of each task.
     """
     value = {(one.task, one.defense, one.top, one.seed): one.utility for one in rows}

@@ -92,7 +92,7 @@ TOPS: Mapping[str, Callable[[int], Any]] = {
 }
 
 
-#: All tops.
+#: Names of all tops.
 NAMES = (NETWORK, *VARIANTS, *TOPS)
 
 
@@ -192,7 +192,7 @@ def bench_tops(
         tops: names of tops.
         bottoms: label-free defenses; by default the best of the frontier and principal components.
         out: folder of the runs.
-        page: of the frontier; rows lie beside it.
+        page: page of the frontier; its CSV files lie beside it.
         redraw: whether to train nothing.
     """
     file = page.with_name(FILE)

@@ -40,7 +40,7 @@ class GridRow:
     """Cost of all cells.
 
     Attributes:
-        engine: what runs them.
+        engine: engine that runs the cells.
         jobs: cells at a time.
         cells: number of cells.
         wall_s: seconds of all of them, start and end included.
@@ -70,7 +70,7 @@ def bench_grid(
 
     Args:
         cells: number of cells; each has its own seed, and thus its own split.
-        epochs: of each training, which set a cell's length.
+        epochs: epochs of each training, which set a cell's length.
         jobs: cells at a time in processes and on Ray.
         engine: process for this one, pool for `--jobs`, ray for `--ray`.
         ray: value of `--ray`.

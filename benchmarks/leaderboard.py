@@ -189,8 +189,7 @@ class Board:
 
     Attributes:
         about: its row of `leaderboard_tasks.csv`.
-        worst: of each defense the row at its worst number of leaked labels, the best protected
-            first.
+        worst: for each defense the row at its worst number of leaked labels, best protected first.
         cuts: the same of an attacker that holds cuts alone, by defense.
     """
 

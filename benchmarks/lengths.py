@@ -59,10 +59,10 @@ class Lengths:
         codec: spec of the codec.
         pad: ``no``, ``query``, or ``sizes``: every frame is padded to a few agreed sizes, which
             ``pad=always`` does only for training frames; computed here from the lengths of ``no``.
-        single_auc, single_bytes: for queries of one row.
-        class_auc, class_bytes: for queries of 16 rows of one class.
-        mixed_bytes: for queries of 256 rows.
-        train_auc, train_bytes: for the cuts of training batches of 64 rows.
+        single_auc, single_bytes: results for queries of one row.
+        class_auc, class_bytes: results for queries of 16 rows of one class.
+        mixed_bytes: mean bytes for queries of 256 rows.
+        train_auc, train_bytes: results for the cuts of training batches of 64 rows.
     """
 
     codec: str
@@ -221,7 +221,7 @@ def _frame_bytes(
 
 
 def _whole(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Split rows into groups of so many; a remainder is omitted."""
+    """Split rows into groups of equal size; a remainder is omitted."""
     return list(rows[: len(rows) // size * size].reshape(-1, size))
 
 

@@ -58,12 +58,14 @@ class LlmRow(Settings):
         system: "vfl", "plain torch" or another's name.
         line: such as "80mbps,40ms", or "loopback".
         first_s, next_s: seconds to the first token, and between two later ones; medians.
-        offline_s, offline_mb: of dealing for a token, one of an answer's; None within the clock.
-        first_mb, next_mb: of ours frames, headers included, of the user and the owner; of others
-            what their interfaces sent, with headers of packets, None where nothing counts it.
-        messages: of the whole answer, online.
-        framing: what the network carried of a question beyond its frames, over these; None where
-            nothing counts it.
+        offline_s, offline_mb: seconds and megabytes of dealing for one token of an answer; None if
+            the measured time includes dealing.
+        first_mb, next_mb: megabytes to the first token and between two later ones. For vfl: frames
+            of user and owner, headers included. For other systems: bytes that their interfaces
+            sent, with packet headers; None if nothing counts them.
+        messages: online messages of the whole answer.
+        framing: share of network bytes of a question beyond its frames; None where nothing counts
+            it.
         same, of: tokens that are plain torch's, and all.
         error: the largest of a score.
     """
@@ -84,14 +86,14 @@ class LlmRow(Settings):
 
 
 class NextTokens(Settings):
-    """One token behind each of some prompts, beside the model in float64.
+    """The token after each of some prompts, beside the model in float64.
 
     Attributes:
         system: "vfl, fast", "vfl, thesis", or "plain torch" in float32.
         same, of: tokens that are the model's, and all.
         error: the largest of a logit; of vfl, of all logits in order, for their order is secret.
         deviation: root of the mean square of all these.
-        margins: of each token that is another, how much less its logit is than the best one's.
+        margins: for each token that differs, the distance of its logit to the best logit.
         near: share of the prompts whose two best logits are less than `error` apart.
     """
 
@@ -109,7 +111,7 @@ class Begin(Settings):
 
     Attributes:
         folder, model: the user's, and the weights to compare with.
-        addresses: of owner and dealer, as the user finds them.
+        addresses: addresses at which the user reaches owner and dealer.
         prompt_tokens, count, questions: dealt for; and once for an answer of one token.
     """
 
@@ -122,7 +124,7 @@ class Begin(Settings):
 
 
 class Question(Settings):
-    """Asked next."""
+    """The next question."""
 
     prompt: list[int]
     count: int
@@ -132,10 +134,10 @@ class Answer(Settings):
     """Result of the user's process.
 
     Attributes:
-        tokens: of the answer.
-        seconds: from the call to the first token, then from token to token.
+        tokens: token ids of the answer.
+        seconds: seconds from the call to the first token, then from token to token.
         error: the largest of a score, against plain torch on the same tokens.
-        phases: of `vfl.llm.parties.Reply`.
+        phases: phases of `vfl.llm.parties.Reply`.
     """
 
     tokens: list[int]
@@ -199,12 +201,13 @@ def bench_llm(
         model: folder of a decoder; a small random one without.
         wan: the line.
         questions: asked of ours.
-        prompt_tokens: of each.
-        count: of tokens answered.
-        network: how the line is made.
+        prompt_tokens: tokens of each question.
+        count: number of tokens to answer.
+        network: means by which the line is made.
         peer: another system and the Python that has it: spu=PATH or crypten=PATH.
         turns: questions of which other systems compute two tokens each.
-        next_tokens: of so many prompts, and nothing else.
+        next_tokens: number of prompts whose next tokens are compared; the benchmark then measures
+            nothing else.
         text: a file that next tokens take prompts from.
 
     Raises:
@@ -242,12 +245,12 @@ class _Bench:
     """All systems in one network.
 
     Args:
-        folder: for the project, and for arrays of others.
+        folder: folder of the project, and of arrays for other systems.
         model: folder of the weights.
         plain: the model itself.
-        network: where they stand.
-        prompts: of all questions.
-        count: of tokens answered.
+        network: network of the parties.
+        prompts: prompts of all questions.
+        count: number of tokens to answer.
     """
 
     def __init__(
@@ -409,9 +412,9 @@ def decoder_task(plain: Decoder, text: Sequence[int], past: int, name: str, path
     Args:
         plain: the model.
         text: token ids.
-        past: of its first tokens keys and values are there.
-        name: of the run.
-        path: where the arrays are written to.
+        past: number of first tokens whose keys and values are cached.
+        name: name of the run.
+        path: file of the arrays.
     """
     shape = plain.shape
     found: dict[str, Tensor] = {}
@@ -466,10 +469,10 @@ def bench_next_tokens(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
 ) -> list[NextTokens]:
-    """Both modes, and plain torch; greedy.
+    """Next tokens of both modes and of plain torch, chosen greedily.
 
     Args:
-        model: in float32.
+        model: model in float32.
         prompts: token ids.
     """
     use_one_thread()
@@ -578,7 +581,7 @@ ANSWERS = harness.table(
 
 
 def shown(rows: Sequence[LlmRow | NextTokens]) -> str:
-    """As a table of Markdown."""
+    """The rows as a Markdown table."""
     return (NEXT_TOKENS if isinstance(rows[0], NextTokens) else ANSWERS)(rows)
 
 

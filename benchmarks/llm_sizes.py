@@ -38,7 +38,7 @@ class SizeRow(Settings):
         token: "first" or "next".
         online_mb, messages: sent between owner and user, headers included.
         online_s: processor time of owner and user together.
-        offline_mb, offline_s: of dealing, all three together.
+        offline_mb, offline_s: megabytes and seconds of dealing, all three parties together.
         line_s: computed seconds over the line.
         same, of: tokens of plain torch, and all tokens.
     """

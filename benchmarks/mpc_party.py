@@ -138,7 +138,7 @@ class Task(Settings):
 
 
 class Ready(Settings):
-    """All is prepared: keys, shares, compiled code; or, the second time, the run has ended."""
+    """Report that preparation is done (keys, shares, code); the second time, that the run ended."""
 
 
 class Go(Settings):
@@ -161,7 +161,8 @@ class Turn(Settings):
         bytes_setup, bytes_offline, bytes_online: bytes sent by this party; None if it does not
             count them.
         max_error: largest error against float64 in plaintext, at the party that has the result.
-        wrong_tokens: number of tokens that a decoder chose differently from plaintext; likewise.
+        wrong_tokens: number of tokens that a decoder chose differently from plaintext, at that
+            party.
     """
 
     began: float
@@ -181,7 +182,7 @@ class Part:
     Args:
         party: this party, with agreed keys.
         workload: equal at all parties.
-        example: at P0 and P1, which own inputs, and weights and targets; None at P2.
+        example: inputs at P0 and P1, with weights and targets; None at P2.
     """
 
     def __init__(self, party: Party, workload: Workload, example: Example | None) -> None:
@@ -267,7 +268,7 @@ class RootPart:
     Args:
         member: a holder, of two, or the dealer; with agreed keys.
         workload: equal at all parties.
-        example: at the holders; None at the dealer.
+        example: values at the holders; None at the dealer.
     """
 
     def __init__(self, member: Member, workload: Workload, example: Example | None) -> None:

@@ -90,7 +90,7 @@ class Play(Settings):
 
 
 class Played(Settings):
-    """When a party began to send and when it had received everything, on the machine's clock."""
+    """Times of a party's first send and last receipt, on the machine's clock."""
 
     began: float | None = None
     ended: float | None = None
@@ -253,7 +253,7 @@ class Player:
         self._peers[peer] = end
 
     def play(self, pattern: Pattern, pool: ThreadPoolExecutor) -> Played:
-        """Play this party's part of a pattern; a thread sends to each peer while this one reads."""
+        """Play this party's part of a pattern; one thread for each peer sends, this one reads."""
         began = ended = None
         for step in pattern:
             sending = []

@@ -44,7 +44,7 @@ class Figure:
     """A stored result.
 
     Attributes:
-        value: in the unit of the printed number.
+        value: value in the unit of the printed number.
         noise: half the width of a 95 % interval over seeds; 0 where one seed was run.
     """
 
@@ -59,15 +59,15 @@ class Printed:
     Attributes:
         paper: short name of the paper.
         source: table, figure or section.
-        what, setting: of what the number is, and under which conditions ours was measured.
-        unit: of the number.
+        what, setting: meaning of the number, and the conditions under which ours was measured.
+        unit: unit of the number.
         better: whether "higher" or "lower" is better; "near" has no direction.
-        printed: as printed.
+        printed: number as printed.
         spread: deviation that is printed beside it; "" where none is.
-        within: what may lie between two numbers that are equal; "" leaves it to the unit.
+        within: largest difference of two numbers that count as equal; "" follows from the unit.
         ours: link to the result that the state is about; "" where none is stored.
         also: link to a second result of ours: another form, or another model.
-        data: on what ours was measured where that is not the source's; "" for the same.
+        data: data set of our measurement if it differs from the source's; else "".
         why: why nothing was run, or a misprint.
     """
 
@@ -87,7 +87,7 @@ class Printed:
 
     @property
     def value(self) -> float:
-        """The number."""
+        """Return the printed number."""
         return float(self.printed)
 
 
@@ -96,9 +96,9 @@ class PublishedRow:
     """A printed number beside ours.
 
     Attributes:
-        printed: what the paper has.
+        printed: number of the paper.
         ours, also: results of ours; None where none is stored.
-        state: how ours compares.
+        state: comparison with ours.
     """
 
     printed: Printed
@@ -125,7 +125,7 @@ def state_of(printed: Printed, ours: Figure | None) -> State:
     ('equal', 'worse')
 
     Args:
-        printed: of the paper.
+        printed: number that the paper prints.
         ours: the stored result.
     """
     if ours is None:
@@ -168,7 +168,7 @@ def read_figure(link: str, folder: Path) -> Figure:
 
     Args:
         link: see the module.
-        folder: of the files.
+        folder: folder of the files.
 
     Raises:
         DataError: no file, row or column like that.
@@ -239,7 +239,7 @@ def joined(folder: Path = FOLDER) -> list[PublishedRow]:
     """All printed numbers beside ours.
 
     Args:
-        folder: of `published.csv` and the stored results.
+        folder: folder of `published.csv` and the stored results.
 
     Raises:
         DataError: a link leads nowhere, or a row has neither a link nor a reason.
@@ -328,7 +328,7 @@ class LineRow:
 
     Attributes:
         what: workload and line.
-        printed: of the thesis.
+        printed: number that the thesis prints.
         sent: its printed bytes over one line of the printed bandwidth, without any delay.
         latency: messages one after the other, half a round trip each.
         computed: our form as printed: one message after the other, no processor.
@@ -347,8 +347,8 @@ def line_rows(rows: Sequence[PublishedRow], folder: Path = FOLDER) -> list[LineR
     """Times of the source's own methods in Tables 5.2 to 6.2, and what their lines allow.
 
     Args:
-        rows: of `joined`.
-        folder: of the stored results.
+        rows: rows of `joined`.
+        folder: folder of the stored results.
     """
     sent = {
         (it.source, _SPEED.sub("", it.setting)): it.value * _MIB_BITS
@@ -467,9 +467,9 @@ def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> 
     """The page: what begins it, the summary, a table a paper.
 
     Args:
-        rows: of `joined`.
+        rows: rows of `joined`.
         prose: a template with `{summary}`, and `{NAME}` for each paper's table.
-        folder: of the stored results.
+        folder: folder of the stored results.
     """
     found = line_rows(rows, folder)
     heads = [
@@ -508,7 +508,7 @@ def bench_published(check: bool = False, folder: Path = FOLDER) -> list[Publishe
 
     Args:
         check: write nothing; fail where the page is not what the stored results give.
-        folder: of the stored results and the page.
+        folder: folder of the stored results and the page.
 
     Raises:
         VFLError: the page is stale.

@@ -163,7 +163,7 @@ class Kind:
     seeds: int
 
     def terms(self, count: int, columns: int) -> SecureSgd:
-        """Return the terms of a training on so many rows."""
+        """Return the terms of a training on a number of rows."""
         among = self.holders or 2  # in plaintext it does not matter
         parts = [count // among] * among
         parts[-1] += count % among

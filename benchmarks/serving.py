@@ -400,7 +400,7 @@ class Load:
     over: bool = False
 
     def run(self, clients: int, seconds: float) -> None:
-        """Send requests from so many clients at once, each for one row after the other."""
+        """Send requests from several clients at once, each for one row after the other."""
         before = [harness.cpu_s(pid) for pid in self.processes]
         asyncio.run(self._all(clients, seconds))
         took = [

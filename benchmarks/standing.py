@@ -53,8 +53,8 @@ class Loss:
 
     Attributes:
         party: name of the party.
-        kill: what was killed.
-        killed_at, back_at: when it was killed, and when its SuperNode was connected again; for a
+        kill: party that was killed.
+        killed_at, back_at: time of the kill, and time when the SuperNode was connected again; for a
             session, whose SuperNode stays connected, both are equal.
         answered_at: time of the first answer after its return.
         left: its processes that outlived the command which started them.

@@ -43,7 +43,7 @@ class StartRow:
         what: a command, or a process of a party.
         joined_s, end_s: median seconds until every party was there, and until the end.
         resident_mb, own_mb: memory of an idle process in 10^6 bytes, and its unshared part.
-        cpu_percent: of one core, idle.
+        cpu_percent: percent of one core that the idle services use.
     """
 
     what: str

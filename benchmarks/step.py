@@ -176,7 +176,7 @@ class PartyProcesses(ExitStack):
     """One process per party, started once; a context manager.
 
     Args:
-        network: what connects the parties.
+        network: network between the parties.
         program: the module of `benchmarks` whose `work` they run.
     """
 

@@ -71,7 +71,7 @@ class PeerJob(StepJob):
 
     Attributes:
         system: name of the peer.
-        rank: of this party; the label party is 0.
+        rank: rank of this party; the label party is 0.
         device: the network device that leads to the others.
         store: file in which all processes find each other.
     """

@@ -93,7 +93,7 @@ class Workload:
         return self.width * (len(self.parties) if self.merge == "concat" else 1)
 
     def experiment(self, seed: int, total_steps: int) -> Experiment:
-        """Return an experiment that trains at least so many steps; SGD with momentum."""
+        """Return an experiment that trains at least this number of steps; SGD with momentum."""
         party = PartySettings(width=self.width, bottom=self.bottom)
         return Experiment(
             name="bench",

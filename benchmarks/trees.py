@@ -190,7 +190,7 @@ def bench_trees(
         columns: columns of all parties together.
         parties: number of feature parties that share the columns; the label party has none.
         rounds: number of trees.
-        depth: of each tree.
+        depth: depth of each tree.
         bins: most bins of a column.
         repeats: turns, or seeds of real tables.
         protect: protections to measure: "order", or shares with nodes that are "known" or "hidden".

@@ -153,7 +153,7 @@ class Task:
         seeds: number of victims of each model.
         without: the best score on labels without a model.
         own: share of the variance of columns that the label party's own columns predict.
-        places: in the order of the grid.
+        places: places in the order of the grid.
         told: the worst attack where feature parties know nodes; None where that was not run.
         networks: the frontier's undefended network, and its most accurate label-free one.
     """

@@ -26,7 +26,7 @@ class VerdictRow:
     Attributes:
         law, victims: law of the victims, and their number.
         wrong_no_easier, wrong_easier: wrong verdicts for gains of the margin and of 0.
-        covered: how often the interval contains the mean.
+        covered: share of the intervals that contain the mean.
         no_easier: verdicts for gains of 0 with one deviation.
     """
 

@@ -42,10 +42,11 @@ class WanJob(SessionJob):
     """One party's part in a training over a slow link.
 
     Attributes:
-        experiment: what is trained; its data set is cut into strips, one a feature party.
-        tests: how often an epoch the test rows are asked.
+        experiment: experiment to train; its data set is cut into strips, one for each feature
+            party.
+        tests: evaluations of the test rows in each epoch.
         rows: use only so many rows of the data set.
-        wan: what the parties' lines do, where that is computed: one process plays all of them.
+        wan: model of the parties' lines if it is computed; one process then plays all parties.
     """
 
     experiment: Experiment
@@ -60,7 +61,7 @@ class Mark(Settings):
     Attributes:
         exchanges: batches trained.
         seconds: time of training so far, at the label party; tests do not count.
-        bytes: of training so far, both ways, all parties.
+        bytes: bytes of training so far, both ways, all parties.
         accuracy: share of the test rows that are classified right.
     """
 
@@ -86,10 +87,10 @@ class WanRow:
         exchanges_per_second: over the whole training.
         exchanges, seconds, bytes: training until the accuracy was first reached at a test; None if
             never.
-        final_accuracy: at the last test.
-        best_accuracy: at the best test.
-        speedup: how much sooner the accuracy was reached than in the first row.
-        accuracies: at every test, in order.
+        final_accuracy: accuracy at the last test.
+        best_accuracy: accuracy at the best test.
+        speedup: ratio of the times to the accuracy: first row over this row.
+        accuracies: accuracy at every test, in order.
     """
 
     in_flight: int
@@ -151,14 +152,14 @@ def bench_wan(
         local_steps: values of train.local_steps, each with every depth that it goes with.
         local_angle: train.local_angle of those above 1.
         source: pictures to cut in half.
-        codec: of the cuts.
+        codec: codec of the cuts.
         batch_size: rows of one exchange.
-        learning_rate: of Adam, everywhere.
+        learning_rate: learning rate of Adam at every party.
         epochs: passes over the training rows.
-        seed: of rows and first weights.
-        network: how lines are made: auto, tun, proxy or model.
-        tests: how often an epoch the test rows are asked.
-        rows: use only so many rows of the data set.
+        seed: seed of rows and first weights.
+        network: means by which lines are made: auto, tun, proxy or model.
+        tests: evaluations of the test rows in each epoch.
+        rows: number of rows of the data set to use.
 
     Raises:
         ConfigError: nothing to compare, or a depth that is no setting.

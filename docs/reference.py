@@ -291,8 +291,8 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "Exit codes: 0 done, 1 a bug of vfl, 2 your files or arguments, 3 another party or the "
-        "network, 130 interrupted, 143 terminated.",
+        "Exit codes: 0 means done, 1 a bug in vfl, 2 a mistake in your files or arguments, 3 a "
+        "failure of another party or the network. 130 means an interrupt, 143 a termination.",
         "",
     ]
     for name, command in commands():

@@ -16,7 +16,7 @@ from vfl.defenses import DEFENSES, Defense, PrivacyStatement, Side
 
 
 class RoundedGradient(Defense):
-    """Each value of the gradient is rounded to so many steps of the batch's largest."""
+    """Rounds each value of the gradient to a number of steps up to the batch's largest value."""
 
     side: ClassVar[Side] = "label"
     label_free: ClassVar[bool] = True  # `gradient` looks at no label
@@ -29,7 +29,7 @@ class RoundedGradient(Defense):
         return (grad / step).round() * step
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        return (PrivacyStatement("labels", "whoever reads small differences of gradients"),)
+        return (PrivacyStatement("labels", "an observer of small differences of gradients"),)
 
 
 DEFENSES.register("rounded_gradient", RoundedGradient)

@@ -29,7 +29,7 @@ class Attention(Merger):
     """Scaled dot-product attention (Vaswani et al. 2017, equation 1) with a query for each party.
 
     Args:
-        heads: which share the width of a cut.
+        heads: number of attention heads; they share the width of a cut.
     """
 
     def __init__(self, heads: int = 2) -> None:

@@ -99,7 +99,7 @@ def question_read(folder: Path, question: str, layers: int, places: int) -> tupl
 
 
 def fine_tuned(model: Decoder, change: float) -> Decoder:
-    """Return the model with noise in all its blocks, of so many of each weight's deviations."""
+    """Return the model with noise in all its blocks, in units of each weight's deviation."""
     owner = copy.deepcopy(model)
     with scoped(8):
         for layer in owner.layers:
@@ -115,7 +115,7 @@ def attention_scores(layer: DecoderLayer, x: Tensor, keys: Tensor, shape: Decode
     Args:
         layer: the block.
         x: the step's vectors, axes (texts, 1, width).
-        keys: of all steps, the same and turned, axes (texts, groups, steps, head width).
+        keys: rotated keys of all steps, this one included, axes (texts, groups, steps, head width).
         shape: shape of the model.
     """
     made = layer.attention_in(layer.attention_norm(x))[..., : shape.queries]
@@ -163,7 +163,7 @@ def read_beside_public_weights(
     Args:
         folder: folder of the model.
         texts: number of texts of `LENGTH` random tokens.
-        changes: of the owner's weights, see `fine_tuned`.
+        changes: sizes of the change of the owner's weights, see `fine_tuned`.
         blocks: numbers of blocks below the attacked values.
     """
     public, draw = load_pretrained(folder), generator(0, "candidates")

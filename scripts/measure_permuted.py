@@ -124,7 +124,7 @@ def of_known_weights(victim: permuted.Victim, inputs: Tensor) -> dict[str, Any]:
 
 
 def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, path: Path) -> None:
-    """Draw a row of pictures per digit: the digit, then its nearest in each view."""
+    """Draw a row per digit: a test picture, then its nearest neighbour by each party's values."""
     from PIL import Image
 
     found = views(victim, inputs[:ALONE])

@@ -151,7 +151,7 @@ def test_shared_layers(digits, monkeypatch):
 def test_a_network_that_nobody_holds(tmp_path, monkeypatch):
     """Ring elements are whole numbers; only where a share is cut off is left to fresh draws."""
     monkeypatch.setattr(ring, "_LEAST_TERMS_OF_CARD", 1)
-    settings = read_experiment(EXAMPLES / "nobodys_network.toml")
+    settings = read_experiment(EXAMPLES / "network_on_shares.toml")
     found = [train(settings, tmp_path, name, device=on) for name, on in (("a", CARD), ("b", "cpu"))]
     assert found[0]["test_log_loss"] == pytest.approx(found[1]["test_log_loss"], rel=1e-3)
 

@@ -52,7 +52,7 @@ EXPERIMENTS = [
     "compare_digits.toml",
     "hidden_labels.toml",
     "mnist_halves.toml",
-    "nobodys_network.toml",
+    "network_on_shares.toml",
     "pea.toml",
     "tampered_digits.toml",
 ]

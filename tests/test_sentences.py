@@ -32,9 +32,14 @@ LONG = "word " * 31
         ("# Classes are told apart.\n", []),
         ("# One line\n# of a sentence that\n# somebody reads.\n", ["'somebody'"]),
         (f'"""Sum.\n\n    Args:\n        x: {LONG}\n"""\n', ["31 words in a sentence"]),
+        (
+            '"""Sum.\n\n    Args:\n        x: of Adam.\n        y: steps of Adam.\n"""\n',
+            ["begins with 'of', without its noun"],
+        ),
         (f'"""Sum.\n\n    >>> {LONG}\n"""\n', []),
         ('raise ValueError(f"party {name} was told twice")\n', ["'told'"]),
-        ('print("it was told twice")\n', []),
+        ('print("it was told twice here")\n', ["'told'"]),
+        ('print("told twice")\n', []),  # too short for a sentence
         ("x = '# told'\n", []),
         (f"x = 1  # {'word ' * 20}\ny = 2  # {'word ' * 20}\n", []),
         (f'"""A folder:\n\n    name  told {LONG}\n\nEnd.\n"""\n', []),

@@ -64,8 +64,8 @@ class Words:
     """A ring that notes the sum of what is sent, as the label party could.
 
     Args:
-        ring: what it stands for.
-        cut: how many low bits of every word were not sent.
+        ring: the wrapped ring.
+        cut: number of low bits of every word that were not sent.
     """
 
     def __init__(self, ring, cut):

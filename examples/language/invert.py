@@ -48,7 +48,7 @@ GRANTS = frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM, Grant.LEAKED_INPUTS})
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: what was sent how, and who read it."""
+    """One figure of an attack on one kind of message."""
 
     sweep: str
     texts: str

@@ -73,7 +73,7 @@ def mnist(choose=False):
 
 
 class Training:
-    """One network, its secret, and where it stands."""
+    """One network with its secret and its progress."""
 
     def __init__(self, setting, seed, train, test):
         self.setting, self.test, self.step = setting, test, 0

@@ -33,7 +33,7 @@ ADULT = (
     "age,workclass,fnlwgt,education,education_num,marital,occupation,relationship,race,sex,"
     "gain,loss,hours,country,label"
 )
-#: By table: its folder and file below VFL_DATA, and the column whose groups are looked at.
+#: By table: its file below VFL_DATA, and the column that divides the test rows into groups.
 TABLES = {
     "adult": ("adult/adult.data.gz", "race"),
     "credit_default": ("credit-default/UCI_Credit_Card.csv.gz", "EDUCATION"),
@@ -45,7 +45,7 @@ EPSILONS, DELTA, LOT, EPOCHS = (1.0, 3.0, 8.0), 1e-5, 1024, 20
 RATE, CLIP = 2e-3, 30.0
 #: Under noise the split network is a sum of linear bottoms: fewer weights, less noise.
 BOTTOM = "mlp:hidden=none"
-SMALLEST = 100  # test rows of a group that is looked at
+SMALLEST = 100  # test rows of a reported group
 
 
 def source(name, folder):

@@ -170,7 +170,7 @@ def test_a_label_party_with_columns_knows_how_cuts_meet(parties, merge):
 
 
 def test_more_leaks_than_rows_are_refused(alone):
-    with pytest.raises(TooFewRowsError, match="1000 rows of columns"):
+    with pytest.raises(TooFewRowsError, match="columns of 1000 rows"):
         received_from_the_bank(alone, leaks=1000)
 
 

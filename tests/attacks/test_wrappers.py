@@ -150,7 +150,7 @@ def test_feature_parties_together_read_more_labels(victims, spec):
 
 def test_one_alone_reaches_nothing_of_the_others(victims):
     alone = victims[0].case(3, generator(0, "leak"))
-    with pytest.raises(NotGrantedError, match="what its partners hold"):
+    with pytest.raises(NotGrantedError, match="the holdings of its partners"):
         _ = alone.view.partners
     with pytest.raises(NotGrantedError):
         attempt(alone, make("pooled:of=logistic"), generator(0))
@@ -176,7 +176,7 @@ def test_partners_hold_the_same_rows_and_give_what_is_asked_for(victims):
 def test_who_colluded_is_told(victims):
     told = together(victims).view.threat.sentence()
     assert told.startswith("A semi-honest feature party, together with shop and post, in the")
-    assert told.endswith("and what its partners hold.")
+    assert told.endswith("and the holdings of its partners.")
     with pytest.raises(UserError, match="does not collude"):
         ThreatModel("feature party", "inference", frozenset({Grant.CUTS}), colluding=("shop",))
 
@@ -203,10 +203,10 @@ def test_what_is_left_of_the_sum_is_the_cut_to_the_last_bit(summed):
 
 def test_a_label_party_alone_has_no_partner(summed):
     case = of_sums(summed, [])
-    with pytest.raises(NotGrantedError, match="what its partners hold"):
+    with pytest.raises(NotGrantedError, match="the holdings of its partners"):
         attempt(case, make("subtraction"), generator(0))
     assert "alone" in case.view.threat.sentence()
-    with pytest.raises(TooFewRowsError, match="1000 rows of columns"):
+    with pytest.raises(TooFewRowsError, match="columns of 1000 rows"):
         of_sums(summed, [], leaks=1000)
 
 

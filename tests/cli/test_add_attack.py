@@ -182,7 +182,7 @@ def test_an_attack_from_outside_is_stale_once_its_code_is_another(copy, mine):
         file = copy.cells_path / cell.name / "outside.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"code": {}}))
     assert whys(copy) == {UNKNOWN}
-    assert "Stale: of rows or code" in build_report(copy.path).read_text()
+    assert "Stale: from rows or code" in build_report(copy.path).read_text()
 
 
 @pytest.mark.parametrize(

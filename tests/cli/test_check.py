@@ -165,7 +165,7 @@ def test_all_of_a_grid_that_does_not_fit_its_rows(vfl, refused, tmp_path):
     assert "3 problems in ten.toml" in done.err
     told = ["ten.toml:5: grid.defenses: marvell: 'marvell' hides which of two classes a row has"]
     told += ["ten.toml:6: grid.attacks: gradient_norm: this attack distinguishes two classes only"]
-    told += ["ten.toml:7: grid.leaks: 50 labels of each class are to leak, and a class has fewer"]
+    told += ["ten.toml:7: grid.leaks: 50 labels of each class should leak, but a class has fewer"]
     assert [mistake for mistake in told if mistake not in done.err] == []
     assert not (tmp_path / "runs").exists()
 

@@ -170,7 +170,7 @@ class Shrinking(Defense):
 
 
 class Promising(Defense):
-    """An epsilon, of nobody knows what."""
+    """An epsilon without a unit."""
 
     def privacy(self):
         return (PrivacyStatement("labels", "everybody", epsilon=1.0),)

@@ -52,7 +52,7 @@ def told(rows, **changes):
         ("attacks", "principal", "two classes only"),
         ("attacks", "direct_label", "a cut of width 8 and 10 classes"),
         ("adversaries", "replacement:target=11", "at least one of class 11"),
-        ("leaks", 40, "40 labels of each class are to leak, and a class has fewer rows"),
+        ("leaks", 40, "40 labels of each class should leak, but a class has fewer rows"),
     ],
 )
 def test_what_a_cell_would_be_stopped_by_is_told(setting, value, message, data):
@@ -68,7 +68,7 @@ def test_leaks_are_of_the_rows_that_they_come_from(data):
     assert told(data, grid=leaks) == []
     ((where, error),) = told(data, grid=leaks | {"leaks_from": "validation"})
     assert where == "grid.leaks"
-    assert "15 labels of each class are to leak" in error
+    assert "15 labels of each class should leak" in error
     heard = {"attacks": ["gradient_similarity"], "leaks": [15], "leaks_from": "validation"}
     assert told(data, grid=heard) == []  # who hears a training knows rows of it
     assert told(data, grid={"attacks": ["kmeans"], "leaks": [400]}) == []  # which uses none
@@ -80,7 +80,7 @@ def test_who_is_in_use_has_rows_without_labels():
     asked = {"attacks": ["kmeans", "surrogate"], "unlabelled": "validation"}
     ((where, error),) = told(rows, **bare, grid=asked)
     assert where == "grid.unlabelled"
-    assert "holds validation rows without labels, and there are none" in error
+    assert "holds the validation rows without labels, but this part is empty" in error
     assert told(rows, **bare, grid=asked | {"attacks": ["surrogate"]}) == []
 
 
@@ -99,7 +99,7 @@ def test_who_knows_rows_knows_validation_rows(spec):
     ((where, error),) = told(rows, **bare, grid={"attacks": [spec, "membership"]})
     assert where == "grid.attacks"
     assert f"{spec}: " in error
-    assert "knows columns of validation rows, and there are none" in error
+    assert "knows columns of validation rows, but none exist" in error
 
 
 def test_there_are_rows_and_classes_to_attack(data):

@@ -65,7 +65,7 @@ def test_a_stale_cell_is_in_no_mean_and_in_every_list(copy, what, why):
     assert set(table[table.cell == cell.name].stale) == {why}
     assert set(table[table.cell != cell.name].stale) == {""}
     page = build_report(copy.path).read_text()
-    assert why in page[page.index("Stale: of rows or code that are no more") :]
+    assert why in page[page.index("Stale: from rows or code that have changed since") :]
 
 
 def test_a_plug_in_that_cannot_be_loaded_any_more(copy, monkeypatch):

@@ -349,7 +349,7 @@ def test_more_than_the_owner_consents_to_is_refused_by_name(parties, setting):
     user.ask(PROMPT, 1)
     project.end("owner")
     project.start("owner")  # what was counted is on the disk
-    with pytest.raises((ConsentError, PeerFailedError), match="the terms do not allow") as refusal:
+    with pytest.raises((ConsentError, PeerFailedError), match="the terms allow fewer") as refusal:
         user.ask(PROMPT, 1)
     assert refusal.value.where == f"terms.limits.{setting}"
 
@@ -596,7 +596,7 @@ def test_a_party_goes_on_after_its_newest_store_is_lost(parties, tmp_path, vfl, 
     project.user().deal(4, 1)
     assert sum(project.user().left().values()) == 1  # of another sharing of the weights
     if name == "owner":
-        with pytest.raises(PeerFailedError, match="V403: the terms do not allow so many questions"):
+        with pytest.raises(PeerFailedError, match="V403: the terms allow fewer questions"):
             project.user().ask(PROMPT, 1)
     else:
         assert project.user().ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)

@@ -1,4 +1,4 @@
-"""Rows in common that nobody knows: against sets and numpy, what crosses, and who sees what."""
+"""Hidden common rows: results against sets and numpy, messages, and each party's view."""
 
 import threading
 

@@ -373,7 +373,7 @@ def test_columns_that_cannot_be_make_no_network(monkeypatch, merge, told):
 
 
 def test_a_plan_shows_who_learns_what(tmp_path):
-    lines = Path("examples/nobodys_network.toml")
+    lines = Path("examples/network_on_shares.toml")
     facts = of_experiment(lines)
     assert "permuted values" in facts["secure"]
     assert facts["inputs"] == {"radiology": "15", "pathology": "15"}

@@ -112,7 +112,7 @@ def asked_twice(parties, newer=()):
 
     Args:
         parties: dealt for one question.
-        newer: what the copy has nevertheless as it is later.
+        newer: files that stay newer than the copy.
     """
     used = []
     stores = {name: parties.folder / name / "store" for name in ("owner", "user")}

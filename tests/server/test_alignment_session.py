@@ -304,7 +304,7 @@ def test_alignments_of_a_day_are_counted_before_they_begin(make):
     for _ in range(2):
         with pytest.raises(VFLError, match="does not consent to this alignment"):
             federation.run("align")
-    with pytest.raises(VFLError, match="so many alignments a day"):
+    with pytest.raises(VFLError, match="consents to fewer alignments a day"):
         federation.run("align")
 
 
@@ -618,7 +618,7 @@ def test_a_party_that_would_be_left_with_few_rows_refuses(erasing):
     federation, ids, before = erasing
     federation.write(shop=f"min_common = {len(before) - 2}")
     forget(own(federation, "bank"), ids, rewrite=True)
-    with pytest.raises(PeerFailedError, match="does not consent to so few common rows"):
+    with pytest.raises(PeerFailedError, match="requires more common rows"):
         federation.run("predict", "trained", alignment="alignment")
     assert len(federation.kept("shop").positions) == len(before)
 

@@ -73,7 +73,7 @@ for kind in (Honest, Calling, Leaving, Peeking, Open, Spoiling, Late, Spread, Si
 FOUND = {
     "calling": "reaches for a network",
     "leaving": "writes elsewhere",
-    "peeking": "in a party's own folder",
+    "peeking": "of a party's own folder",
     "open": "others can read",
     "spoiling": "changes the run",
     "late": "summary",

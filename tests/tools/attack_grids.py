@@ -14,7 +14,7 @@ def content(grid: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         grid: changes of its table.
-        changes: of its other tables, by name; parties take the place of the one there is.
+        changes: changes of the experiment's other tables, by name; parties replace the default one.
     """
     parties = changes.pop("parties", {"client": {"width": 8, "bottom": "mlp:hidden=16"}})
     made: dict[str, Any] = {

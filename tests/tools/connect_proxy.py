@@ -12,7 +12,7 @@ class ConnectProxy:
     """Tunnels to the hosts it knows, on the loopback; a context manager.
 
     Args:
-        routes: where a target lies really, by HOST:PORT; it refuses all others.
+        routes: real address of a target, by HOST:PORT; all other targets are refused.
         login: name and password that it wants.
         idle_s: tunnels that carry nothing for so long are cut.
         answer: the first line of every answer, in place of a tunnel.

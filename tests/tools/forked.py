@@ -80,7 +80,7 @@ class ForkingSubprocess:
     """Stands for the module `subprocess`: modules start as forks, other programs as ever.
 
     Args:
-        module: what `python -m` runs.
+        module: module for `python -m`.
         apart: first arguments of the module that need an interpreter of their own.
     """
 

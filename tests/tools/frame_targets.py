@@ -62,7 +62,7 @@ class Target:
     """A frame and its reader.
 
     Attributes:
-        name: what is read, for a report.
+        name: name of the parsed content, for a report.
         raw: the whole frame, undamaged.
         limit_bytes: the largest payload the reader's link would accept.
         read: the tensor a frame decodes to, None for a greeting; raises what a party would.

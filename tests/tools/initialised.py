@@ -19,7 +19,7 @@ def initialise(project, nodes, *words):
     Args:
         project: the new folder.
         nodes: parties with a SuperNode, in the order in which it numbers them.
-        words: what it is told beside the folder.
+        words: further arguments of `vfl init`.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["vfl", "init", str(project), *words])

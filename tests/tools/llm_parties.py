@@ -34,7 +34,7 @@ class LlmParties:
     """The folders of a project, and its standing parties while they stand.
 
     Attributes:
-        said: what each party said, by name.
+        said: output of each party, by name.
     """
 
     def __init__(self, root, model=None, folder=None, **options):

@@ -53,8 +53,8 @@ class Session(PlayedSession):
     """The same loans at a lender with labels, a shop and a registry, over streams.
 
     Args:
-        folder: where all parties' folders are.
-        model: of the experiment.
+        folder: folder of all parties' folders.
+        model: model of the experiment.
         helper: name of a further party without data, if the model has one.
     """
 

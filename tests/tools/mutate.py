@@ -65,9 +65,9 @@ def mutated_frames(
 
     Args:
         frames: whole frames, each with its header; at most 64 KiB long.
-        seed: of every draw.
+        seed: seed of every draw.
         start: number of the first case.
-        cases: how many cases.
+        cases: number of cases.
 
     Yields:
         The case's number, the position of its frame in `frames`, and the damaged bytes.
@@ -144,7 +144,7 @@ def mutated_json(record: Mapping[str, Any], seed: int, case: int) -> str:
 
     Args:
         record: a message that would be accepted.
-        seed: of every draw.
+        seed: seed of every draw.
         case: number of the case; with the seed it repeats the damage.
     """
     draw = random.Random(derive(seed, "fuzz", "json", case))

@@ -17,9 +17,9 @@ class Recorded:
     """A training of some feature parties, the first of which is looked at.
 
     Args:
-        defense: what stands against attackers.
-        parties: of the columns.
-        seed: of the training.
+        defense: spec of the defense.
+        parties: names of the feature parties.
+        seed: seed of the training.
         limit: rows; None takes all of them.
         changes: settings of the experiment.
     """

@@ -15,8 +15,8 @@ class SettingsWalk:
     and remembers it; `result.__wrapped__` does it again.
 
     Attributes:
-        models: what their paths begin with, and their settings.
-        bases: what cases start from.
+        models: first parts of the models' setting paths, and the models.
+        bases: configurations from which cases start.
         cases: rows of a setting, its other value, the bases it is set in, and settings beside it,
             which have a "="; without a base that of the first part of its name.
         elsewhere: settings and sections whose difference does not show here, and why.

@@ -18,8 +18,8 @@ def writer(third, *words, labels=()):
 
     Args:
         third: the party that takes cuts.
-        words: what `vfl init` is told of it.
-        labels: of a further label party.
+        words: arguments of `vfl init` about it.
+        labels: labels of a further label party.
     """
 
     def write(project, settings):

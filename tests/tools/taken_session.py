@@ -26,12 +26,12 @@ class TakenSession(PlayedSession):
     """Two feature parties, a lender that leads, and a third party that takes cuts as well.
 
     Args:
-        folder: where the parties' folders go.
-        content: of the experiment, beside `SHARED`.
-        third: who takes cuts.
-        words: of the third party's file.
+        folder: folder of the parties' folders.
+        content: settings of the experiment, beside `SHARED`.
+        third: party that takes cuts.
+        words: settings of the third party's file.
         tables: columns by party, of those with a table.
-        consent: what the feature parties consent to.
+        consent: consent settings of the feature parties.
     """
 
     def __init__(self, folder, content, third, words, tables, consent):

@@ -1,4 +1,4 @@
-"""Regressions over common rows that nobody knows, beside the joined table."""
+"""Regressions over hidden common rows, beside the joined table."""
 
 import numpy as np
 import pandas as pd

@@ -370,7 +370,7 @@ def test_a_grid_attacks_trees_beside_baselines_and_guesses(grid):
     assert splits.baselines["scratch"] < splits.value
     assert splits.baselines["raw"] < splits.value
     assert splits.guess == 0.5
-    assert "what the model's own protocol told it" in splits.threat
+    assert "messages of the model's own protocol" in splits.threat
     read = rows[plain, "bins", "mse"]
     assert read.threat.startswith("A semi-honest label party, alone, in the training phase")
     assert read.value < 0.3 * read.guess < rows[noisy, "bins", "mse"].value
@@ -435,7 +435,7 @@ def test_bins_that_nobody_sends_are_not_attacked(source, model):
 def test_a_network_is_not_attacked_by_what_trees_tell(source):
     made = experiment(source, grid=GRID | {"attacks": ["splits"], "models": []})
     made = made.model_copy(update={"secure": "none"})
-    with pytest.raises((UserError, ConfigError), match="what the model's own protocol told it"):
+    with pytest.raises((UserError, ConfigError), match="messages of the model's own protocol"):
         grid_cells(made)
 
 

@@ -58,7 +58,7 @@ def test_sums_on_shares_make_the_card_of_one_place(both):
     page, text = (path.read_text() for path in write_card(shared.folder.path))
     assert "bin of every training" not in page
     assert "rows and bads of each cell" in text
-    assert "nobody has scores of training rows" in page
+    assert "training rows have no scores" in page
 
 
 def test_who_learns_what_stands_in_the_summary(both):

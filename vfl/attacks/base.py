@@ -29,17 +29,16 @@ Goal = Literal["labels", "values", "clusters", "inputs", "tokens", "scores"]
 
 
 class Attack(ABC):
-    """One attack.
+    """Base class of an attack.
 
     Attributes:
-        goal: what `run` gives. "labels": a score for each class, axes (targets, classes), the
-            largest being the guess. "values": labels that are numbers, in their unit, axes
-            (targets,). "clusters": int64 codes without a meaning, axes (targets,).
-            "inputs": reconstructed columns, axes (targets, ...). "tokens": int64 words of texts,
-            axes (targets, words), of their beginnings if those are fewer. "scores": one number a
-            target, larger for what is looked for (a member, or the class that `rarest` names),
-            axes (targets,).
-    needs: every grant it uses; it is given a view of these and no more.
+        goal: form of the result of `run`. "labels": a score for each class, axes (targets,
+            classes); the largest score is the guess. "values": numeric labels, in their unit, axes
+            (targets,). "clusters": int64 cluster codes, axes (targets,). "inputs": reconstructed
+            columns, axes (targets, ...). "tokens": int64 words of texts, axes (targets, words);
+            only the beginnings if there are fewer words. "scores": one number for each target,
+            larger for a member or for the class that `rarest` names, axes (targets,).
+        needs: every grant it uses; its view has exactly these.
     """
 
     goal: Goal = "labels"
@@ -49,11 +48,12 @@ class Attack(ABC):
         """Refuse a task or a cut that it means nothing for, before anything is trained.
 
         Args:
-            classes: how many the view is to have.
-            width: of the cut that it is about, as it travels.
+            classes: number of classes of the view.
+            width: width of the attacked cut, as it travels.
 
         Raises:
-            UserError: with what it wants instead; `run` refuses the same.
+            UserError: the task or cut does not fit; the error suggests another attack. `run`
+                refuses the same.
         """
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Attack(ABC):
         """Return the guess about `view.targets`, in the form of `goal`.
 
         Args:
-            view: what the attacker holds.
+            view: the attacker's view.
             draw: everything random comes from here.
 
         Raises:
@@ -92,11 +92,11 @@ def require_two_classes(classes: int, instead: str) -> None:
     """Refuse a task that an attack for two classes says nothing about.
 
     Args:
-        classes: how many there are.
+        classes: number of classes.
         instead: specs of attacks for any number of classes.
 
     Raises:
-        UserError: with the number of classes.
+        UserError: the task has another number of classes; the error states it.
     """
     if classes != 2:
         raise UserError(
@@ -136,15 +136,15 @@ def fit(
     """Train a module by Adam on the cross-entropy, and return it (Kingma and Ba 2015).
 
     Args:
-        module: gives logits, axes (rows, classes).
+        module: module that returns logits, axes (rows, classes).
         inputs: axes (rows, ...).
         labels: int64 codes, axes (rows,), or class shares, axes (rows, classes).
-        steps: how many.
+        steps: number of Adam steps.
         learning_rate: the learning rate.
         draw: dropout draws from here.
         keep_norms: batch normalisation uses and keeps the statistics it has.
         batch: rows of a step, drawn with replacement; all rows where there are no more, or if 0.
-        loss: of logits and labels, instead of the cross-entropy.
+        loss: loss function of logits and labels; None is the cross-entropy.
     """
     training(module, keep_norms)
     optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate)
@@ -191,8 +191,9 @@ def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
     """Return the last layer with weights of a bottom itself; None if it has no such layer.
 
     Args:
-        bottom: what is around an `OwnBottom`, such as a passport or an adapter, does not count.
-        row: any, axes (1, ...), to see what is called last.
+        bottom: the party's module; layers around an `OwnBottom`, such as a passport or an adapter,
+            do not count.
+        row: any row, axes (1, ...), to see which layer runs last.
     """
     core = bottom.core if isinstance(bottom, OwnBottom) else bottom
     called: list[nn.Module] = []

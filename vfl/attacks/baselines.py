@@ -53,8 +53,8 @@ def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None 
 
     Args:
         view: grants inputs.
-        bottom: made without labels.
-        kept: what the bottom made of rows that other leaks leave as they are, from call to call.
+        bottom: bottom that was made without labels.
+        kept: cache of the bottom's outputs, for rows that stay the same with other leaks.
     """
     made = {} if kept is None else kept
 

@@ -44,7 +44,7 @@ from vfl.mpc.secure.sum import ring_of
 from vfl.session import PartyFolder, Terms, rules
 from vfl.session.exchange import CutTerms, FeatureEnd, Own
 from vfl.session.schedule import queries
-from vfl.session.secure_mode import nobodys_bottom, shares_weights
+from vfl.session.secure_mode import shared_bottom_error, shares_weights
 from vfl.session.trace import Recorded, Replayed
 from vfl.session.trace.replay import Decoder
 from vfl.transport.link import local_pair
@@ -79,7 +79,7 @@ def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None
         found = order[shuffled == code][:k]
         if len(found) < k:
             raise TooFewRowsError(
-                f"{k} labels of each class are to leak, and a class has fewer rows",
+                f"{k} labels of each class should leak, but a class has fewer rows",
                 got=f"{len(found)} rows",
                 fix="a smaller k, or more rows",
             )
@@ -108,7 +108,7 @@ def decoded(
 
     Args:
         trace: every cut, gradient and query of a session, in the order in which they crossed.
-        terms: of that session.
+        terms: terms of the session.
         split: its aligned rows.
 
     Raises:
@@ -131,7 +131,7 @@ def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[Recorde
     """Return the training exchanges of one feature party's link, in their order.
 
     Args:
-        frames: of a training; others are passed over.
+        frames: frames of a training; the function ignores frames of other phases.
         party: the feature party.
         rows: positions among the aligned rows that are of interest, in the order that
             `RecordedExchange.rows` counts in; int64. Other rows are left out of an exchange.
@@ -150,7 +150,7 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
     """Return the last cut that a feature party sent of each row, axes (rows, width).
 
     Args:
-        frames: of whatever phases should count.
+        frames: frames of every phase that should count.
         party: the feature party.
         rows: positions among the aligned rows, int64.
 
@@ -227,7 +227,7 @@ class Setting:
 
     Attributes:
         targets: the rows that are attacked.
-        leaks: where leaked labels are drawn from.
+        leaks: part of the split from which leaked labels are drawn.
         unlabelled: further rows; by default the targets themselves.
         trained_by: see `ThreatModel`.
     """
@@ -266,7 +266,7 @@ def _inputs_of(data: PartyData) -> Tensor:
 
 
 def _prior_of(label: PartyData) -> Tensor | None:
-    """Share of each class among the training rows, axes (classes,); None of numbers."""
+    """Share of each class among the training rows, axes (classes,); None for numeric labels."""
     labels, classes = labels_of(label)
     if classes == 1:
         return None
@@ -275,7 +275,7 @@ def _prior_of(label: PartyData) -> Tensor | None:
 
 
 def _with_leaks(grants: frozenset[Grant], k: int, classes: int) -> frozenset[Grant]:
-    """Without leaked labels where none leak, and without shares of classes where there are none."""
+    """Grants without leaked labels or class shares that the case does not have."""
     absent = {Grant.LEAKED: not k, Grant.PRIOR: classes == 1}
     return grants - {grant for grant, is_absent in absent.items() if is_absent}
 
@@ -286,7 +286,7 @@ class Victim:
     The architectures it knows are the experiment's, without what a defense adds to them.
 
     Args:
-        experiment: what was trained.
+        experiment: experiment of the training.
         data: every party's aligned rows; the label party's labels are the truth.
         party: the feature party that attacks.
         weights: its trained weights.
@@ -312,7 +312,7 @@ class Victim:
             raise UserError("no feature party has that name", got=party, want=known)
         self.labels, self.classes = labels_of(label)
         if shares_weights(experiment):
-            raise nobodys_bottom(party)
+            raise shared_bottom_error(party)
         self.name, self._experiment, self._split = party, experiment, data[party].split
         self._inputs, self._prior = _inputs_of(data[party]), _prior_of(label)
         self._terms = Terms.of(experiment, "predict", experiment.name)
@@ -349,8 +349,8 @@ class Victim:
 
         Args:
             k: 0 leaks nothing, and the view grants no leaked labels then.
-            draw: which rows leak.
-            setting: which rows play which part.
+            draw: generator that draws the leaked rows.
+            setting: roles of the rows.
             snapshots: its weights after every epoch, if it kept them.
             partners: feature parties that hand it what they hold of the same rows.
 
@@ -399,8 +399,8 @@ class Victim:
 
         Args:
             rows: positions among the aligned rows, int64; `SentCuts.rows` counts in their order.
-            times: how often.
-            draw: the orders.
+            times: number of repetitions.
+            draw: generator of the orders.
         """
         found = []
         for time in range(1, times + 1):
@@ -458,7 +458,7 @@ class TrainedParts:
     """The parts of one trained network.
 
     Args:
-        experiment: what was trained.
+        experiment: experiment of the training.
         data: every party's aligned rows.
         weights: everybody's trained weights, as `LocalSession.weights` gives them.
 
@@ -573,11 +573,11 @@ def columns_case(
     """Return a case of a label party that reconstructs the columns of some rows.
 
     Args:
-        parts: of the trained network.
+        parts: parts of the trained network.
         party: the feature party that is attacked.
         targets: the rows that are attacked, as positions among the aligned rows, int64, and what
             the label party was sent of them.
-        leaked: those whose columns leaked, alike.
+        leaked: rows whose columns leaked, in the same form as `targets`.
         threat: its grants; those of a label party's own columns are added where it has some.
     """
     label = parts.data[parts.experiment.label.party]
@@ -611,16 +611,16 @@ def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> 
 
     Args:
         rows: positions among the aligned rows, int64.
-        leaks: how many leak.
-        draw: which.
-        part: what rows they are, for the message.
+        leaks: number of leaked rows.
+        draw: generator of the order.
+        part: name of this part of the rows, for the message.
 
     Raises:
         TooFewRowsError: fewer rows than leaks.
     """
     if leaks > len(rows):
         raise TooFewRowsError(
-            f"{leaks} rows of columns are to leak", got=f"{len(rows)} {part} rows"
+            f"columns of {leaks} rows should leak", got=f"{len(rows)} {part} rows"
         )
     return rows[torch.randperm(len(rows), generator=draw)]
 
@@ -652,12 +652,12 @@ def training_case(
     """Return a case of a feature party that infers training labels; see `seeking`.
 
     Args:
-        experiment: what was trained.
+        experiment: experiment of the training.
         data: every party's aligned rows; the label party's labels are the truth.
-        frames: of the training; see `decoded`.
+        frames: frames of the training; see `decoded`.
         party: the feature party that attacks.
         k: leaked training labels of each class; 0 leaks nothing.
-        draw: which rows leak.
+        draw: generator that draws the leaked rows.
         new_top: makes an untrained top for cuts of a width; None is the experiment's.
         partners: feature parties that hand it their columns of the same rows.
         others_top: makes a copy of the label party's top at the end; None grants no top.
@@ -802,7 +802,7 @@ def require_column(columns: int, column: int | None) -> None:
     """Refuse an attribute that is none of the victim's columns.
 
     Raises:
-        ConfigError: with what they are counted to.
+        ConfigError: the column does not exist; the error states the range.
     """
     if column is not None and column >= columns:
         raise ConfigError(
@@ -859,7 +859,7 @@ class Queried:
 
     Attributes:
         members: training rows.
-        others: as many that nothing was trained on.
+        others: the same number of rows that were not trained on.
         own: rows with labels that the attacker has besides, for networks of its own.
     """
 
@@ -924,12 +924,12 @@ def summed_case(
     """Return a case of a label party that reconstructs test rows from sums and partners' cuts.
 
     Args:
-        experiment: what was trained, with ``secure = "sum"``.
+        experiment: experiment of the training, with ``secure = "sum"``.
         data: every party's aligned rows.
         party: the feature party that is attacked.
         partners: feature parties that give the label party their cuts; empty when it is alone.
         leaks: rows whose columns leaked, of the validation rows.
-        draw: which rows leak.
+        draw: generator that draws the leaked rows.
         weights: everybody's trained weights, as `LocalSession.weights` gives them.
 
     Raises:
@@ -1014,16 +1014,16 @@ def held(
     of the validation rows, as if they were public rows of the same kind.
 
     Args:
-        adversary: who asks.
-        experiment: what is trained.
+        adversary: the adversary.
+        experiment: experiment of the training.
         data: every party's aligned rows.
         party: the feature party that plays it, or is its victim.
         known: training rows of each class whose labels a feature party knows; as many as there are
             in the rarest class, if there are fewer.
-        draw: which rows those are.
+        draw: generator that draws these rows.
 
     Raises:
-        TooFewRowsError: it needs rows that it knows, and there are none.
+        TooFewRowsError: no rows are left for it to know.
     """
     label, inputs = data[experiment.label.party], _inputs_of(data[party])
     (labels, classes), train = classes_of(label), torch.from_numpy(label.split.train)
@@ -1034,7 +1034,7 @@ def held(
         rows = torch.from_numpy(label.split.validation)
     if adversary.holds & _LEAKS and not len(rows):
         raise TooFewRowsError(
-            f"a {adversary.who} is to know some rows, and there are none for it",
+            f"no rows are left for a {adversary.who} to know",
             want="training rows of every class, or data.validation > 0 for a label party",
         )
     own = inputs[train] if adversary.who == "feature party" else None

@@ -55,7 +55,7 @@ def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool =
 
     Args:
         before: values of each batch, as many in every one.
-        after: of the same batches in another order.
+        after: values of the same batches in another order.
         signed: see `by_rank`.
 
     >>> first, second = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 6.0])
@@ -87,7 +87,7 @@ def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: in
     Args:
         batches: the rows of each batch, int64.
         seen: the logits of each, in any order; as many as rows.
-        rows: how many rows there are in all.
+        rows: number of rows.
 
     Returns:
         Axes (rows,), between 0 and 1.
@@ -130,8 +130,8 @@ def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
 
     Args:
         seen: values before the first function, of a batch in secret order.
-        sums: what the known weights give for each candidate, axes (candidates, outputs).
-        tolerance: how far rounding may carry a value; in fast mode 4e-6.
+        sums: outputs of the known weights for each candidate, axes (candidates, outputs).
+        tolerance: largest rounding error of a value; 4e-6 in fast mode.
 
     >>> found_shares(torch.tensor([3.0, 0.5, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
     [1.0, 0.5]
@@ -164,7 +164,7 @@ def solve_shuffled(
         weight: W, axes (columns, outputs); more outputs than columns, or `ridge` above 0.
         bias: b, axes (outputs,).
         starts: first guesses of the row, axes (starts, columns).
-        rounds: at most so many.
+        rounds: largest number of rounds.
         ridge: weight of |x|^2.
 
     >>> weight, row = torch.eye(2), torch.tensor([5.0, 1.0])
@@ -191,8 +191,8 @@ def correlation(one: Tensor, other: Tensor) -> float:
     """Distance correlation of two samples of vectors, between 0 and 1 (thesis eq 5-9, its root).
 
     From distances centred without bias (Szekely & Rizzo 2014, definition 2 and eq 3.3): the plain
-    sample statistic is near 1 for independent vectors of many numbers, so few rows would make
-    anything look dependent. A negative estimate counts as 0.
+    sample statistic is near 1 for long independent vectors, so with few rows everything would look
+    dependent. A negative estimate counts as 0.
 
     Args:
         one: axes (rows, ...).
@@ -219,7 +219,7 @@ def nearest(seen: Tensor, neighbours: int) -> Tensor:
 
     Args:
         seen: axes (rows, ...); compared at length 1, as the thesis does.
-        neighbours: how many.
+        neighbours: number of neighbours.
     """
     flat = torch.nn.functional.normalize(seen.double().flatten(1))
     away = distances(flat).fill_diagonal_(torch.inf)
@@ -232,7 +232,7 @@ def same_class(seen: Tensor, classes: Tensor, neighbours: int = 5) -> float:
     Args:
         seen: axes (rows, ...); see `nearest`.
         classes: int64, axes (rows,).
-        neighbours: how many of each row.
+        neighbours: number of neighbours of each row.
 
     >>> seen = torch.tensor([[0.0, 1], [0.1, 1], [1, 0], [1, 0.1]])
     >>> same_class(seen, torch.tensor([0, 0, 1, 1]), neighbours=1)
@@ -269,7 +269,7 @@ class Victim:
     Args:
         layers: the network.
         values: its weights; "0.weight" of axes (inputs, outputs), "0.bias", ...
-        rules: of the computation.
+        rules: rules of the computation.
     """
 
     def __init__(self, layers: Sequence[Layer], values: Mapping[str, Tensor], rules: Rules) -> None:

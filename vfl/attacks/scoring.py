@@ -126,7 +126,7 @@ def token_accuracy(guess: Tensor, texts: Tensor) -> float:
 
     Args:
         guess: int64, axes (texts, words).
-        texts: the true words, alike.
+        texts: the true words, axes (texts, words).
 
     >>> token_accuracy(torch.tensor([[4, 9], [7, 7]]), torch.tensor([[4, 5], [7, 0]]))
     0.75
@@ -163,7 +163,7 @@ def structural_similarity(guess: Tensor, pictures: Tensor) -> float:
 
     Args:
         guess: axes (rows, channels, height, width).
-        pictures: the true ones, alike.
+        pictures: the true pictures, same axes.
     """
     one, other = (each.double().flatten(0, 1)[:, None] for each in (guess, pictures))
     window = _window(min(_WINDOW, *pictures.shape[2:]))
@@ -194,11 +194,11 @@ class Case:
     """One victim under one threat model.
 
     Attributes:
-        view: what the attacker holds.
-        labels: of the targets: classes, int64, or the numbers of a regression, float32, axes
+        view: the attacker's view.
+        labels: labels of the targets: classes, int64, or the numbers of a regression, float32, axes
             (targets,).
-        inputs: what a reconstruction is compared with, axes (targets, ...).
-        positive: which targets are looked for, axes (targets,), for attacks that score; see
+        inputs: true inputs, for the score of a reconstruction, axes (targets, ...).
+        positive: mask of the wanted targets, axes (targets,), for attacks that score; see
             `seeking`.
     """
 
@@ -213,11 +213,11 @@ class Score:
     """The value of an attack's guess, beside the value of a guess without evidence.
 
     Attributes:
-        measure: of labels see `scores_of_labels` and `scores_of_values`; else "auc", "mse" or
-            "token_accuracy", and besides them "tpr_at_1_fpr", "psnr" (in decibels), "ssim" and
-            "whole_texts".
-        value: of the attack.
-        guess: of the best constant guess; for clusters, of one that falls together.
+        measure: name of the measure. For labels see `scores_of_labels` and `scores_of_values`; else
+            "auc", "mse" or "token_accuracy", and besides these "tpr_at_1_fpr", "psnr" (in
+            decibels), "ssim" and "whole_texts".
+        value: value that the attack reaches.
+        guess: value of the best constant guess; for clusters, of a single cluster.
     """
 
     measure: str

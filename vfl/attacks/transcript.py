@@ -23,8 +23,8 @@ class SentCuts:
     Attributes:
         step: its number.
         epoch: number of its epoch; for repeated queries, the number of the repetition.
-        rows: which rows of its group, int64, axes (rows,).
-        cuts: as they were decoded, axes (rows, width).
+        rows: indices of the rows in their group, int64, axes (rows,).
+        cuts: decoded cuts, axes (rows, width).
     """
 
     step: int
@@ -38,10 +38,10 @@ class RecordedExchange:
     """One training exchange as it was recorded.
 
     Attributes:
-        step, epoch: as of `SentCuts`.
+        step, epoch: see `SentCuts`.
         rows: counted through the targets; leaked rows follow after them.
-        cuts: gives what went up, decoded, axes (rows, width).
-        gradients: what came down, decoded, alike.
+        cuts: returns the decoded cuts, axes (rows, width).
+        gradients: decoded gradients, axes (rows, width).
     """
 
     step: int
@@ -64,8 +64,8 @@ class Transcript(Generic[Message]):
     """All messages of one link about some rows.
 
     Attributes:
-        rows: how many rows are of interest, the first ones that messages name.
-        messages: in their order.
+        rows: number of rows of interest: the first rows that messages name.
+        messages: messages of the link, in order.
 
     >>> one, two = torch.tensor([0, 2]), torch.tensor([2, 1])
     >>> sent = [SentCuts(1, 1, one, torch.tensor([[1.0], [5.0]])),
@@ -114,7 +114,7 @@ class Transcript(Generic[Message]):
         """Return the mean of each row's value over all messages; 0 for a row without messages.
 
         Args:
-            value: gives the value of each row of a message, axes (rows of the message, width).
+            value: returns the value of each row of a message, axes (rows of the message, width).
 
         Returns:
             float32, axes (rows, width).

@@ -33,7 +33,7 @@ Access = Literal["cut", "bottom", "gradients", "active"]
 
 
 class Grant(StrEnum):
-    """One thing an attacker may hold; the value is how a report names it."""
+    """One kind of knowledge that an attacker may hold; the value is its name in reports."""
 
     INPUTS = "its own columns"
     BOTTOM = "its own bottom"
@@ -54,8 +54,8 @@ class Grant(StrEnum):
     LEAKED_ATTRIBUTES = "a hidden attribute of a few rows"
     OTHERS_BOTTOM = "the victim's bottom"
     OTHERS_TOP = "the label party's top"
-    PARTNERS = "what its partners hold"
-    PROTOCOL = "what the model's own protocol told it"
+    PARTNERS = "the holdings of its partners"
+    PROTOCOL = "messages of the model's own protocol"
 
 
 #: Grants that exist in the training phase only.
@@ -168,9 +168,9 @@ class Evidence:
         cuts: float32, axes (rows, width), as they travelled.
         labels: int64, or float32 where they are numbers, axes (rows,).
         outputs: float32, axes (rows, outputs), what the network answered.
-        before: gives what the last layer of `Holdings.bottom` is given for these rows, axes (rows,
-            features), where that is kept; it follows from inputs and bottom.
-        sent: gives every message that held cuts of these rows, over epochs or queries.
+        before: returns the input of the last layer of `Holdings.bottom` for these rows, axes (rows,
+            features), if it is kept; it follows from inputs and bottom.
+        sent: returns every message with cuts of these rows, over epochs or queries.
     """
 
     inputs: Tensor | None = None
@@ -313,8 +313,8 @@ class GrantedRows:
     """One group of rows as an attacker may see them; reaching for anything else raises.
 
     Args:
-        view: whose grants count.
-        evidence: what there is.
+        view: the view whose grants apply.
+        evidence: evidence about these rows.
         leaked: whether these are the leaked rows, which grants of their own open too.
     """
 
@@ -373,9 +373,9 @@ class View:
     """The knowledge of one attacker; reaching for anything else raises.
 
     Args:
-        threat: who it is and what it is granted.
-        classes: how many classes there are, which is public; 1 where labels are numbers.
-        holdings: what there is to grant.
+        threat: the attacker and its grants.
+        classes: number of classes, which is public; 1 for numeric labels.
+        holdings: everything that a grant can open.
 
     Holdings other than groups of rows have the names of `Holdings`; makers make copies.
     """
@@ -442,7 +442,7 @@ class View:
         An attacker that compares attacks on rows whose labels it knows asks them about these.
 
         Args:
-            hidden: which of the leaked rows, bool, axes (leaked,).
+            hidden: mask of the leaked rows to withhold, bool, axes (leaked,).
         """
         targets, leaked = self._holdings.targets, self.leaked._evidence
         rows, order = targets.rows, torch.cat([hidden.nonzero()[:, 0], (~hidden).nonzero()[:, 0]])
@@ -483,7 +483,7 @@ class View:
         """Return a holding if one of these grants covers it.
 
         Raises:
-            NotGrantedError: none of them was granted, or there is nothing in this case.
+            NotGrantedError: no grant opens it, or the case has no such evidence.
         """
         self.require(*any_of)
         if held is None:
@@ -494,7 +494,7 @@ class View:
         """Refuse an attacker without any of these grants.
 
         Raises:
-            NotGrantedError: with what was granted.
+            NotGrantedError: a grant is missing; the error lists the existing grants.
         """
         if self.threat.grants.isdisjoint(any_of):
             raise NotGrantedError(

@@ -104,8 +104,8 @@ def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
     """Return the mean of each row's cuts, axes (rows, width).
 
     Args:
-        transcript: of the rows.
-        last: of so many last epochs or queries; 0 takes all.
+        transcript: transcript of the rows.
+        last: number of last epochs or queries to read; 0 reads all.
 
     Raises:
         UserError: a row has no cut in these.

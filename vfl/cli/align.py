@@ -33,8 +33,8 @@ def align(
     hidden: Annotated[
         int | None,
         option(
-            "Measure the value of joining without disclosing which rows are common: tables seem to "
-            "have this many ids.",
+            "Measure the value of joining without disclosing which rows are common: each table "
+            "then appears to have this number of ids.",
             "IDS",
             min=1,
         ),

@@ -148,8 +148,8 @@ def _load_plugins() -> None:
 def main() -> None:
     """Run a command.
 
-    Exit codes: 0 done, 1 a bug of ours, 2 the user's files or arguments, 3 another party or the
-    network, 130 interrupted, 143 terminated.
+    Exit codes: 0 means done, 1 a bug in vfl, 2 a mistake in the user's files or arguments, 3 a
+    failure of another party or the network. 130 means an interrupt, 143 a termination signal.
     """
     signal.signal(signal.SIGTERM, _end)
     try:

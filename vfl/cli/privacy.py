@@ -71,7 +71,9 @@ def noise(
     steps: Steps = None,
     delta: Delta = 1e-5,
     sampling: Sampling = "poisson",
-    accountant: Annotated[str, option("What counts the budget; `vfl list accountants`.")] = "rdp",
+    accountant: Annotated[
+        str, option("Accountant that computes epsilon; see `vfl list accountants`.")
+    ] = "rdp",
     json: Json = False,
 ) -> None:
     """Print the least noise with which a training stays within a budget.

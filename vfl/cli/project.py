@@ -287,7 +287,7 @@ def described(
         tables: tables as given.
         ids: id columns as given.
         queries: queries to databases as given.
-        repeats: what becomes of repeated ids, as given.
+        repeats: rule for repeated ids, as given.
         encodings: encodings of CSVs, as given.
         labels: label columns by party; "" if not given.
         label_party: the leading label party.

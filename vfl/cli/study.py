@@ -249,7 +249,7 @@ def attack(
 def submit(
     path: Annotated[Path, argument("The folder of a comparison or a grid.", "RUN")],
     out: Annotated[Path, option("New folder of the submission.", "FOLDER")],
-    author: Annotated[str, option("Who submits.", "NAME")],
+    author: Annotated[str, option("Author of the submission.", "NAME")],
     json: Json = False,
 ) -> None:
     """Write results as a folder that others can repeat in part with `vfl verify`.

@@ -212,7 +212,7 @@ def evaluate(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Evaluate a run's weights on its test rows, each party with its own half.
+    """Evaluate a run's weights on its test rows, each party with its own part of the model.
 
     RUN is the folder that `vfl train` printed. With `--explain PARTY` that party learns the mean
     absolute Shapley value of each of its own columns, which `vfl importance` prints there.
@@ -397,7 +397,9 @@ def _unfamiliar(run: Path) -> dict[str, Any]:
 
 def export(
     run: Run,
-    party: Annotated[str, option("Party whose half to export; its files must be on this host.")],
+    party: Annotated[
+        str, option("Party whose part of the model to export; its files must be on this host.")
+    ],
     to: Annotated[
         str, option("onnx, torch (a torch.export program), or another form of the model.", "FORM")
     ] = "onnx",
@@ -407,7 +409,7 @@ def export(
     bottom: Annotated[str | None, option("The bottom, if the party's own file named it.")] = None,
     json: Json = False,
 ) -> None:
-    """Write one party's half as a file that runs without vfl, with its card and its encoder.
+    """Write one party's part of the model as a file that runs without vfl, with card and encoder.
 
     The file of a feature party maps rows of inputs to a cut, that of the label party maps cuts to
     answers. The encoder maps a table to those inputs; it contains categories and means of the

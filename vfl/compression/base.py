@@ -71,7 +71,7 @@ class Symbols:
     """The symbols of a cut's payload, before packing.
 
     Attributes:
-        support: which values are sent, bool of axes (rows, width).
+        support: mask of the values that are sent, bool of axes (rows, width).
         codes: an integer for each of those values, in row order; axes (values,).
         choices: codes are below this number.
         counts: the packer's advance knowledge of the codes.

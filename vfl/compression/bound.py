@@ -97,7 +97,7 @@ class Bound(Codec):
         return self._vectors.formula_ratio(width) / self.rows
 
     def _count(self, rows: int) -> int:
-        """Return the number of vectors for so many rows."""
+        """Return the number of vectors for a number of rows."""
         return -(-rows // self.rows)
 
     def _spectra(self, width: int) -> npt.NDArray[np.complex128]:

@@ -80,7 +80,7 @@ def measure_codec(
     training: bool = True,
     secret: Secret | None = None,
 ) -> CodecMeasure:
-    """Send a cut batch after batch between two ends that both start as copies of a codec.
+    """Measure a codec: two copies of it exchange the rows of a cut, one batch after another.
 
     In training every frame is a step that both ends commit, so an adaptive packer adapts as in a
     run with one cut in flight. At inference no state changes: a packer knows only what `codec` had

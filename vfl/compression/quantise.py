@@ -109,7 +109,7 @@ class Quantise(DenseCodec):
         return super().payload_limit(rows, width) + apart
 
     def formula_ratio(self, width: int) -> float:
-        """Return b/32, thesis table 3.1, and the outliers' indices and values."""
+        """Return b/32 for b bits (thesis table 3.1), plus the share of the outliers."""
         apart = 0.0 if self._apart is None else self._apart.formula_ratio(width)
         return super().formula_ratio(width) + apart
 

@@ -414,7 +414,7 @@ class FederationSettings(Settings):
         join_timeout_s: time limit for parties to attach at the start.
         step_timeout_s: time limit for one frame of a party.
         rejoin_window_s: time limit for a lost connection to come back.
-        max_restarts: how often a training restarts from its last checkpoint after the loss of a
+        max_restarts: most restarts of a training from its last checkpoint after the loss of a
             party.
         restart_timeout_s: time limit for the lost party to come back then; Flower itself needs a
             minute to notice the end of a process.

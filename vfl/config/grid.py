@@ -169,8 +169,8 @@ class GridSettings(Settings):
         baselines: baselines of attacks: training from scratch on the leaked rows, also with
             unlabelled ones, and the same attack on bottoms without any label. The default is all
             but "autoencoder", which takes a minute of training.
-        baseline_attacks: those of the attacks that also run on label-free bottoms; by default all.
-            Fewer attacks give a lower reference, so a defense passes less easily.
+        baseline_attacks: attacks that also run on label-free bottoms; by default all. Fewer attacks
+            give a lower reference, so a defense passes less easily.
         leaks: numbers of leaked labels of each class, one for each point of a curve.
         draws: number of draws of leaked rows for each victim; the draws are the same for every
             defense.
@@ -178,8 +178,8 @@ class GridSettings(Settings):
         party: feature party that attacks; by default the first one.
         trained_by: "owner": one owner trained both halves and gave the bottom away; "split": the
             feature party trained its own.
-        leaks_from, unlabelled: which rows leak, and which the attacker has without labels. The test
-            rows are the targets, so none of them leaks.
+        leaks_from, unlabelled: parts of the split with the leaked rows and with the attacker's
+            unlabelled rows. The test rows are the targets, so none of them leaks.
         measure: metric of attacks on labels, by which defenses are ranked; "auto" is AUC for two
             classes or if one holds more than 65 % of the rows, else accuracy, and R2 for numeric
             labels. All metrics are stored.

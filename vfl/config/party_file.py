@@ -254,7 +254,7 @@ class ServeSettings(Settings):
         certificate, key: PEM files for TLS.
         client_ca: PEM file of the authority that must have signed clients' certificates (mutual
             TLS).
-        wait_ms: how long a batch waits for further requests.
+        wait_ms: time that a batch waits for further requests, in milliseconds.
         timeout_s: time limit of a request.
         max_ids: rows of one request; a query has no more rows.
         max_body_bytes: size of one request's body.
@@ -406,7 +406,7 @@ class PartyFile(OwnFile):
         bottom: a bottom instead of the experiment's; "package.module:Class" is allowed.
         augment: augmentations of its own rows in each training step, as specs joined with a plus;
             functions of tensors, "package.module:function", are allowed.
-        device: where its models run, such as "cuda".
+        device: device of the party's models, such as "cuda".
         threads: torch's threads in a training of one rank. With 1, weights are the same bit for bit
             on every machine; with more they may differ by rounding. "auto" times its own model with
             1, 2, 4, ... threads when the training starts, and takes more only where each doubling

@@ -83,8 +83,8 @@ class VFLError(Exception):
     Args:
         what: one sentence.
         where: file and line, party and step, or name of the argument.
-        got: what was found (names, counts and types only).
-        want: what would be accepted.
+        got: the value that was found (names, counts and types only).
+        want: the values that would be accepted.
         fix: cure.
     """
 

@@ -27,7 +27,7 @@ class Truth:
 
     Attributes:
         rows: positions in the table, ascending.
-        fitted: which of them a column is fitted on; its score uses the others.
+        fitted: mask of the rows that fit a column; its score uses the others.
         values: labels, axes (rows, classes) of 0 and 1, or (rows, 1) of numbers.
     """
 

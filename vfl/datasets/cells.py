@@ -429,7 +429,7 @@ def forms_of_each(
 
 
 def days_of_each(columns: Sequence[Sequence[str]], forms: Sequence[str]) -> list[np.ndarray]:
-    """`days_of_texts` of several columns, each in its own form; none of an empty form."""
+    """`days_of_texts` of several columns, each in its own form; an empty form gives no days."""
     found = [np.empty(0)] * len(columns)
     for form in {*forms} - {""}:
         places = [at for at, own in enumerate(forms) if own == form]

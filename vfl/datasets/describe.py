@@ -93,7 +93,7 @@ class TableReport:
 
     Attributes:
         rows: number of rows.
-        columns: in the table's order.
+        columns: columns in the table's order.
         form: format of the table.
         id: name of the id column.
         label: the label column, if there is one.
@@ -173,7 +173,7 @@ def describe(
         task: "classification" or "regression"; None finds it.
         query: query to a database whose format is to be detected.
         say: receives a line after every few thousand columns.
-        repeats: what becomes of repeated ids, if the format is detected; see `Repeats`. It needs
+        repeats: rule for repeated ids, if the format is detected; see `Repeats`. It needs
             `id_column`.
         encoding: encoding of a CSV, if the format is detected; None detects it.
 

@@ -54,7 +54,7 @@ class Unfamiliar:
     """Counts cells without an example in the training rows, by column and kind.
 
     Args:
-        rows: which rows count, booleans of axes (rows,); None counts all.
+        rows: mask of the rows that count, booleans of axes (rows,); None counts all.
     """
 
     def __init__(self, rows: np.ndarray | None = None) -> None:
@@ -68,7 +68,7 @@ class Unfamiliar:
             column: name of the column.
             what: kind: "unseen_categories" or "new_missing".
             start: the block's first row.
-            cells: which cells are counted, booleans of axes (rows of the block,).
+            cells: mask of the cells that count, booleans of axes (rows of the block,).
         """
         if self._rows is not None:
             cells = cells & self._rows[start : start + len(cells)]

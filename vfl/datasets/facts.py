@@ -244,7 +244,7 @@ class _Column:
 
         Args:
             texts: the texts.
-            counts: how many of them are numbers without a unit; None if some are not.
+            counts: number of cells that are numbers without a unit; None if some cells are not.
         """
         if counts is None and (self.unit or not self.decimals):
             unit = unit_of(texts)

@@ -160,9 +160,9 @@ def load_bundled(
         source: the spec of one of `SOURCES`, or picture sets joined with a plus.
         parties: parties with columns, from left to right; the label party only if it is listed.
         label_party: the party with the labels.
-        dealing: how rows are assigned to the split. A set with its own test or validation rows
-            keeps them; `validation` is then a share of the training rows. `limit` takes the first
-            rows, see `read_bundled`.
+        dealing: assignment of rows to the split. A set with its own test or validation rows keeps
+            them; `validation` is then a share of the training rows. `limit` takes the first rows,
+            see `read_bundled`.
         form: form of the rows, such as the size of pictures.
         flatten: whether pictures become (rows, pixels), which allows more parties than pixel
             columns.
@@ -259,7 +259,7 @@ def load_table(
         table: the table.
         party_columns: names and globs by party; empty for a label party without columns.
         labels: label columns, with that of the leading label party first.
-        dealing: how rows are assigned to the split.
+        dealing: assignment of rows to the split.
         encoders: encoders of an earlier training by party, to be used instead of new ones.
         place: where inputs and labels are stored; None keeps them in memory, as `dealing.reads_all`
             needs.
@@ -335,7 +335,7 @@ def load_parties(
         party_columns: the experiment's patterns for parties with columns; None takes those of the
             owner's file.
         labels: label columns, each in its own table, with that of the leading label party first.
-        dealing: how the common rows are assigned to the split.
+        dealing: assignment of the common rows to the split.
         alignments: folder of a private alignment, which gives the rows and their order; it has a
             folder for each party.
         missing_rows: with "intersection", rows that some party lacks are left out; with "token",
@@ -480,8 +480,8 @@ class HeldRows:
     Args:
         table: the party's rows, in their order.
         whose: owner of the table, for messages.
-        held: which of the session's rows they are if some are missing, bool; inputs of the others
-            are NaN.
+        held: mask of the party's rows among the session's rows, bool, if some are missing; inputs
+            of missing rows are NaN.
         others: rows of the party that are in no session and become inputs too.
     """
 
@@ -601,7 +601,7 @@ def load_own(
         name: name of the party.
         table: its table; without columns for a label party that has none.
         label: its label; None at a feature party.
-        dealing: how rows are assigned to the split, the same at every party.
+        dealing: assignment of rows to the split, the same at every party.
         alignment: alignment that gives the rows and their order, instead of sorting by id.
         unaligned: whether rows outside the alignment become inputs too.
         place: where inputs and labels are stored; None keeps them in memory.
@@ -795,7 +795,7 @@ def fit_inputs(
     Args:
         frame: the party's aligned table.
         columns: its resolved columns.
-        split: which rows are training rows.
+        split: split with the training rows.
         shape: (channels, height, width) if the columns are pixels.
         form: format with the text columns that contain dates, and the encoding of numbers.
         others: rows of the party outside the alignment, which become inputs too.

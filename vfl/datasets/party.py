@@ -47,16 +47,16 @@ class PartyData:
             at the label party; None weighs all alike. Evaluation weighs all rows alike.
         unfamiliar: counts of test-row cells without an example in the training rows, by column and
             kind; they stay with the party.
-        held: which rows a feature party has, bool, axes (rows,), if some rows are missing: the
-            party's own entry, and at the label party those of all. Empty where all have all rows.
+        held: mask of a feature party's rows, bool, axes (rows,), if some rows are missing: a party
+            has its own mask, the label party has all masks. Empty if every party has all rows.
             Inputs of missing rows are NaN, so that no model learns from them unnoticed.
         unaligned: inputs of the party's own rows that are in no session, axes (other rows, ...).
         trained: whether the run was trained on a row of a prediction, axes (rows,): "yes";
             "validation" if it only selected weights or calibration by the row; "no", so that its
             answer is an honest one; or "unknown". None where the table has changed and has no rows
             of the first two kinds.
-        unseen: which rows of an evaluation are new to the run, bool, axes (rows,); None where the
-            rows are those of the training.
+        unseen: mask of the rows of an evaluation that are new to the run, bool, axes (rows,); None
+            if the rows are those of the training.
     """
 
     name: str

@@ -238,7 +238,7 @@ def split_apart(complete: np.ndarray, split: Callable[[np.ndarray], Split]) -> S
     are too few to fill every part, all of them are training rows.
 
     Args:
-        complete: which rows all parties have, bool, axes (rows,).
+        complete: mask of the rows that all parties have, bool, axes (rows,).
         split: splits the rows at some positions, counted from 0 among them.
 
     >>> split_apart(np.arange(30) < 20, lambda rows: split_rows(len(rows), seed=0))

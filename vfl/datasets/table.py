@@ -78,7 +78,7 @@ class TableFormat:
         tokenizer: name of a pretrained model, whose tokens replace a party's columns of texts; see
             `vfl.datasets.encode.token_encoder`.
         length: tokens a row.
-        repeats: what becomes of rows that repeat another row's id; None refuses them.
+        repeats: rule for rows with repeated ids; None refuses them.
     """
 
     separator: str = ","

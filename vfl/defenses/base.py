@@ -77,7 +77,7 @@ class Defense:
     """One defense; its hyper-parameters are the constructor's arguments, every hook a no-op.
 
     Attributes:
-        side: who must run it. "both" means both sides build it from the same spec.
+        side: parties that must run the defense. "both" means that both build it from the same spec.
         label_free: its hooks at the label party look at no label, so that after them a promise
             about labels still holds.
         rows_apart: no hook makes a row out of several, so that a promise about a row still holds.
@@ -86,8 +86,8 @@ class Defense:
         fit_epochs: epochs over its rows that `fit` trains the bottom for.
         unaligned: whether `fit` is also given the party's rows that no session has.
         of_words: whether it changes words, so that the bottom must have an embedding of them.
-        separate_rows: which models, "bottom" or "top", must make each row of outputs of one row
-            alone, or a promise about a row is untrue; they are tried before a session begins.
+        separate_rows: models, "bottom" or "top", that must compute each row of outputs from one row
+            alone; a promise about a row depends on it. vfl tries them before a session begins.
     """
 
     side: ClassVar[Side] = "both"
@@ -101,16 +101,16 @@ class Defense:
     separate_rows: frozenset[str] = frozenset()
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
-        """The most bytes its hooks at a feature party allocate in a training.
+        """Return the most bytes that the hooks at a feature party allocate in a training.
 
-        Of that, `fit`, `batch`, `embedding`, `local_loss` and `received` are meant; a few arrays of
-        the cut's own size are counted anyway, and `wrap_bottom` by running what it gives. Computed
-        before anything is allocated; the party refuses what is above its consent.
+        Count the hooks `fit`, `batch`, `embedding`, `local_loss` and `received`. vfl itself counts
+        a few arrays of the cut's size, and `wrap_bottom` by running its result. Computed before
+        anything is allocated; the party refuses what is above its consent.
 
         Args:
             rows: rows of a batch.
             columns: columns of the party's inputs, all axes of a row together.
-            width: of the cut, before the codec or behind it, whichever is larger.
+            width: width of the cut before or after the codec, whichever is larger.
         """
         return 0
 
@@ -118,7 +118,7 @@ class Defense:
         """Refuse the other members of a chain, in whose company a promise would be untrue.
 
         Raises:
-            SpecError: with the member that is in the way.
+            SpecError: a member contradicts the promise; the error names it.
         """
 
     def prepare(self, kind: LabelKind) -> None:
@@ -142,7 +142,7 @@ class Defense:
         What is learned stays in `bottom`, so that it is saved with the party's weights.
 
         Args:
-            bottom: what `wrap_bottom` gave, and the wraps of other defenses around it.
+            bottom: the module from `wrap_bottom`, with the wraps of other defenses around it.
             inputs: axes (rows, ...), on the CPU, in ascending order of the rows, those that no
                 session has behind them; not a label.
             secret: the feature party's.
@@ -169,7 +169,7 @@ class Defense:
         Args:
             indices: positions of the rows among the labels that `labels` received; int64, axes
                 (rows,).
-            epoch: from 1.
+            epoch: number of the epoch, counted from 1.
 
         Returns:
             bool, axes (rows,), or None for all rows. Losses and figures leave out other rows.
@@ -386,7 +386,7 @@ def require_two_classes(defense: str, kind: LabelKind) -> None:
     """Refuse labels that are not of two classes.
 
     Raises:
-        SpecError: with the number there are.
+        SpecError: the task has another number of classes; the error states it.
     """
     classes = require_classes(defense, kind)
     if classes != 2:
@@ -413,7 +413,7 @@ def require_equal_weights(defense: str, kind: LabelKind) -> None:
 
 
 def require_uncalibrated(defense: str, kind: LabelKind) -> None:
-    """Refuse answers that are calibrated, where a promise about labels is one against everybody.
+    """Refuse calibrated answers if a defense promises something about labels against everyone.
 
     Raises:
         SpecError: the curves are fitted to labels of validation rows, which no noise covers.
@@ -437,13 +437,13 @@ def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *ea
         early: hooks that are in the way as well, for they see labels not disclosed yet.
 
     Raises:
-        SpecError: with the member that is in the way.
+        SpecError: a member reads labels; the error names it.
     """
     for member in members:
         if member.side == "feature" or member.label_free:
             continue
         if found := uses(member, *early, "loss", "targets", "batch", "gradient"):
-            when = " while some are not told" if early else ""
+            when = " while some of them stay hidden" if early else ""
             _refuse(what, member, f"looks at labels in '{found[0]}'{when}", cure)
 
 
@@ -451,7 +451,7 @@ def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
     """Refuse members that may make one row out of several before the noise comes.
 
     Raises:
-        SpecError: with the member that is in the way.
+        SpecError: a member mixes rows; the error names it.
     """
     for member in members:
         if uses(member, hook) and not member.rows_apart:

@@ -20,7 +20,7 @@ def fit_bytes(rows: int, columns: int, features: int) -> int:
     Args:
         rows: rows of a batch.
         columns: columns of the inputs.
-        features: as in `Components`.
+        features: see `Components`.
     """
     values = features or columns
     fitted = 8 * (_SQUARES * values**2 + _BLOCKS * _BLOCK_ROWS * values)
@@ -116,6 +116,6 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def strongest_first(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Its eigenvalues, and its eigenvectors as columns, the largest first."""
+    """Eigenvalues of a matrix, and its eigenvectors as columns, largest first."""
     values, vectors = torch.linalg.eigh(covariance)
     return values.flip(0), vectors.flip(1)

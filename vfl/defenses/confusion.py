@@ -33,8 +33,8 @@ class Confusion(Defense):
     that could be stated.
 
     Args:
-        contrast: how much a code shuns its own class.
-        entropy: how much a code is to be uncertain; the more, the harder codes are to learn.
+        contrast: weight of the distance between a code and its own class.
+        entropy: weight of the codes' entropy; a larger weight makes codes harder to learn.
 
     >>> context = StepContext(0, True, Secret(bytes(32)))
     >>> codes = Confusion().targets(torch.tensor([0, 1]), 3, context)
@@ -106,6 +106,6 @@ class Confusion(Defense):
 
 
 def _decoder(classes: int) -> nn.Module:
-    """From a code to the logits of the true classes."""
+    """Decoder from a code to the logits of the true classes."""
     hidden = 6 * classes
     return nn.Sequential(nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, classes))

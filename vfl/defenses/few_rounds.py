@@ -81,7 +81,7 @@ class FewRounds(Defense):
             Exchanges of an evaluation between two epochs count as well. 0 is a label-free bottom.
         epsilon: epsilon of one label, towards feature parties; None sends exact gradients.
         kind: first objective of the bottom; a kind of `LabelFree` that learns.
-        epochs: of that, over the rows.
+        epochs: epochs of this objective over the rows.
         mask: share of a row's values that is hidden or replaced in it, 0 to 0.9.
         unaligned: whether it sees the rows that no session has.
 
@@ -91,7 +91,7 @@ class FewRounds(Defense):
 
     Raises:
         BadOptionError: an option out of range.
-        SpecError: beside what makes the bottom otherwise, or with an epsilon what looks at labels.
+        SpecError: another member of the chain makes the bottom, or, with an epsilon, reads labels.
     """
 
     side = "both"
@@ -178,7 +178,7 @@ class FewRounds(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         if self.steps == 0:
-            against = "a feature party and whoever reads its cuts: no label enters a gradient"
+            against = "a feature party and every reader of its cuts: no label enters a gradient"
             return (PrivacyStatement("labels", against),)
         if self.epsilon is None:
             against = (

@@ -59,7 +59,7 @@ def averaged(grad: Tensor, groups: Tensor) -> Tensor:
 
     Args:
         grad: axes (rows, width).
-        groups: of every row, from 0 on without a gap; axes (rows,).
+        groups: group of every row, counted from 0 without a gap; axes (rows,).
     """
     if not len(grad):
         return grad

@@ -47,8 +47,8 @@ class LabelDP(Defense):
     Args:
         epsilon: epsilon of one label.
         flip: probability of another label; instead of `epsilon`.
-        prior: what everybody knows about the classes, their shares joined by dashes, in the order
-            of the sorted classes; it must not come from the training labels.
+        prior: publicly known shares of the classes, joined by dashes, in the order of the sorted
+            classes; they must not come from the training labels.
 
     >>> defense = LabelDP(flip=0.1)
     >>> defense.prepare(LabelKind(classes=10))
@@ -151,8 +151,8 @@ def respond(
 
     Args:
         labels: codes, axes (rows,).
-        classes: how many there are, of each row where they differ.
-        flip: probability of another label, likewise.
+        classes: number of classes; an array has the number of each row, axes (rows,).
+        flip: probability of another label; an array has one of each row, axes (rows,).
         draws: uniform on [0, 1), axes (rows, 2).
     """
     shift = 1 + np.floor(draws[:, 1] * (classes - 1)).astype(labels.dtype)
@@ -171,7 +171,7 @@ def respond_with_prior(
         labels: codes, axes (rows,).
         priors: shares of the classes, axes (rows, classes), or (1, classes) for all rows.
         epsilon: epsilon of one label.
-        draws: as in `respond`.
+        draws: see `respond`.
     """
     order, counts = answers_of(priors, epsilon)
     of_row = np.arange(len(labels)) % len(order)

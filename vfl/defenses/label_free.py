@@ -64,8 +64,8 @@ class LabelFree(Defense):
     Args:
         kind: "random", "pca", "autoencoder", "scarf", "simclr", "vicreg" or "vime".
         features: number of random features of pca, up to 4096.
-        epochs: over the rows, of kinds that learn.
-        mask: likewise, share of a row's values that is hidden or replaced, 0 to 0.9.
+        epochs: epochs over the rows, for kinds that learn.
+        mask: share of a row's values that are hidden or replaced, 0 to 0.9, for kinds that learn.
         unaligned: whether the bottom also sees the party's own rows that no session has.
 
     Raises:
@@ -136,7 +136,7 @@ class LabelFree(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = (
-            "a feature party and whoever reads its cuts: labels enter neither cut nor gradient"
+            "a feature party and every reader of its cuts: labels enter neither cut nor gradient"
         )
         return (PrivacyStatement(protects="labels", against=against),)
 
@@ -156,7 +156,8 @@ class Pretrained(Defense):
 
     Raises:
         BadOptionError: an option out of range.
-        SpecError: beside `LabelFree` or `Anchored`, whose bottoms are made otherwise.
+        SpecError: `LabelFree` or `Anchored` stands in the same chain and makes the bottom in
+            another way.
 
     >>> Pretrained(epochs=5).fit_epochs
     5
@@ -201,8 +202,9 @@ class AnchoredBottom(nn.Module):
     Args:
         components: principal components of the inputs; nothing trains them.
         learned: a bottom.
-        rate: of what it adds. Optimisers that scale a step by the size of its gradients (Adam) take
-            steps of the same size whatever the rate, so the cut moves by `rate` as much.
+        rate: factor of the learned output. Optimisers that scale a step by the size of its
+            gradients (Adam) take steps of the same size whatever the rate, so the cut moves by
+            `rate` as much.
     """
 
     def __init__(self, components: Components, learned: nn.Module, rate: float) -> None:

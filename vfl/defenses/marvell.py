@@ -183,7 +183,7 @@ def golden(function: Callable[[float], float], low: float, high: float) -> float
 
 
 class MaxNorm(Defense):
-    """Each row of the gradient gets noise along itself (Li et al. 2022).
+    """Adds noise along each row's own gradient (Li et al. 2022, max_norm).
 
     A row g becomes g (1 + s n), n normal, s^2 = max |g|^2 / |g|^2 - 1, the largest of the batch.
     So every row's squared norm is on average the largest of the batch, and the sign of its

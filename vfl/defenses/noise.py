@@ -90,7 +90,8 @@ class RowNoise:
         Args:
             rows: axes (rows, width).
             secret: secret of the protected party.
-            purpose: of the stream; `fingerprint` of the rows and the law's parameters are added.
+            purpose: names that select the stream; `fingerprint` of the rows and the law's
+                parameters are added.
             unit: unit of norm and sigma.
         """
         if self.sigma == 0:

@@ -66,7 +66,7 @@ class PassportLayer(nn.Module):
 
     Args:
         width: units.
-        count, reach, sigma: as in `Passport`.
+        count, reach, sigma: see `Passport`.
     """
 
     scale_passports: Tensor

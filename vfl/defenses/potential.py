@@ -93,7 +93,8 @@ class Potential(Defense):
         alpha: weight in the label party's loss.
         distance: "angular" or "chordal".
         norm: layer normalisation at the end of the bottoms.
-        layers: where it acts; "cut" only, for labels and inner layers are at different parties.
+        layers: layer on which it acts; only "cut" is possible, because labels and inner layers are
+            at different parties.
 
     >>> cut, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
     >>> round(Potential(alpha=4).loss({"bank": cut}, labels, cut, StepContext()).item(), 4)

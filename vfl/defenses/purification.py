@@ -36,7 +36,7 @@ class PurifyingTop(nn.Module):
 
     Args:
         top: reads merged cuts of axes (rows, width).
-        width: of those, the parties' cuts side by side.
+        width: width of the merged cut: the parties' cuts side by side.
         parties: number of parties.
     """
 
@@ -141,7 +141,7 @@ class MaskedTop(PurifyingTop):
     Args:
         top, width, parties: see `PurifyingTop`.
         hidden: units of the autoencoder.
-        deviations: by how many an error is above its mean where it counts as a vote.
+        deviations: number of deviations above the mean from which an error counts as a vote.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class ManifoldTop(PurifyingTop):
         return mse_loss(written, cut)
 
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
-        """In double precision: a search amplifies roundings, which differ with rows of a batch."""
+        """Search in double precision, because a search amplifies rounding errors."""
         there = cut.double()
         code = _double(self.encoder, there)
         first, second = torch.zeros_like(code), torch.zeros_like(code)
@@ -332,7 +332,7 @@ class CoPur(Purification):
 
     Args:
         code: numbers of a code.
-        steps: of Adam, in the search for a code; at most 100.
+        steps: Adam steps of the search for a code; at most 100.
         hidden: units of encoder and decoder.
         weight: weight of the autoencoder's loss, beside the task's.
 

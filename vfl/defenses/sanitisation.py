@@ -31,7 +31,7 @@ class SanitisedBottom(nn.Module):
 
     Args:
         bottom: reads words as whole numbers, axes (rows, words), by an embedding.
-        law: gives the substitutes.
+        law: defense that chooses the substitutes.
 
     Raises:
         SpecError: the bottom has no embedding, or one of too many words.
@@ -78,7 +78,7 @@ class Sanitisation(Defense):
     """Base of the defenses in this file.
 
     Args:
-        epsilon: of the exponential mechanism.
+        epsilon: epsilon of the exponential mechanism.
     """
 
     side = "feature"
@@ -111,7 +111,7 @@ class Sanitisation(Defense):
         Args:
             bottom: holds the vectors.
             words: int64, axes (words,).
-            draws: uniform on [0, 1), float64, alike.
+            draws: uniform numbers on [0, 1), float64, axes (words,).
         """
 
 
@@ -125,7 +125,7 @@ class SanText(Sanitisation):
     sanitization" (ACL Findings), SanText. SanText+, which spares frequent words, is not here.
 
     Args:
-        epsilon: for a distance of 1 between vectors.
+        epsilon: epsilon for a distance of 1 between word vectors.
 
     >>> SanText(epsilon=8).side
     'feature'
@@ -169,7 +169,7 @@ class CusText(Sanitisation):
     (ACL Findings): its mapping and its sampling function.
 
     Args:
-        epsilon: of one word.
+        epsilon: epsilon of one word.
         words: number of words of a set; the last set may have fewer.
 
     >>> CusText(epsilon=1, words=10).words

@@ -71,7 +71,7 @@ def learn(
 
     Args:
         kind: the objective.
-        encoder: gives axes (rows, width), on the device that it is trained on.
+        encoder: module with outputs of axes (rows, width), on the device of the training.
         inputs: axes (rows, ...); with four axes, pictures of (rows, channels, height, width).
         draw: order, masks and views come from here; first weights of the perceptron behind the
             encoder, and dropout, from torch's own generator.
@@ -200,8 +200,8 @@ def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float)
 
     Args:
         whole: axes (rows, ...).
-        inputs: where other rows come from, axes (more rows, ...).
-        draw: which values, and of which rows.
+        inputs: rows from which replacing values come, axes (more rows, ...).
+        draw: generator that chooses values and rows.
         mask: probability of each value.
     """
     columns, flat = inputs.flatten(1), whole.flatten(1)

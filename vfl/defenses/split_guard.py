@@ -50,8 +50,8 @@ class SplitGuard(Defense):
         share: share of steps whose rows are exchanged.
         start: steps before the first of them; a model that has learned nothing makes no mistakes.
         checks: false batches before the mean of as many latest scores is judged.
-        threshold: what that mean, or the newest score, must reach; honest is near 1, hijacked near
-            0.25.
+        threshold: least value of this mean and of the newest score; an honest label party's is near
+            1, a hijacker's near 0.25.
 
     >>> vector = torch.tensor([1.0, 0.0])
     >>> round(score(-5 * vector, vector, 1.1 * vector), 3), round(score(vector, vector, vector), 3)

@@ -26,7 +26,7 @@ from vfl.privacy import PrivacyStatement, kernel
 
 #: Margin for rounding: probabilities in float32 add up to 1 within less than this.
 _ROUNDING = 2.0**-20
-#: With less, the noise is larger than what float32 adds a gradient to.
+#: Least epsilon; below it float32 loses the gradient beside the noise.
 _LEAST_EPSILON = 1e-6
 
 

@@ -38,22 +38,22 @@ _FILE = Path(__file__).with_name("advice.toml")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One line of the table: a fear, and what to set against it.
+    """One line of the table: a fear, and a setting against it.
 
     Attributes:
         name: its name in the output of the command.
-        status: how well it protects, at best.
-        fear: what an owner fears.
-        asset: what is attacked; `also` names further assets that the same setting protects.
+        status: the best level of protection.
+        fear: the owner's fear.
+        asset: the attacked asset; `also` names further assets that the same setting protects.
         attackers: roles that it holds against.
         set: the setting.
         costs: accuracy, bytes or time that it costs.
-        proven: what holds by proof, or by what is sent; "nothing" where nothing does.
-        measured: what attacks reached.
+        proven: claim that holds by proof or by the content of frames; "nothing" if no claim does.
+        measured: measured success of attacks.
         source: the page with the figures, below docs.
-        defense, secure, dp, padded: what an experiment has that has this setting. A defense
-            "NAME:OPTION" counts where the option is given.
-        most_epsilon: of such an option; a larger epsilon does not count.
+        defense, secure, dp, padded: settings by which an experiment is recognised. A defense
+            "NAME:OPTION" counts if the option is given.
+        most_epsilon: largest epsilon with which such an option counts.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Weak:
 
     Attributes:
         defenses: their names.
-        asset: what they were to protect.
+        asset: the asset that they should protect.
         why: the reason, in a sentence.
         source: the page with the figures, below docs.
     """
@@ -141,9 +141,9 @@ class ModelEvidence:
 
     Attributes:
         mode: the model's name.
-        asset: what was attacked.
-        status: how well the model by itself protects it.
-        measured: what attacks reached.
+        asset: the attacked asset.
+        status: level of protection by the model itself.
+        measured: measured success of attacks.
         source: the page with the figures, below docs.
     """
 
@@ -159,8 +159,8 @@ class Exposure:
     """Evidence that one attacker holds about something that another party owns.
 
     Attributes:
-        asset, owner: what, and whose.
-        attacker, role: who, and as what.
+        asset, owner: the asset and the party that owns it.
+        attacker, role: name and role of the attacking party.
         sees: the evidence, in words.
     """
 
@@ -176,8 +176,8 @@ class Finding:
     """An exposure, and what the evidence supports for it.
 
     Attributes:
-        exposure: who sees what.
-        status: how well it is protected.
+        exposure: the exposed asset and the attacker.
+        status: level of protection.
         has: advice that the experiment follows.
         statements: promises of its defenses about the asset, each with its unit and span.
         weak: sentences on defenses that are named and should not be relied on.
@@ -266,7 +266,7 @@ def exposures(experiment: Experiment) -> Iterator[Exposure]:
         yield Exposure("labels", label, middle, "middle", sees)
     for one in others:
         yield Exposure("labels", one, label, "label party", "the same cuts, which both tasks train")
-    holder = "whoever holds a model or asks for predictions"
+    holder = "anyone who holds a model or asks for predictions"
     yield Exposure("records", "every party", holder, "model holder", "weights, or answers")
     yield Exposure(
         "lengths", "every party", "an observer of the link", "network", "bytes and times"
@@ -298,7 +298,7 @@ def findings_of(experiment: Experiment, assets: Sequence[Asset] = ASSETS) -> lis
 
     Args:
         experiment: a checked one; no data is read.
-        assets: those to judge.
+        assets: assets to judge.
 
     Raises:
         SpecError: a defense or a codec cannot be built.

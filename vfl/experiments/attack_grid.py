@@ -78,7 +78,7 @@ def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
     """Return the attacks of a grid, and the number of runs of each.
 
     Args:
-        settings: of the grid.
+        settings: settings of the grid.
         adversary: spec of the adversary in the victim's training, which limits the attacks to
             those of the party that played it.
 
@@ -108,10 +108,10 @@ def train_recorded(
 
     Args:
         cell: the victim.
-        folder: of its grid.
+        folder: folder of the victim's grid.
         data: every party's rows.
-        settings: who attacks, with what.
-        device: where the model is trained.
+        settings: settings of the grid: attackers and attacks.
+        device: device that trains the model.
     """
     path, aside = folder.cells_path / cell.name, folder.aside(cell)
     jobs = attack_plan(settings, cell.adversary).on_victim()
@@ -194,9 +194,9 @@ def attack_cell(
 
     Args:
         cell: the victim, or the baselines of its seed.
-        folder: of the grid.
+        folder: folder of the grid.
         data: every party's rows.
-        device: where the model is trained; attacks run on the CPU.
+        device: device that trains the model; attacks run on the CPU.
     """
     settings = grid_settings_of(folder.experiment())
     check_attacks_fit(cell.experiment, settings, data)
@@ -244,7 +244,7 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
     Args:
         folder: the run.
         data: every party's rows.
-        settings: how many rows, and whose.
+        settings: settings of the grid: number of pictures, and their party.
     """
     experiment, path = folder.experiment(), folder.path / PICTURES
     party = attacker_of(experiment, settings)
@@ -264,7 +264,7 @@ def keep_pictures_of(run: Path, cuts: Tensor, labels: Tensor, about: Mapping[str
         run: the run's folder.
         cuts: axes (rows, width).
         labels: int64, axes (rows,).
-        about: how many rows were asked for, and whose.
+        about: requested number of rows, and their party.
     """
     write_json(run / PICTURES, stamp() | dict(about) | pictures_of(cuts, labels))
 

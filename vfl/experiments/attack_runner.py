@@ -86,7 +86,7 @@ class FinishedAttack:
     """An attack that has just ended.
 
     Attributes:
-        score: what it reached.
+        score: score of the attack.
         done, total: attacks that have a score, and all.
         left_s: about how long the rest takes, if each takes as long as those of this call.
     """
@@ -243,15 +243,17 @@ _PICTURES = {"ssim"}
 class AttackRunner:
     """Runs attacks on one victim; of its cases, those of the last leak are kept.
 
-    Leaked rows and the attacks' own draws follow from the seed, alike for every victim of it.
+    Leaked rows and the attacks' own draws follow from the seed and are the same for all its
+    victims.
 
     Args:
-        experiment: what the victim is.
+        experiment: experiment of the victim.
         data: every party's rows.
-        settings: who attacks, and which rows play which part.
-        folder: of the victim's finished run; None attacks what needs no training, the baselines.
+        settings: settings of the grid: attackers and the roles of rows.
+        folder: folder of the victim's finished run; None runs only attacks that need no training
+            (the baselines).
         adversary: spec of the adversary in the victim's training.
-        cases: of a victim that is no run; those of the experiment's kind otherwise.
+        cases: cases of a victim that is not a run; None makes cases of the experiment's kind.
 
     Raises:
         ConfigError: no feature party has that name.

@@ -35,7 +35,7 @@ def measure_words(measure: LabelMeasure, asked: str) -> str:
         return "Attacks on labels are ranked by accuracy: no class is much larger than the others"
     return (
         f"Attacks on labels are ranked by {MEASURES[measure]}: there are two classes or one is "
-        "large, and whoever always names that one is right often without knowing anything"
+        "large, so always guessing it is often right without any evidence"
     )
 
 
@@ -173,7 +173,7 @@ NO_SHARES = ("mse", "psnr", "ssim", "mae")
 def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] = "auto") -> Table:
     """Return one line for each attack and number of leaked labels: means over the draws.
 
-    Of attacks on labels the measure that is asked for, of others every measure.
+    Attacks on labels have one column, the requested measure; other attacks have all their measures.
     """
     head = [
         "attack",
@@ -211,7 +211,7 @@ def over_draws(rows: Iterable[Record]) -> list[list[Record]]:
 
 
 def means_over_draws(rows: Sequence[Record]) -> list[dict[str, Any]]:
-    """Beside each row what tables say of it: the mean over its draws, and how many they are."""
+    """Each row with its figures in tables: the mean over its draws, and their number."""
     found: dict[int, dict[str, Any]] = {}
     for own in over_draws(rows):
         mean = statistics.fmean(row.value for row in own)

@@ -56,8 +56,8 @@ class Cell:
         experiment: experiment to train.
         title: name for people.
         about: description in words of the grid, by column.
-        victim: the defense or codec that is attacked, or "baselines", with which its folder's name
-            begins; empty of a comparison, where that is the codec.
+        victim: spec of the attacked defense or codec, or "baselines"; the cell's folder name begins
+            with it. Empty in a comparison, which has only `codec`.
         adversary: spec of the adversary in the training; "none" if all parties are honest.
     """
 
@@ -75,7 +75,7 @@ class Cell:
 
     @cached_property
     def name(self) -> str:
-        """Its folder's name; it follows from what is trained, whatever else is."""
+        """Its folder's name; it depends only on the cell's own training."""
         spec = self.victim or self.experiment.codec
         spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", spec)[:_SPELLING]
         honest = f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
@@ -118,12 +118,12 @@ class GridFolder:
         """Say what the grid is; what earlier calls trained of it stays.
 
         Args:
-            experiment: with its table of what is compared.
-            cells: what is trained.
-            command: how to repeat it.
-            notes: what a reader of the results must know.
-            modules: record of the functions that build and train its modules; None of a grid that
-                an experiment describes as a whole. See `vfl.experiments.module_grid.Recipe`.
+            experiment: experiment with the table of the study.
+            cells: cells to train.
+            command: command that repeats the study.
+            notes: notes for readers of the results.
+            modules: record of the functions that build and train its modules; None for a grid of an
+                experiment file. See `vfl.experiments.module_grid.Recipe`.
 
         Raises:
             RunFolderError: the folder is that of a single run, of another version, or of a grid

@@ -38,7 +38,7 @@ from vfl.experiments.scenarios import (
     known_rows,
     scenarios_of,
 )
-from vfl.session.secure_mode import nobodys_bottom, shares_weights
+from vfl.session.secure_mode import shared_bottom_error, shares_weights
 from vfl.session.trace import trace_of_masked_cuts
 from vfl.training.run import session_of
 
@@ -165,7 +165,7 @@ def _scenario_mistakes(
             want="secure = 'none', or an attack that reads nothing recorded",
         )
     if kind is Cases and shares_weights(experiment):
-        raise nobodys_bottom(party)
+        raise shared_bottom_error(party)
     if scenario in (COLLUSION, TRAINING_COLLUSION) and len(experiment.feature_parties) == 1:
         yield UserError(
             f"{spec} needs feature parties that collude, and there is one alone",
@@ -196,12 +196,12 @@ def grid_mistakes(
     """Yield the mistakes that would stop a cell of a grid, with the cell's own messages.
 
     Args:
-        experiment: what is trained; with another seed rows may be split otherwise.
-        settings: what it is trained with and against, and what attacks it.
+        experiment: experiment to train; another seed may split the rows differently.
+        settings: settings of the grid: defenses, adversaries and attacks.
         data: every party's rows.
 
     Raises:
-        UserError: what no setting of a grid could mend; see `attack_mistakes`.
+        UserError: a mistake that no setting of a grid could mend; see `attack_mistakes`.
     """
     yield from attack_mistakes(experiment, settings, data)
     changed = {"defenses": settings.defenses, "codecs": settings.codecs, "models": settings.models}
@@ -287,9 +287,9 @@ def _check_attack(
 
     Args:
         attack: the attack.
-        scenario: of that attack.
-        classes: how many there are; 1 of numbers.
-        width: of the cut, as it travels.
+        scenario: the attack's scenario.
+        classes: number of classes; 1 for numbers.
+        width: width of the cut, as it travels.
         own: the victim's rows.
         validates: whether rows that a label party knows are validation rows.
     """
@@ -308,10 +308,10 @@ def _check_attack(
 
 
 def _check_unlabelled(part: Part, label: PartyData) -> None:
-    """Refuse an attacker that is to hold rows without labels where there are none."""
+    """Refuse an attacker that needs unlabelled rows if its part of the split is empty."""
     if not len(getattr(label.split, part)):
         raise TooFewRowsError(
-            f"a feature party in use holds {part} rows without labels, and there are none",
+            f"the attacker holds the {part} rows without labels, but this part is empty",
             want=f"data.{part} > 0, or unlabelled = 'test'",
         )
 

@@ -22,7 +22,7 @@ from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import Secret, generator
 from vfl.experiments.cells import Cell, settings_of
 from vfl.session import Terms, secure_mode
-from vfl.session.secure_mode import nobodys_bottom
+from vfl.session.secure_mode import shared_bottom_error
 from vfl.training.specs import check_specs
 
 _LARGEST = 2**22
@@ -50,8 +50,8 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
     """Return the cells of an experiment with a `compare` table.
 
     Args:
-        experiment: what is trained.
-        locations: where its settings stand, for messages.
+        experiment: experiment to train.
+        locations: file and line of each setting, for messages.
 
     Raises:
         ConfigError: there is no such table, a variant is no setting, or nothing fits.
@@ -68,7 +68,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
             check_specs(one)
             check_one_label_party(one, "a comparison")
             if secure_mode.shares_weights(one):
-                raise nobodys_bottom(one.feature_parties[0])
+                raise shared_bottom_error(one.feature_parties[0])
         with _about(locations, "compare", "codecs"):
             choices[variant], left_out = _choices(settings, CutShape.of(one))
             for choice in choices[variant]:
@@ -123,7 +123,7 @@ def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _variants(settings: CompareSettings) -> dict[str, tuple[str, ...]]:
-    """Overrides by variant; a single one without a name where none was asked for."""
+    """Overrides by variant; one variant without a name if the experiment has no variants."""
     return settings.variants or {"": ()}
 
 
@@ -155,8 +155,8 @@ class CutShape:
     """The cut whose frames are matched.
 
     Attributes:
-        widths: of each feature party's bottom.
-        rows: of a training batch.
+        widths: width of each feature party's bottom.
+        rows: rows of a training batch.
         make: builds what encodes it from the spec of a codec.
     """
 
@@ -188,7 +188,7 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
     Args:
         spec: the codec.
         cut: its shape.
-        drawn: which random cut.
+        drawn: number of the random cut.
 
     Raises:
         SpecError: the codec cannot be built, or does not fit the width.
@@ -259,7 +259,7 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
     """Refuse a codec whose frames depend on data, on what was learned, or not on the number.
 
     Raises:
-        BadOptionError: with the reason.
+        BadOptionError: the codec cannot be matched; the error states the reason.
         SpecError: the codec cannot be built.
     """
     least = _with(spec, 1)

@@ -22,7 +22,7 @@ class GridStatus:
         grid: its folder.
         kind: grid, comparison or value.
         state: at work, ended, failed or interrupted.
-        created: when it began.
+        created: time of the start.
         cells, done: number of all trainings, and of complete ones.
         failed: titles of cells that ended badly, with the reason.
         then: commands that go on from here.

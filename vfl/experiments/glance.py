@@ -40,7 +40,7 @@ from vfl.experiments.tables import (
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One number at the top of a page: what it is, the number, and a note."""
+    """One number at the top of a page, with its name and a note."""
 
     title: str
     value: str
@@ -53,8 +53,8 @@ class Glance:
 
     Attributes:
         cards: utility, traffic, labels, columns.
-        sentence: what they say together.
-        details: what the sentence rests on, and what it assumes.
+        sentence: sentence that sums up the cards.
+        details: evidence and assumptions of the sentence.
     """
 
     cards: Sequence[Card]
@@ -108,9 +108,9 @@ def of_grid(
     """Return the glance of a grid: the undefended model and the best protected one of low cost.
 
     Args:
-        rows: of all victims.
-        settings: of the grid.
-        alone: what a training gains over each party alone; see `gains_over_alone`.
+        rows: result rows of all victims.
+        settings: settings of the grid.
+        alone: gains of a training over each party alone; see `gains_over_alone`.
     """
     measure = fitting_measure(rows, settings.measure)
     entries = leaderboard(rows, settings.margin, measure)
@@ -165,10 +165,10 @@ def of_comparison(
     That is no proof of being as good: few repeats show little, and how far it may be is said.
 
     Args:
-        settings: of the comparison.
-        lines: of its codecs.
-        measure: what is compared.
-        alone: what a training gains over each party alone; see `gains_over_alone`.
+        settings: settings of the comparison.
+        lines: lines of the comparison's codecs.
+        measure: measure of the comparison.
+        alone: gains of a training over each party alone; see `gains_over_alone`.
     """
     reference = next((one for one in lines if one.about["method"] == settings.reference), None)
     known = [one for one in lines if one.values(measure)]

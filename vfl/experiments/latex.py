@@ -39,14 +39,14 @@ def latex_table(
 
     Mean and sample standard deviation are over repeats; the draws of one repeat are averaged first.
     Shares are in percent. Beside each stands what the best guess and the best way without the model
-    reach. Figures of rows or code that are no more are left out.
+    reach. Figures from rows or code that have changed since are left out.
 
     Args:
         grid: the study.
-        measures: of the test rows and of attacks; the one that fits the task where none is given,
-            and the first of attacks that have no such one.
+        measures: measures of the test rows and of attacks. Empty takes the measure that fits the
+            task, and for attacks without it their first measure.
         caption: None writes the `tabular` alone.
-        label: of the table.
+        label: label of the table.
 
     Returns:
         Text that needs the package `booktabs`.

@@ -50,8 +50,8 @@ class Standing:
 
     Attributes:
         k: leaked labels of each class.
-        attack, value: the attack with the highest mean, and what it reached.
-        guess: what the best answer without any evidence reaches.
+        attack, value: the attack with the highest mean, and its value.
+        guess: value of the best answer without any evidence.
         baseline, baseline_value: the highest mean of all baselines, whatever attack they are of.
         advantage: value less baseline_value, victim by victim.
         over_scratch: value less training from scratch on the leaked rows; of an attack that uses
@@ -59,7 +59,7 @@ class Standing:
         chance: p-value of perfect protection from every attack, adjusted over k, over the
             baselines of which any may be the best, and over the defenses beside it (`claims`).
         leak_chance: p-value of a leak, adjusted over attacks and over defenses and k.
-        verdict: what follows.
+        verdict: the conclusion.
         judged: the same advantage tested for a margin of one point, see `judge`; it says how many
             more victims would decide.
     """
@@ -84,13 +84,14 @@ class LeaderboardEntry:
 
     Attributes:
         defense: its spec.
-        utility: of the victims' own answers for test rows, over victims.
-        judged_by: what that is: AUC if the attacks are ranked by a measure that does not depend on
-            how frequent the classes are, and it is known; else accuracy.
-        difference: of that to the undefended model's, victim by victim; None for that itself.
+        utility: utility of the victims' own answers for test rows, over victims.
+        judged_by: kind of utility: AUC if the attacks are ranked by a measure that does not depend
+            on class frequencies and the AUC is known; else accuracy.
+        difference: difference of the utility to the undefended model's, victim by victim; None for
+            the undefended model.
         affordable: whether the defense costs at most the margin (non-inferiority, one-sided at
             5 %); what is better than undefended costs nothing. None of the undefended model.
-        standings: by k, ascending.
+        standings: results by number of leaked labels, ascending.
     """
 
     defense: str
@@ -167,9 +168,9 @@ def leaderboard(
     """Return every attacked defense, the best protected first.
 
     Args:
-        records: of a grid, or of a run.
+        records: records of a grid or a run.
         margin: points of utility that a defense may cost.
-        measure: of attacks on labels; see `fitting_measure`.
+        measure: measure of attacks on labels; see `fitting_measure`.
     """
     labels = [one for one in records if label_measure(one) == measure]
     leaks = sorted({one.k for one in labels if one.k}) or [0]

@@ -1,7 +1,7 @@
-"""A run folder as pages, tables and notebooks read it: each of its files once, when it is wanted.
+"""Reader of a run folder, for pages, tables and notebooks; it reads each file once, on demand.
 
-Of the folder only `run.json` must be there; a run may have been cut short. What was not measured
-is empty, or None.
+Only `run.json` must exist, because a run may have been interrupted. Values that were not measured
+are empty or None.
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ Build = Callable[[str, str, int], Crossings]
 Fit = Callable[[Crossings, Iterable[Any]], Any]
 #: Name of a cell's trained module in its run folder.
 _MODULE = "module"
-#: A codec is measured on so many bytes of the cut of the test rows, at most.
+#: Most bytes of the test rows' cut on which a codec is measured.
 _MEASURED_BYTES = 2**26
-#: Without test rows, one batch in so many is held out.
+#: Number of batches of which one is held out if no test rows are given.
 _HELD_OUT = 5
 _ROLES = ("build", "loader", "test", "fit")
 
@@ -149,7 +149,7 @@ class Recipe:
 
     @property
     def record(self) -> dict[str, Any]:
-        """For the grid's folder."""
+        """The recipe as a record in the grid's folder."""
         own = {"train": dict(self.train), "loss": self.loss}
         return {"names": dict(self.names), "here": self.here, **own}
 
@@ -157,7 +157,7 @@ class Recipe:
         """Refuse several processes where one of them alone has the functions.
 
         Raises:
-            ConfigError: with what has no name.
+            ConfigError: a function has no name; the error lists these functions.
         """
         if self.here:
             raise ConfigError(
@@ -185,11 +185,11 @@ class Recipe:
         Args:
             codec: a spec.
             defense: a spec.
-            seed: of its weights, and in the place of the parties' secrets.
+            seed: seed of the weights; the parties' secrets derive from it too.
 
         Raises:
             DataError: `build` gives something else.
-            ConfigError: the module has another codec, defense or seed than was asked for.
+            ConfigError: the module has another codec, defense or seed than requested.
         """
         asked = codec, defense, seed
         try:
@@ -206,7 +206,7 @@ class Recipe:
         found = made.experiment.codec, made.experiment.defense, made.experiment.seed
         if found != asked:
             raise ConfigError(
-                "build gives a module of other settings than it was asked for",
+                "build returned a module with other settings than requested",
                 got=_settings_text(*found),
                 want=_settings_text(*asked),
                 fix="build(codec, defense, seed) hands all three on to vfl.split or SplitModule",
@@ -316,10 +316,10 @@ class Rows:
 
     Attributes:
         loader: batches of the training rows.
-        test: of the test rows.
-        digest: of all rows, whatever their order.
+        test: batches of the test rows.
+        digest: digest of all rows, whatever their order.
         batch_size: rows of the first training batch.
-        labels: of the training rows and of the test rows, as they came.
+        labels: labels of the training rows and of the test rows, in the order of the loaders.
     """
 
     loader: Iterable[Any]
@@ -400,10 +400,10 @@ def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str 
     """Bring a cell to its end: train its module unless it is trained, then attack or measure it.
 
     Args:
-        cell: what is trained.
-        folder: of its grid.
+        cell: cell to train.
+        folder: folder of the cell's grid.
         recipe: builds and trains.
-        device: where the module runs.
+        device: device of the module.
     """
     path = folder.cells_path / cell.name
     rows = recipe.rows(cell.experiment.seed)
@@ -516,7 +516,7 @@ def _counted(model: Crossings) -> Iterator[dict[str, int]]:
 
 
 def _tested(model: Crossings, test: Iterable[Any]) -> tuple[dict[str, float], int]:
-    """Quality on the test rows, and the number of classes; 1 of numbers, 0 of several labels."""
+    """Quality on the test rows; number of classes: 1 for numbers, 0 for several labels."""
     device, outputs, codes, losses = device_of(model), [], [], []
     model.eval()
     with torch.no_grad():
@@ -611,7 +611,7 @@ def check_study(kind: str, experiment: Experiment) -> None:
     """Refuse settings of a study that have no meaning for modules.
 
     Raises:
-        ConfigError: with the first of them.
+        ConfigError: the first mistake of the study.
     """
     grid, compare = experiment.grid, experiment.compare
     asked: dict[str, object] = {}

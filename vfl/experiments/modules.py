@@ -110,7 +110,7 @@ class _Bottom(nn.Module):
 
     Args:
         model: a copy that is changed no more.
-        party: whose.
+        party: name of the party.
         like: its inputs of some batch.
         others: arguments of a whole model that other parties hold, of axes (rows, ...); the cut
             does not depend on them.
@@ -329,7 +329,7 @@ class _ModuleVictim(Victim):
         model: a copy in evaluation mode.
         name: the party.
         data: see `Cases`.
-        cuts: of all rows, axes (rows, width).
+        cuts: cuts of all rows, axes (rows, width).
         bottom: its layers; None where they cannot run on some rows alone.
         top: an architecture like the label party's, and the width that it reads; None without any.
     """
@@ -445,7 +445,8 @@ class _ModuleParts(TrainedParts):
         data: every party's rows.
         victim: the feature party that is attacked.
         top: the label party's layers; None where these read more than the party's cut.
-        outputs: of all rows, axes (rows, outputs); None where the module has none a row.
+        outputs: outputs of all rows, axes (rows, outputs); None where a row has no output of its
+            own.
     """
 
     def __init__(
@@ -493,11 +494,11 @@ class _ModuleCases(Cases):
     Args:
         model: the module.
         data: every party's rows.
-        settings: who attacks.
+        settings: settings of the grid: attackers.
         victim: the feature party.
-        parts: of the module, for its label party.
-        frames: gives those of its training, as `vfl.record` recorded it.
-        digest: of that training; empty where it follows from the weights.
+        parts: parts of the module, for its label party.
+        frames: returns the frames of the module's training, as `vfl.record` recorded them.
+        digest: digest of that training; empty where the training follows from the weights.
     """
 
     def __init__(
@@ -565,16 +566,16 @@ class ModuleAttacks:
 
     Args:
         model: the module; a copy is asked.
-        loader: gives the rows that leaked labels are drawn from.
-        test: gives the rows that are attacked; None takes a random half of the loader's.
+        loader: batches of the rows from which leaked labels are drawn.
+        test: batches of the attacked rows; None attacks a random half of the loader's rows.
         settings: attacks, leaks, draws, baselines and who attacks.
-        trace: of its training, for attacks that read it; or a function that records it if a score
-            is not there yet, where the trace follows from the weights.
+        trace: trace of the module's training, for attacks that read it. A function records the
+            trace if a score is missing, where the trace follows from the weights.
 
     Attributes:
         settings: the same, without what such a module cannot be set against.
         data: the rows of the feature party and of the label party.
-        cuts: what crossed, of all rows, axes (rows, width).
+        cuts: cuts of all rows, axes (rows, width).
 
     Raises:
         UserError: an attack needs more than such a party holds, or a leak does not fit the rows.
@@ -669,12 +670,12 @@ def attack_module(
 
     Args:
         model: the module; a copy is asked.
-        loader: gives the rows that leaked labels are drawn from.
-        test: gives the rows that are attacked; None takes a random half of the loader's.
+        loader: batches of the rows from which leaked labels are drawn.
+        test: batches of the attacked rows; None attacks a random half of the loader's rows.
         settings: attacks, leaks, draws, baselines and who attacks.
         out: a folder that keeps scores; what has one is not run again.
         on_end: gets every attack as it ends.
-        trace: of the module's training, for attacks that read it.
+        trace: trace of the module's training, for attacks that read it.
     """
     attacked = ModuleAttacks(model, loader, test, settings, trace)
     jobs = [*attacked.on_victim(), *attacked.baselines()]
@@ -701,7 +702,7 @@ def _require_granted(settings: GridSettings, recorded: bool) -> None:
         recorded: whether the training was recorded.
 
     Raises:
-        UserError: with what they would read.
+        UserError: an attack reads something that is not granted; the error names it.
     """
     for spec, (attack, scenario) in scenarios_of(settings).items():
         if scenario in _RECORDED and not recorded:
@@ -807,7 +808,7 @@ def data_of_labels(
         parts: labels of the training rows, then of the test rows, axes (rows,).
         task: "classification" or "regression".
         classes: outputs of the model; more where a label is above them.
-        split: of the rows; None takes the parts as they are.
+        split: split of the rows; None takes the parts as given.
     """
     labels, known = torch.cat(list(parts)), None
     if task == "classification":

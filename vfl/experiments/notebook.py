@@ -98,7 +98,7 @@ class Run:
         Args:
             attacks: specs, or packs such as "light"; the light ones unless any is given.
             progress: whether a bar is shown.
-            settings: of a grid, such as `leaks=[1, 5]`, `draws=3` or `measure="auc"`.
+            settings: settings of a grid, such as `leaks=[1, 5]`, `draws=3` or `measure="auc"`.
 
         Raises:
             UserError, RunFolderError: see `vfl attack`.
@@ -179,14 +179,14 @@ def train(
     Args:
         experiment: a file, its content, or an `Experiment`.
         settings: overrides such as "train.epochs=5" or "codec=topk:k=4".
-        runs: where run folders lie.
+        runs: folder of the run folders.
         name: the run's own folder there; a time and the experiment's name otherwise.
         download: fetch a data set that is not here.
-        device: where models run.
+        device: device of the models.
         progress: whether a bar is shown.
 
     Raises:
-        VFLError: as `vfl train`.
+        VFLError: see `vfl train`.
     """
     made, locations, called = _read(experiment, settings)
     name = name or new_run_name(made.name)
@@ -228,15 +228,16 @@ def attack(
     Args:
         victim: a `Run` or its folder; or a `SplitModule`, or what `vfl.split` made; also compiled,
             or averaged by `AveragedModel`.
-        loader: of a module: batches `(inputs, labels)`, or dicts with `labels`, whose rows' labels
+        loader: for a module: batches `(inputs, labels)`, or dicts with `labels`, whose rows' labels
             may leak. Inputs are what the module takes; a tuple has one entry for each party of a
             `SplitModule`, in its order.
-        test: the rows that are attacked, alike; a random half of the loader's without it.
+        test: batches of the attacked rows, in the same form; None attacks a random half of the
+            loader's rows.
         pack: a pack of attacks, a spec, or several (`vfl list packs`).
-        trace: of a module: its training, as `vfl.record` recorded it.
-        out: of a module: a folder that keeps scores; what has one is not run again.
+        trace: for a module: its training, as `vfl.record` recorded it.
+        out: for a module: a folder that keeps scores; an attack with a score is not run again.
         progress: whether a bar is shown.
-        settings: of a grid, such as `leaks=[1, 10]`, `draws=3`, `party="bank"`.
+        settings: settings of a grid, such as `leaks=[1, 10]`, `draws=3`, `party="bank"`.
 
     Raises:
         UserError: the attacker does not hold what an attack needs, or a leak does not fit.
@@ -281,8 +282,8 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
     """Compare codecs; see `vfl compare`.
 
     Args:
-        experiment: as of `train`; or a function `build(codec, defense, seed)` that makes an
-            untrained `SplitModule`, or what `vfl.split` makes, or the function's name
+        experiment: see `train`; or a function `build(codec, defense, seed)` that returns an
+            untrained `SplitModule` or a model from `vfl.split`; or such a function's name
             "package.module:function".
         settings: overrides; or the loaders of a module, see `grid`.
         options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; besides them `out`
@@ -310,15 +311,15 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
     earlier one stopped.
 
     Args:
-        experiment: as of `compare`.
+        experiment: see `compare`.
         settings: overrides; or of a module, a loader of the training rows, and one of test rows.
         options: `defenses`, `attacks`, `leaks`, `draws`, `seeds` and other settings of `[grid]`;
             besides them `out`, `jobs`, `ray`, `device` and `progress`; of a module `codec`,
             `test`, `fit`, `train`, `loss`, `epochs`, `learning_rate` and `name`.
 
     Raises:
-        ConfigError: `build` leaves out a setting that it was asked for, or a function has no name
-            where other processes need it.
+        ConfigError: `build` ignores a setting, or a function has no name where other processes need
+            it.
         DataError: `build` gives no split module, or a loader gives its batches once.
     """
     if _is_build(experiment):
@@ -330,7 +331,7 @@ def value(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
     """Measure what joining buys; see `vfl value`.
 
     Args:
-        experiment: as of `train`.
+        experiment: see `train`.
         settings: overrides.
         options: settings of `[value]`; besides them `out`, `jobs`, `ray`, `device` and `progress`.
     """

@@ -1,10 +1,10 @@
-"""Cells of a grid on a Ray cluster (the extra `ray`): a worker is an actor, on whatever machine.
+"""Cells of a grid on a Ray cluster (the extra `ray`): a worker is an actor on one of its machines.
 
 A machine of the cluster shares no disk with this one. So an actor works in a folder of its own: it
-gets what a cell's folder holds, so that what was begun goes on, and gives back what the folder
-holds afterwards. Rows are put into Ray's object store, which has them once a machine. A worker that
-dies loses its cell's progress alone; the cell is begun again elsewhere. Inside the cluster Ray
-passes objects in its own form, as pickles: all of its machines have to be one's own.
+receives a copy of the cell's folder, continues the cell, and returns the folder. Ray's object store
+holds the rows once on each machine. If a worker dies, only its cell's progress is lost, and another
+worker begins the cell again. Inside the cluster Ray passes objects in its own form, as
+pickles: all of its machines have to be one's own.
 """
 
 from __future__ import annotations
@@ -154,9 +154,9 @@ class RayCluster:
     """A connection to a cluster, and the rows that it holds; as a context manager it ends.
 
     Args:
-        address: of its head; "auto" for the one that this machine belongs to; "local" starts one
-            of this machine alone, on the loopback address and with a random token.
-        resources: what a cell takes of a machine.
+        address: address of the cluster's head; "auto" is the cluster of this machine; "local"
+            starts one of this machine alone, on the loopback address and with a random token.
+        resources: processors, cards and memory that a cell uses.
 
     Raises:
         UserError: Ray is not installed, there is no such cluster, or it does not start.
@@ -321,9 +321,9 @@ class RayWorker(RetryingWorker):
     """Runs cells in an actor of a cluster.
 
     Args:
-        folder: of the grid.
-        device: where models run.
-        cluster: where the actor lives.
+        folder: folder of the grid.
+        device: device of the models.
+        cluster: the cluster of the actor.
     """
 
     def __init__(self, folder: GridFolder, device: str, cluster: RayCluster) -> None:

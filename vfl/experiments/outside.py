@@ -50,8 +50,8 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
     """Run a file that registers attacks, and say who wrote it.
 
     Args:
-        file: as `--plugin` takes it; `__author__` and `__date__`, or lines of its docstring that
-            begin with ``Author:`` and ``Date:``, name its author and date.
+        file: file for `--plugin`; `__author__` and `__date__`, or lines of its docstring that begin
+            with ``Author:`` and ``Date:``, give its author and date.
         specs: specs of its attacks; by default, all of them with their default options.
 
     Raises:
@@ -127,9 +127,9 @@ def attack_from_outside(
 
     Args:
         cell: the victim, or the baselines of its seed.
-        folder: of the grid.
+        folder: folder of the grid.
         data: every party's rows.
-        device: where a model is trained.
+        device: device that trains a model.
 
     Raises:
         RunFolderError: the victim is none of these rows, or its defense, codec or model changed.

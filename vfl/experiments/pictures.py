@@ -30,11 +30,10 @@ def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
     """Keep the first few pictures of an attack on a run; they are on disk when this returns.
 
     Args:
-        run: its folder.
-        key: of the attack's score.
-        true: what it was after, axes (targets, channels, height, width); its range is that of all
-            pictures.
-        found: what it made of it, alike.
+        run: folder of the run.
+        key: key of the attack's score.
+        true: true pictures, axes (targets, channels, height, width); the scale of grey is theirs.
+        found: reconstructed pictures, same axes.
     """
     low, high = float(true.min()), float(true.max())
 

@@ -82,7 +82,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Check a project at the label party: its own data and what each party will be asked for.
+    """Check a project at the label party: its own data, and the consent that each party needs.
 
     Raises:
         UserError: everything of the label party's that would stop a session.
@@ -298,8 +298,8 @@ def check_public(
     """Run `check_specs` for the experiment of a project, which every party will read.
 
     Args:
-        experiment: what to check.
-        locations: where its settings stand, for the messages.
+        experiment: experiment to check.
+        locations: file and line of each setting, for messages.
         party: the label party's own file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One table of results, whatever was measured: a record is one measure of one training, once.
+"""One table for all results: a record is one measure of one training.
 
 There are four evaluators: "quality" of outputs, "cost" of the training, "codec" on the cut of the
 test rows, and "attack". Each value has the guess and the best value without the model beside it,
@@ -87,12 +87,14 @@ class Record:
         seconds: it took; of an attack.
         baselines: values without the model, on the same leaked rows, by name; "scratch" is what
             the leaked rows are worth alone, of clusters the inputs.
-        threat: who the attacker was and what it held, in one sentence.
-        access: how near to the model it stood; see `vfl.attacks.view.Access`.
-        author, date: of an attack from outside, see `vfl.experiments.outside`; else empty.
-        report: how the attack came to its guess, see `vfl.attacks.Attack.last_report`; beside the
-            headline of its measures only.
-        stale: why it is no figure of today's rows and code, see `staleness`; empty of one that is.
+        threat: the attacker and its knowledge, in one sentence.
+        access: the attacker's access to the model; see `vfl.attacks.view.Access`.
+        author, date: author and date of an attack from outside, see `vfl.experiments.outside`; else
+            empty.
+        report: the attack's own report, see `vfl.attacks.Attack.last_report`; only beside the
+            headline of its measures.
+        stale: reason why the figure does not come from today's rows and code, see `staleness`; else
+            empty.
     """
 
     training: str
@@ -192,7 +194,7 @@ class LoadedGrid:
     """A comparison, a grid or a value, and its cells' runs: each file is read once.
 
     Args:
-        folder: of the grid.
+        folder: folder of the grid.
 
     Raises:
         RunFolderError: a file is damaged; each property does.
@@ -247,7 +249,7 @@ class LoadedGrid:
 
     @property
     def compared(self) -> str:
-        """The measure of a comparison: the one that is asked for, or that fits its first run."""
+        """The measure of a comparison: the requested one, or the one that fits its first run."""
         if (asked := settings_of(self.experiment).measure) is not None:
             return asked
         guesses = (run.summary.get("guess") or {} for run in self.runs.values())
@@ -494,8 +496,8 @@ class Today:
     """The code that attacks have today.
 
     Args:
-        attackers: who attacked from outside, by spec; where this process has not loaded such an
-            attack, its newest file speaks for its code.
+        attackers: attackers from outside, by spec. If this process has not loaded an attack, its
+            newest file gives its code.
     """
 
     def __init__(self, attackers: Mapping[str, Attacker] | None = None) -> None:
@@ -507,7 +509,7 @@ class Today:
 
         Args:
             before: digests of the code that they stand on, as `read_codes` gives them.
-            scores: of attacks.
+            scores: scores of attacks.
         """
         jobs = {one.job.code_key: one.job for one in scores}
         found = {key: self._why(job, before) for key, job in jobs.items()}
@@ -535,7 +537,7 @@ def attacks_on_run(
 
     Args:
         run: that was attacked.
-        baselines: those that count, as far as they are there.
+        baselines: baselines to compare with, if they exist.
 
     Raises:
         RunFolderError: a file is damaged.
@@ -569,7 +571,7 @@ def _attacks(
 
     Args:
         about: the victim.
-        scores: on its bottom.
+        scores: scores of attacks on its bottom.
         free: without it, on the same leaked rows.
         baselines: names of those that count.
         changed: why some are of code that is no more, by `AttackJob.code_key`.

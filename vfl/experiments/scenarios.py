@@ -66,11 +66,11 @@ class Scenario:
     """One attacker of a grid.
 
     Attributes:
-        name: what it is called in the code.
-        attacker: who it is.
-        goals: of its attacks.
-        grants: what it holds.
-        records: what a training has to record for it; None needs nothing recorded.
+        name: name in the code.
+        attacker: role of the attacker.
+        goals: goals of the scenario's attacks.
+        grants: grants of the attacker.
+        records: recording of the training that it reads; None reads no recording.
         own_columns: the label party may have columns of its own.
         attribute: it is after an attribute of the feature party.
         by_cuts: it reads what bottoms make of rows, which label-free bottoms could make as well.
@@ -142,7 +142,7 @@ def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenari
     """Return the scenario of an attack.
 
     Args:
-        attack: what it needs decides.
+        attack: the attack; its grants decide.
         spec: its spec, for the message.
         own_columns: whether the label party has columns of its own.
 
@@ -227,7 +227,7 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
         specs: the attacks.
 
     Raises:
-        RunFolderError: with the setting that records it.
+        RunFolderError: the recording is missing; the error names the setting that makes it.
     """
     if kind_of_cases(RunFolder(path).experiment()).replays:
         return
@@ -280,11 +280,11 @@ class Cases:
     """The cases of one victim; frames are decoded once. A product has its own for its models.
 
     Args:
-        experiment: what the victim is.
+        experiment: experiment of the victim.
         data: every party's rows.
-        settings: who attacks, what attackers know, and which column they look for.
-        folder: of its finished run. None is feature parties as they begin; baselines put label-free
-            bottoms in the place of theirs.
+        settings: settings of the grid: attackers, their knowledge, and the wanted column.
+        folder: folder of the victim's finished run. None takes untrained feature parties; baselines
+            replace their bottoms with label-free ones.
 
     Attributes:
         party: the feature party.
@@ -329,7 +329,7 @@ class Cases:
 
     @property
     def weights_sha256(self) -> str:
-        """Stands for the victim's weights among all that a score depends on; empty of none."""
+        """Digest of the victim's weights, on which a score depends; empty without a victim."""
         return "" if self.folder is None else str(self.folder.summary()["weights_sha256"])
 
     def cuts(self, rows: Tensor) -> Tensor:
@@ -340,9 +340,9 @@ class Cases:
         """Return the case of one leak.
 
         Args:
-            scenario: who attacks.
+            scenario: the attacker's scenario.
             k: leaked labels of each class; columns that leak are always as many.
-            draw: which rows leak, or are asked about.
+            draw: generator that draws the leaked or queried rows.
 
         Raises:
             RunFolderError: nothing was recorded.
@@ -487,7 +487,7 @@ def known_rows(split: Split, who: str) -> int:
     """
     if not len(split.validation):
         raise TooFewRowsError(
-            f"{who} knows columns of validation rows, and there are none",
+            f"{who} knows columns of validation rows, but none exist",
             where="data.validation",
             want="data.validation > 0",
         )

@@ -53,7 +53,7 @@ _PACKAGE = Path(__file__).parents[1]
 #: Number of tries of a cell whose process dies.
 TRIES = 3
 
-#: Whether a cell was begun by an earlier call, and what it is about, whatever its seed.
+#: Kind of a cell, without its seed: whether an earlier call began it, and its settings.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
 
 
@@ -103,7 +103,7 @@ class FinishedCell:
     """A cell that has just ended.
 
     Attributes:
-        cell: which.
+        cell: the cell.
         failure: why it ended badly, as an error's record.
         seconds: it took.
         done, total: cells that have ended, and all, those of earlier calls included.
@@ -135,15 +135,15 @@ def run_cells(
     Whether a cell is done follows from its rows and its plug-ins' code, so each is looked at.
 
     Args:
-        folder: where they lie.
-        cells: what is wanted; cells of one experiment are trained once.
-        jobs: how many at a time, each in a process of its own; 1 trains in this process.
-        device: where models run.
+        folder: folder of the cells.
+        cells: cells to complete; cells of one experiment are trained once.
+        jobs: number of cells at a time, each in a process of its own; 1 trains in this process.
+        device: device of the models.
         on_end: gets every cell that was not done before.
-        cluster: whose machines run the cells, as many at a time as find room, and at most `jobs`
-            unless that is 1; None runs them on this one.
+        cluster: cluster whose machines run the cells, as many at a time as fit, and at most `jobs`
+            unless that is 1; None uses this machine.
         outside: only attacks from outside are run, on what is there.
-        recipe: of a grid of modules, their functions; None imports them by the names in the folder.
+        recipe: functions of a grid of modules; None imports them by the names in the folder.
 
     Returns:
         The cells that failed; the others are whole.
@@ -197,7 +197,7 @@ def run_cells(
 
 
 def _measured(path: Path) -> int | None:
-    """When a cell was measured; None if it was not, or if its rows say so, as of attacks."""
+    """Time of a cell's measurement; None if it was not measured, and for attacks."""
     return (path / CODEC).stat().st_mtime_ns if is_done(path) else None
 
 
@@ -304,10 +304,10 @@ def run_cell(
     stop the others.
 
     Args:
-        cell: what is trained.
-        folder: of its grid, which says what is measured of it.
+        cell: cell to run.
+        folder: folder of the cell's grid, which states the measurements.
         rows: every party's, or where they come from.
-        device: where the models run.
+        device: device of the models.
         outside: only attacks from outside are run, on what is there.
         recipe: see `run_cells`.
     """
@@ -357,8 +357,8 @@ class InProcessWorker:
     """Runs cells in this process.
 
     Args:
-        folder: of the grid.
-        device: where models run.
+        folder: folder of the grid.
+        device: device of the models.
         outside, recipe: see `run_cell`.
     """
 
@@ -386,8 +386,8 @@ class RetryingWorker(ABC):
     """Runs cells in another process; a process that dies is replaced, and its cell tried again.
 
     Args:
-        folder: of the grid.
-        device: where models run.
+        folder: folder of the grid.
+        device: device of the models.
         outside: see `run_cell`.
     """
 

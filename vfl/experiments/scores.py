@@ -108,7 +108,7 @@ class AttackPlan:
     def _on(
         self, bottoms: Sequence[str], once: Sequence[str], leaking: Sequence[str]
     ) -> list[AttackJob]:
-        """These attacks on these bottoms, the jobs of one leak together."""
+        """Jobs for these attacks on these bottoms; the jobs of one leak stand together."""
         found = [AttackJob(spec, 0, 0, bottom) for bottom in bottoms for spec in once]
         return found + [
             AttackJob(spec, k, draw, bottom)
@@ -167,13 +167,13 @@ class ScoreRecord:
         bottom: "trained" is the victim's; "outcome" is what an adversary itself reached; others are
             label-free, see `vfl.attacks.baselines`.
         k: leaked labels of each class; 0 for an attack that uses none.
-        draw: which draw of them.
+        draw: number of the draw of leaked labels.
         measure, value, guess: see `vfl.attacks.scoring.Score`.
-        threat: who the attacker was and what it held, in one sentence.
+        threat: the attacker and its knowledge, in one sentence.
         seconds: it took.
         also: further measures, each with value and guess.
-        access: how near to the model the attacker stood; see `vfl.attacks.view.Access`.
-        report: how it came to its guess; see `vfl.attacks.Attack.last_report`.
+        access: the attacker's access to the model; see `vfl.attacks.view.Access`.
+        report: the attack's own report; see `vfl.attacks.Attack.last_report`.
     """
 
     key: str
@@ -215,11 +215,11 @@ class Attacker:
     """An attack from outside.
 
     Attributes:
-        spec: of the attack.
-        author: who wrote it, as its file says.
-        date: of the file, in the form of ISO 8601, likewise.
+        spec: spec of the attack.
+        author: author named in the file.
+        date: date in the attack's file, in ISO 8601.
         file: its name.
-        sha256: of the file.
+        sha256: SHA-256 of the file.
     """
 
     spec: str
@@ -256,7 +256,7 @@ class ScoresFile:
     """The file of a run folder that attacks write to.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
 
     Raises:
         RunFolderError: a line is no score.
@@ -302,8 +302,8 @@ def write_scores(
 
     Args:
         path: the file, `OF_RUN`, `OF_CELL` or `OF_OUTSIDE` of the run's folder.
-        setting: which rows played which part, in words of its own.
-        scores: in order.
+        setting: roles of the rows, in words.
+        scores: scores in order.
         code: digests of what each stands on, by `AttackJob.code_key`.
     """
     listed = [asdict(one) for one in scores]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from vfl.datasets import PartyData
 
-UNKNOWN = "nobody knows which rows and code it was made of"
+UNKNOWN = "the rows and code that it came from are not recorded"
 CODE, ROWS = "its code has changed since", "its rows have changed since"
-#: In a run that was put aside: why.
+#: File in a run that was put aside, with the reason.
 NOTE = "stale.json"
 
 
@@ -35,10 +35,10 @@ def put_aside_if_stale(
     What they are now is written beside the cells, for the next call to compare with.
 
     Args:
-        cell: what is going to be trained, or was.
-        folder: of its grid.
+        cell: cell that is trained next, or was trained.
+        folder: folder of the cell's grid.
         rows: digest of every party's rows, see `vfl.experiments.cells.data_digest`.
-        built: of a module, `built`, a digest of the code that builds and trains it.
+        built: for a module, `built`: a digest of the code that builds and trains it.
     """
     before, now = made_of(cell, folder), _made_of(cell, rows) | dict(built or {})
     moment = datetime.now(UTC).isoformat(timespec="microseconds")

@@ -20,7 +20,7 @@ class Estimate:
 
     Attributes:
         mean: over the repeats.
-        half_width: of Student's interval; None for a single repeat.
+        half_width: half-width of Student's interval; None for a single repeat.
         count: repeats.
     """
 
@@ -258,8 +258,8 @@ def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) ->
 
     Args:
         attacks: values of each.
-        baseline: of the one with the highest mean.
-        margin: what counts as no leak.
+        baseline: values of the baseline with the highest mean.
+        margin: largest advantage that is no leak.
     """
     return simes([chance_above(advantage(one, baseline), margin) for one in rivals_of(attacks)])
 

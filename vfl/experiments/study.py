@@ -1,4 +1,4 @@
-"""From one experiment to many trainings and what came of them; commands and notebooks use this.
+"""Plans and runs the trainings of one experiment; commands and notebooks use this module.
 
 A study is a comparison of codecs, a grid of attacks on defenses, or what joining is worth: a plan
 of cells, results that are written from what the cells hold, and a page.
@@ -63,9 +63,9 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
     """Plan the cells of a study; rows with classes are split by class by default.
 
     Args:
-        kind: which of the experiment's tables is meant.
-        experiment: what is trained.
-        locations: where its settings stand, for messages.
+        kind: table of the experiment: "compare" or "grid".
+        experiment: experiment to train.
+        locations: file and line of each setting, for messages.
 
     Raises:
         ConfigError: the table is not there, or nothing would be trained.
@@ -95,9 +95,9 @@ def plan_modules(
     Args:
         kind: "compare" or "grid".
         recipe: builds them.
-        name: of the study.
-        codec: where codecs are not compared.
-        defense: where defenses are not compared.
+        name: name of the study.
+        codec: codec of all modules, if codecs are not compared.
+        defense: defense of all modules, if defenses are not compared.
         options: settings of `[compare]` or `[grid]`; besides them `defenses` of a comparison.
 
     Raises:
@@ -144,17 +144,17 @@ def run_study(
     """Train what is not trained yet, and write tables and page.
 
     Args:
-        study: what is trained.
+        study: study to run.
         path: the folder; what an earlier call trained in it stays.
-        command: how to repeat it.
+        command: command that repeats the study.
         cells: some of the study's; all unless they are given.
         jobs: cells at a time, a process each.
-        device: where models run.
+        device: device of the models.
         on_end: gets every cell as it ends.
         ray: address of a Ray cluster that trains, "auto" for that of this machine, or "local" for
             one that lives as long as this call; behind commas what a cell takes, such as
             "auto,cpus=2,memory=2GB" (`vfl.experiments.on_ray.CellResources`). None uses no Ray.
-        recipe: of a study of modules, how they are built and trained.
+        recipe: functions that build and train the modules of a study of modules.
     """
     folder = GridFolder(path)
     modules = None if recipe is None else recipe.record
@@ -189,7 +189,7 @@ def train_alone(
     Args:
         path: the folder.
         jobs: trainings at a time, a process each.
-        device: where networks run.
+        device: device of networks.
         on_end: gets every training as it ends.
 
     Returns:
@@ -219,9 +219,9 @@ def add_attack(
     Args:
         path: the grid's folder.
         file: it registers attacks, and says who wrote them.
-        specs: of its attacks; each as it stands unless they are given.
+        specs: specs of the file's attacks; empty runs each with its default options.
         jobs: cells at a time, a process each.
-        device: where models run.
+        device: device of the models.
         on_end: gets every cell as it ends.
 
     Returns:
@@ -292,7 +292,7 @@ class Results:
     def table(self) -> pd.DataFrame:
         """A row for each measure of each training; see `vfl.experiments.results.Record`.
 
-        Where `stale` says something, the figure is of rows or code that are no more.
+        Where `stale` says something, the figure is from rows or code that have changed since.
         """
         return table_of(records_of(self.path))
 
@@ -315,10 +315,10 @@ class Results:
         r"""Return a table for a paper, in LaTeX with `booktabs`; see `latex_table`.
 
         Args:
-            measures: of the test rows and of attacks; the one that fits the task where none is
-                given.
+            measures: measures of the test rows and of attacks; empty takes the measure that fits
+                the task.
             caption: words below the table; None writes the `tabular` alone.
-            label: of the table, for `\ref`.
+            label: label of the table.
         """
         return latex_table(LoadedGrid(GridFolder(self.path)), measures, caption, label)
 

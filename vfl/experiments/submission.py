@@ -56,7 +56,7 @@ class Check:
     """One figure of a submission beside the repeated one.
 
     Attributes:
-        cell, evaluator, subject, measure, k, draw: as in `vfl.experiments.results.Record`.
+        cell, evaluator, subject, measure, k, draw: see `vfl.experiments.results.Record`.
         submitted, again: both values; None where the submission, or the repetition, has no such
             figure.
         room: largest accepted difference.
@@ -156,7 +156,7 @@ def submit(path: Path, out: Path, author: str) -> Path:
     Args:
         path: the folder; every training of it must be complete and up to date.
         out: new folder of the submission.
-        author: who submits.
+        author: author of the submission.
 
     Returns:
         The folder.
@@ -194,9 +194,9 @@ def verify(
     """Repeat a random share of a submission's trainings, with their attacks, and compare.
 
     A figure holds if it differs by at most sqrt(2) t(0.975, n - 1) s, where s is the deviation of
-    its n repeats in the submission, but by one hundredth at least and five at most: noise that
-    protects is never drawn twice alike. Without such noise, figures on the same machine and
-    versions are equal. A figure that the submission leaves out does not hold.
+    its n repeats in the submission, but by one hundredth at least and five at most: protective
+    noise is drawn anew each time. Without such noise, figures on the same machine and versions are
+    equal. A figure that the submission leaves out does not hold.
 
     Args:
         path: the submission.
@@ -204,7 +204,7 @@ def verify(
         share: share of the trainings, at least one.
         draw: seed of the choice.
         jobs: cells at a time, a process each.
-        device: where models run.
+        device: device of the models.
         on_end: receives every cell as it ends.
 
     Raises:

@@ -35,7 +35,7 @@ class Table:
     Attributes:
         head: its headings.
         rows: its lines.
-        words: how many of its first columns hold words.
+        words: number of first columns that hold words.
     """
 
     head: Sequence[str]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Shares of the rows that a threshold flags, as the table of thresholds lists them.
 FLAGGED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-#: As the log loss of every summary; see `vfl.session.label.quality`.
+#: Bound of probabilities, as for the log loss of every summary; see `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
 
 
@@ -100,7 +100,7 @@ def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
 
     Args:
         scored: rows that the model did not learn from: validation rows.
-        missed_cost: of one false negative, in false positives.
+        missed_cost: cost of one false negative, in false positives.
 
     Raises:
         ConfigError: the cost is not above 0.
@@ -138,7 +138,7 @@ class Band:
     """Rows with neighbouring probabilities.
 
     Attributes:
-        rows, positives: how many.
+        rows, positives: number of rows, and of positives among them.
         expected: the mean probability.
         captured: share of all positives in this band and those above it.
     """
@@ -194,7 +194,7 @@ def calibrated(validation: Scored, probability: np.ndarray, how: str = "isotonic
 
     Args:
         validation: rows of both classes that the model did not learn from.
-        probability: to be calibrated, axes (rows,).
+        probability: probabilities to calibrate, axes (rows,).
         how: "isotonic" or "platt".
     """
     import torch

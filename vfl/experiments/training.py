@@ -25,7 +25,7 @@ from vfl.datasets import PartyData
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.session import CHECKPOINTS, Adversary, FeatureEnd
 from vfl.session.schedule import QUERY_ROWS
-from vfl.session.secure_mode import nobodys_bottom
+from vfl.session.secure_mode import shared_bottom_error
 from vfl.training.local import LocalSession
 from vfl.training.run import load_data, train, trained
 
@@ -59,11 +59,11 @@ def train_cell(
     """Train a cell, or go on from its last checkpoint, unless it is trained; then tidy up.
 
     Args:
-        cell: what is trained.
-        folder: of its grid.
+        cell: cell to train.
+        folder: folder of the cell's grid.
         data: every party's rows.
-        device: where the models run.
-        trace: what is recorded meanwhile, which changes no weight; None is what the cell says.
+        device: device of the models.
+        trace: recording of the training, which changes no weight; None records as the cell says.
         adversaries: dishonest parties that have begun, by name.
         bottoms: modules with first weights instead of the experiment's specs, by party.
     """
@@ -110,7 +110,7 @@ def measure_cell(
     Args:
         folder: the run, with its weights.
         data: each party's rows.
-        device: where the bottoms run.
+        device: device of the bottoms.
 
     Returns:
         `train`, the figures of the training rows when nothing is random, which those of the epochs
@@ -120,7 +120,7 @@ def measure_cell(
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
     check_one_label_party(experiment, "a comparison")
     if not isinstance(session, LocalSession):
-        raise nobodys_bottom(experiment.feature_parties[0])
+        raise shared_bottom_error(experiment.feature_parties[0])
     rows = torch.from_numpy(data[experiment.label.party].split.test)
     secrets = {name: Secret.of_simulation(experiment.seed, name) for name in data}
     parties = {

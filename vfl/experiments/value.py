@@ -148,7 +148,7 @@ def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the figures of each party alone, by name and repeat; empty without trainings.
 
     Args:
-        path: of a run or a study.
+        path: folder of a run or a study.
 
     Raises:
         RunFolderError: a file is damaged.
@@ -188,10 +188,10 @@ def run_value_cell(
     """Bring a cell to its end, from wherever an earlier call left it.
 
     Args:
-        cell: what is trained.
-        folder: of all cells; its experiment says whose columns are whose.
+        cell: cell to complete.
+        folder: folder of all cells; its experiment says which columns each party owns.
         data: every party's rows.
-        device: where networks run.
+        device: device of networks.
     """
     from vfl.experiments.staleness import put_aside_if_stale
     from vfl.experiments.training import train_cell
@@ -298,11 +298,12 @@ def boosted(
     """Figures of the test rows that histogram gradient boosting reaches (scikit-learn's).
 
     Args:
-        inputs: of all rows, axes (rows, ...).
-        label: whose labels and split count.
+        inputs: inputs of all rows, axes (rows, ...).
+        label: the label party's labels and split.
         train: the rows to learn from.
-        seed: of the trees.
-        most_trees: of these, as many as are best on the validation rows; `epochs` says how many.
+        seed: seed of the trees.
+        most_trees: largest number of trees. The validation rows choose the number that is kept;
+            `epochs` of the result is that number.
     """
     import numpy as np
     import torch

@@ -37,7 +37,7 @@ _DATABASE = "superlink.db"
 _NODES = "nodes.json"
 #: Output of a SuperNode when the SuperLink does not know its key; it then tries again.
 _UNKNOWN_KEY = "403 Forbidden"
-#: Its output when the key was withdrawn from a party; trying again is useless.
+#: Output of a node whose key was withdrawn; trying again is useless.
 _TAKEN_BACK = "410 Gone"
 #: Time that a command waits for a SuperLink that is just starting, and the interval of checks.
 START_PATIENCE_S, _LOOK_S = 15.0, 0.2

@@ -1,4 +1,4 @@
-"""All names inside Flower that vfl uses, with the reasons.
+"""All internal names of Flower that vfl uses, with the reasons.
 
 Flower's public API is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`, which
 other modules import directly. All other names may change in the next release. They are therefore
@@ -185,5 +185,5 @@ SILENT = {
 }
 #: Seconds between a program's requests for work.
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-#: Each would open another port of Flower, without a guard before it.
+#: Options that would open another port of Flower without a guard before it.
 UNGUARDED = frozenset({"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"})

@@ -23,11 +23,11 @@ def horizontal(
     ] = None,
     engine: Annotated[
         Literal["process", "ray"],
-        option("Who plays the clients: this process, or Flower's simulation on Ray."),
+        option("Runtime of the clients: this process, or Flower's simulation on Ray."),
     ] = "process",
-    out: Annotated[Path | None, option("Where; otherwise runs/NAME.", "FOLDER")] = None,
+    out: Annotated[Path | None, option("Output folder; by default runs/NAME.", "FOLDER")] = None,
     dry_run: Annotated[
-        bool, option("List the trainings and what they promise.", "--dry-run")
+        bool, option("List the trainings and their privacy guarantees.", "--dry-run")
     ] = False,
     json: Json = False,
 ) -> None:

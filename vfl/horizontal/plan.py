@@ -71,7 +71,7 @@ def update_sensitivity(
         norms: clip norm of each local step.
         learning_rate: learning rate of the steps (eta).
         batch_rows: rows of a step (B).
-        kind: which of the two bounds.
+        kind: kind of the bound.
 
     >>> update_sensitivity([1.0] * 5, 0.1, 100, "paper")  # 2 * 0.1 * 5 / 100
     0.01
@@ -170,7 +170,7 @@ def _statement(
             accountant=accountant,
             assumes=(
                 "the server adds the noise, and is trusted with every update",
-                "nobody else knows which clients took part in a round",
+                "no other party knows which clients took part in a round",
                 *assumes,
             ),
         )

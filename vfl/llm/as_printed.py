@@ -192,11 +192,11 @@ class BfvRole(Role):
 
 
 class FloatBfvRole(FloatRole, BfvRole):
-    """Both."""
+    """A role on floats that also queries indices under BFV encryption."""
 
 
 def role_of(form: Form) -> type[Role]:
-    """Whom a form that is measured beside the usual one is played by."""
+    """Return the role class that plays a form of this module."""
     if form.sharing == INSECURE_FLOAT:
         return FloatBfvRole if form.retrieval == "bfv" else FloatRole
     return BfvRole
@@ -222,10 +222,10 @@ class Keys:
         return _framed(found)
 
     def read(self, answer: bytes, rows: int, count: int) -> list[int]:
-        """The entries, of answers about orders of so many.
+        """Return the entries of an answer about permutations of `count` rows.
 
         Raises:
-            ProtocolError: no answer of so many rows.
+            ProtocolError: the answer does not have `rows` rows.
         """
         seal, digits = package(), _digits(count)
         decryptor = seal.Decryptor(_context(), self._key)

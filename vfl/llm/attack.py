@@ -114,8 +114,8 @@ def layer_from_questions(
         inputs: axes (questions, inputs), in their order.
         seen: axes (questions, outputs), each row in an order of its own.
         start: axes (inputs, outputs).
-        offset: what is added to the outputs, alike; of a residual connection.
-        rounds: at most so many.
+        offset: vector added to the outputs (a residual connection), axes (questions, outputs).
+        rounds: largest number of rounds.
 
     Returns:
         Axes (inputs, outputs).

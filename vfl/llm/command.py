@@ -1,4 +1,4 @@
-"""``vfl llm``: a language model or a classifier of texts is asked; its owner sees no text."""
+"""``vfl llm``: questions to a language model or a text classifier whose owner sees no text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ IntegerBits = Annotated[
     ),
 ]
 InnerBits = Annotated[
-    int | None, option("Likewise of values inside a layer, and of tokens' scores.", min=4, max=15)
+    int | None,
+    option("Bits before the point of values inside a layer, and of tokens' scores.", min=4, max=15),
 ]
 Stop = Annotated[list[str] | None, option("Text that ends the answer. Repeat.", "--stop")]
 
@@ -57,24 +58,26 @@ def init(
     ],
     owner: Annotated[str, option("Host and port of the model owner.")] = "127.0.0.1:9300",
     dealer: Annotated[str, option("Host and port of the dealer.")] = "127.0.0.1:9301",
-    max_questions: Annotated[int, option("Answered with one set of weights, ever.")] = 1000,
-    questions_per_hour: Annotated[int, option("Answered within an hour.")] = 100,
-    max_tokens: Annotated[int, option("Of a question and its answer together.")] = 256,
+    max_questions: Annotated[
+        int, option("Most questions answered with one set of weights.")
+    ] = 1000,
+    questions_per_hour: Annotated[int, option("Most questions answered within an hour.")] = 100,
+    max_tokens: Annotated[int, option("Most tokens of a question and its answer together.")] = 256,
     mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
     dealer_counts: Annotated[
         bool,
         option(
-            "The dealer stands by at every question, and counts its material as used.",
+            "Have the dealer take part in every question and count its material as used.",
             "--dealer-counts/--no-dealer-counts",
         ),
     ] = True,
 ) -> None:
-    """Write a project: a folder each for the model owner, the user and the dealer.
+    """Write a project: one folder for each of model owner, user and dealer.
 
-    Each has its llm.toml with the terms, an identity key, and what it needs to know of the others.
-    The limits are what the owner consents to. Move each folder to its party's machine.
+    Each folder has an llm.toml with the terms, an identity key, and the others' addresses and
+    public keys. The owner consents to the limits. Move each folder to its party's machine.
     """
     from vfl.llm.project import private_model, write_llm_project
 
@@ -113,15 +116,14 @@ def deal(
     folder: Folder,
     prompt_tokens: Annotated[int, option("Tokens of the question.", min=1)] = 16,
     max_tokens: MaxTokens = 16,
-    questions: Annotated[int, option("How many to deal for.", min=1)] = 1,
-    texts: Annotated[int, option("Questions that are asked side by side each time.", min=1)] = 1,
+    questions: Annotated[int, option("Number of questions to deal for.", min=1)] = 1,
+    texts: Annotated[int, option("Number of questions asked together each time.", min=1)] = 1,
 ) -> None:
-    """Deal as the dealer until interrupted; as the user, have material dealt ahead.
+    """As the dealer, deal until interrupted; as the user, request material ahead of questions.
 
-    With the dealer's folder the options mean nothing. With the user's, questions of exactly that
-    length can be asked later, and nothing is dealt for them then. A classifier answers no tokens.
-    Questions are answered meanwhile with material that is there; one that needs more waits until
-    the question in progress is dealt, not for all.
+    The options apply to the user's folder only: questions of exactly this length can later be asked
+    without dealing. A classifier answers no tokens. Meanwhile existing material answers questions;
+    a question that needs more waits only until the material in progress is dealt.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import Dealer, User
@@ -159,20 +161,20 @@ def ask(
     max_tokens: MaxTokens = 16,
     stop: Stop = None,
     temperature: Annotated[
-        float, option("Draw tokens, the best more often below 1; 0 takes the best.")
+        float, option("Temperature: below 1 favours likely tokens; 0 takes the likeliest.")
     ] = 0.0,
-    top_k: Annotated[int, option("Draw among so many best; 0 is all.")] = 0,
+    top_k: Annotated[int, option("Draw among this number of likeliest tokens; 0 means all.")] = 0,
     top_p: Annotated[
-        float, option("Draw among the fewest best of this probability together.")
+        float, option("Draw among the fewest tokens that have this probability together.")
     ] = 1.0,
-    seed: Annotated[int | None, option("Of the draws; a fresh one unless it is given.")] = None,
+    seed: Annotated[int | None, option("Seed of the draws; by default a fresh one.")] = None,
     json: Json = False,
 ) -> None:
-    """Ask as the user; the answer appears token by token, of a classifier the classes.
+    """Ask as the user; the answer appears token by token, or as classes from a classifier.
 
-    Uses material that was dealt for questions of this length, or has it dealt now. Several
-    questions of one length are asked side by side, in as many messages as one. How tokens are
-    chosen stays with the user.
+    Uses material that was dealt for questions of this length, or requests it now. Several questions
+    of one length share messages, as many as a single question needs. Only the user knows how tokens
+    are chosen.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import User
@@ -194,10 +196,10 @@ def ask(
 
 @llm.command()
 def restored(folder: Folder) -> None:
-    """Go on with a store that was put back from a copy, when no newer one is left.
+    """Continue with a store that was restored from a copy, if no newer store is left.
 
-    All that was dealt is removed, for the copy cannot say what was used since; have new material
-    dealt. At the model owner all of max_questions counts as answered with these weights.
+    All dealt material is removed, because the copy does not record what was used since; request new
+    material. At the model owner all of max_questions counts as answered with these weights.
     """
     from vfl.llm.file import read_llm_file
     from vfl.llm.parties import Dealer, User
@@ -219,7 +221,7 @@ def demo(
     max_tokens: MaxTokens = 24,
     stop: Stop = None,
     folder: Annotated[
-        Path | None, option("Where to put the project; a new one under runs/ without.", "--folder")
+        Path | None, option("Folder of the project; by default a new one under runs/.", "--folder")
     ] = None,
     mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
     integer_bits: IntegerBits = None,
@@ -228,9 +230,9 @@ def demo(
 ) -> None:
     """Ask a model on this machine, over TLS: owner, dealer and user are three processes.
 
-    Without a folder it is the smallest language model that `vfl model add` has put on this machine,
-    else the one that examples/llm/train_decoder.py trains. Plain torch answers the same question
-    beside it, and a table says what crossed the wire.
+    Without --model it is the smallest language model in the folder of `vfl model add`, else the one
+    that examples/llm/train_decoder.py trains. Plain torch answers the same question beside it, and
+    a table shows the bytes that crossed the network.
     """
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
@@ -286,7 +288,7 @@ def demo(
 def _bits(
     model: Decoder | Encoder, integer_bits: int | None, inner_bits: int | None
 ) -> dict[str, int]:
-    """Bits before the point, as they were given or as the model needs them."""
+    """Bits before the point, as given or as the model needs."""
     from vfl.llm.project import needed_bits
 
     given = {"integer_bits": integer_bits, "inner_bits": inner_bits}
@@ -321,7 +323,7 @@ def _file(folder: Path, *parties: str) -> LlmFile:
 
 
 def _questions(given: list[str], files: list[Path]) -> list[str]:
-    """The texts that are asked: of the command line, the standard input, and files."""
+    """Texts of the questions, from the command line, the standard input and files."""
     if given.count("-") > 1:
         raise typer.BadParameter("the standard input is one question")
     texts = [sys.stdin.read().strip() if text == "-" else text for text in given]
@@ -436,7 +438,7 @@ class _Shown:
         self._began = time.monotonic()
 
     def add(self, text: int, token: int) -> bool:
-        """One more token of an answer; whether it ends."""
+        """Print one more token of an answer; return whether the answer ends."""
         new, ended = self._streams[text].add(token)
         if self._text:
             print(new, end="", flush=True)

@@ -1,4 +1,4 @@
-"""One party's own file where a language model is asked privately: terms, addresses, its model."""
+"""One party's own file for private questions to a language model: terms, addresses, model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LlmLimits(Settings):
         for limit, got in asked.items():
             if got > (most := getattr(self, limit)):
                 raise ConsentError(
-                    f"the terms do not allow so many {_COUNTED[limit]}",
+                    f"the terms allow fewer {_COUNTED[limit]}",
                     where=f"terms.limits.{limit}",
                     got=str(got),
                     want=f"at most {most}",

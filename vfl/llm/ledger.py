@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOUR_S = 3600.0
 #: More than any limit allows.
 _ALL = 2**31
-#: Beside the ledger: where an earlier vfl noted each answer in a line.
+#: File beside the ledger in which an earlier vfl recorded each answer in a line.
 _FORMER = "asked.jsonl"
 
 
@@ -28,7 +28,7 @@ class Questions(Settings):
     Attributes:
         run: SHA-256 of the weights.
         texts: number of texts, ever.
-        recent: when questions of the last hour were answered, and how many side by side.
+        recent: time of each answer of the last hour, and its number of texts.
     """
 
     run: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -47,7 +47,7 @@ class QuestionLedger(Spending[Questions]):
     kind, form, restored_by = "questions about weights", Questions, "vfl llm restored FOLDER"
 
     def require(self, weights: str, texts: int, limits: LlmLimits) -> None:
-        """Refuse so many more questions where they are beyond a limit.
+        """Refuse `texts` further questions if they exceed a limit.
 
         Raises:
             ConsentError: they are.
@@ -57,7 +57,7 @@ class QuestionLedger(Spending[Questions]):
         limits.require(max_questions=known.texts + texts, questions_per_hour=recent + texts)
 
     def count(self, weights: str, texts: int) -> None:
-        """Have so many more questions on the disk."""
+        """Write `texts` further questions to the disk."""
         known = self._asked(weights)
         recent = (*known.recent, (time.time(), texts))
         self._write(Questions(run=weights, texts=known.texts + texts, recent=recent))

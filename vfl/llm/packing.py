@@ -52,7 +52,7 @@ def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) ->
 
 
 def _packed(elements: np.ndarray, bits: int, low: int) -> memoryview:
-    """Without a compiled loop: element i of all groups at once, for each i."""
+    """Pack without a compiled loop: for each i, element i of all groups at once."""
     count, size = len(elements), packed_bytes(len(elements), bits)
     values = np.zeros((-(-count // _GROUP), _GROUP), np.uint64)
     values.reshape(-1)[:count] = (elements >> np.uint64(low)) & _mask(bits)
@@ -98,7 +98,7 @@ def _mask(bits: int) -> np.uint64:
 
 
 def _packed_words(count: int, bits: int) -> int:
-    """Words of 64 bits that hold so many elements, and one more that a last one may begin in."""
+    """Number of 64-bit words for some elements, and one for an element that crosses the end."""
     return count * bits // 64 + 2
 
 

@@ -177,7 +177,7 @@ class Account:
         return {phase: row[pair] for phase, row in self.spent.items() if pair in row}
 
     def facts(self, phase: str, seconds: float, questions: int = 1) -> dict[str, Any]:
-        """A phase's bytes, messages and seconds, of one of so many questions."""
+        """A phase's bytes, messages and seconds, divided by the number of questions."""
         pairs = {pair: size / questions for pair, (size, _) in self.spent.get(phase, {}).items()}
         messages = sum(count for _, count in self.spent.get(phase, {}).values()) / questions
         return {
@@ -192,9 +192,9 @@ class Wire:
     """A link that counts, and whose next frame can be looked at before it is taken.
 
     Args:
-        link: to another party.
+        link: link to another party.
         account: account that it adds to.
-        parties: whose end it is, and who is at the other.
+        parties: party of this end, then party of the other end.
         witness: witness of this end's store.
     """
 
@@ -285,7 +285,7 @@ def _stream_of(party: LlmParty, task: Task) -> str:
 
 
 def most_bytes(shape: DecoderShape, tokens: int) -> int:
-    """No message about so many tokens, or of a block of the weights, is larger."""
+    """Largest message about a number of tokens, or of a block of the weights."""
     widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
     return max(8 * (BLOCK + widest), 2 * 8 * tokens * widest, _TALK_BYTES)
 
@@ -389,7 +389,7 @@ class Party:
                 dealing.join()
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
-        """One session, from its first word; at a party that listens.
+        """Play one session at a listening party, from the first message.
 
         Args:
             hub: hub at which the first of the callers has attached.
@@ -556,7 +556,7 @@ class Party:
     def called_to_count(
         self, streams: ExitStack, wires: Mapping[LlmParty, Wire], plan: Talk, account: Account
     ) -> dict[LlmParty, Wire]:
-        """All streams that a question begins with: the dealer's too, if the terms say it counts.
+        """Streams with which a question begins, the dealer's included if the terms have it count.
 
         Raises:
             LostPeerError: the dealer is away.
@@ -662,11 +662,12 @@ class Party:
 
 
 class Owner(Party):
-    """The model owner: has the weights, answers, and consents to so much and no more.
+    """The model owner: holds the weights, and answers a limited number of questions.
 
     Args:
         file: the party's own.
-        load: gives the model, once here and once for a sharing; in between none is in memory.
+        load: loads the model, once here and once for each sharing; in between the model is not in
+            memory.
         say: see `Party`.
     """
 
@@ -695,7 +696,7 @@ class Owner(Party):
             self._answer(wire, asked, account)
 
     def _model(self) -> Decoder | Encoder:
-        """The weights whose digest the questions are counted by.
+        """Return the weights; the ledger counts questions by their digest.
 
         Raises:
             ConfigError: the folder's weights were replaced since this party began.
@@ -787,7 +788,7 @@ class Owner(Party):
         self.say(f"answered {_sizes(asked)} in {seconds:.1f} s")
 
     def restored(self) -> None:
-        """Likewise; all questions that the limits allow for these weights count as answered."""
+        """See `Party`; all questions that the limits allow for these weights count as answered."""
         super().restored()
         self.ledger.count(self.digest, self.terms.limits.max_questions)
 
@@ -1020,7 +1021,7 @@ class User(Party):
         self.require_within(self.talk("ask", length, count, texts=texts))
 
     def require_dealable(self, questions: int, texts: int = 1) -> None:
-        """Require that the owner allows so many more questions to be dealt ahead.
+        """Require that the owner allows dealing ahead for this number of further questions.
 
         Raises:
             ConsentError: it does not.
@@ -1110,10 +1111,10 @@ def _program(
 
     Args:
         layers: the party's.
-        prompts: at P1 the tokens of questions of one length, elsewhere as many zeros.
+        prompts: tokens of questions of one length at P1, elsewhere as many zeros.
         count: most tokens of an answer.
-        pick: at P1.
-        on_token: at P1.
+        pick: rule that chooses tokens, at P1.
+        on_token: function that receives each token, at P1.
         wants: whether P1 goes on, given whether this party would; at P0, online, P1 says so.
     """
 

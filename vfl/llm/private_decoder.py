@@ -172,7 +172,7 @@ class PrivateLayers:
         """Initialisation, once per weights, layer by layer.
 
         Args:
-            party: whose part it is.
+            party: party of this part.
             shape: the architecture.
             model: P0's, None elsewhere.
             keep: gets what the party has of each layer, and gives what is used of it later.
@@ -204,11 +204,11 @@ class PrivateLayers:
         """All tokens of the answers, at P1; zeros elsewhere.
 
         Args:
-            party: whose part it is.
+            party: party of this part.
             prompts: questions of one length: at P1 the tokens, elsewhere as many zeros.
             count: most tokens of an answer.
-            pick: at P1.
-            on_token: at P1.
+            pick: rule that chooses tokens, at P1.
+            on_token: function that receives each token, at P1.
             goes_on: asked before each further token, given whether this party wants one.
         """
         caches = [(Growing(), Growing()) for _ in range(self.shape.layers)]
@@ -564,8 +564,8 @@ class PrivateTransformer(Generic[_Model]):
         model: P0's.
         form: mode and widths of messages; the name of a mode for its usual ones.
         timeout_s: most seconds that a party waits for another.
-        folder: of the parties' material; without it a temporary one. What was dealt in it and not
-            used can be used by a later session of the same model and form, and nothing twice.
+        folder: folder for the parties' dealt material; None makes a temporary one. A later session
+            of the same model and form can use material that is left. No material is used twice.
 
     Attributes:
         computes: the kind of module.
@@ -722,12 +722,12 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         stop: Sequence[int] = (),
         on_token: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
-        """Likewise for several texts, those of one length side by side in as many messages as one.
+        """Generate for several texts; texts of one length share the messages of one text.
 
         Args:
-            prompts: of each text.
+            prompts: token ids of each text.
             count: see `generate`, as the next two.
-            pick: of all texts, one after the other.
+            pick: chooses the next token of each text, one text after the other.
             stop: ends a text; the answer ends with the last of them.
             on_token: gets a text's number and its next token.
         """

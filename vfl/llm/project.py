@@ -69,7 +69,7 @@ def write_llm_project(
         shape: shape of the model, which all parties know.
         model: the owner's folder with the weights.
         owner: host and port at which it is reached.
-        dealer: likewise.
+        dealer: host and port at which the dealer is reached.
         agreed: further settings of `LlmTerms`; the dealer counts unless they say otherwise.
 
     Raises:
@@ -228,7 +228,7 @@ def start_standing(
 
     Args:
         project: its folder.
-        services: to end them with.
+        services: exit stack that ends the services.
         prefix: beginning of a party's command line.
     """
     standing: list[tuple[LlmParty, str]] = [("owner", "serve"), ("dealer", "deal")]

@@ -80,7 +80,7 @@ _FIX = (
 
 #: f on values of axes (rows, width), which come permuted, or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
-#: At P1: the position of the chosen score, of scores in an order it does not know.
+#: At P1: the position of the chosen score among secretly permuted scores.
 Pick = Callable[[Tensor], int]
 #: A bilinear map of what grows and what it is multiplied with.
 Bilinear = Callable[[Tensor, Tensor], Tensor]
@@ -163,7 +163,7 @@ class Shared:
     known: bool = False
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Shared:
-        """The same with other axes, or some of the elements."""
+        """The same value with other axes, or with some of its elements."""
         return replace(self, share=change(self.share))
 
     def plus(self, other: Shared) -> Shared:
@@ -191,7 +191,7 @@ class Shared:
         return replace(self, share=share, bits=self.bits - bits, ring=self.ring - bits)
 
     def finer(self, bits: int) -> Shared:
-        """The same value with so many fraction bits, which are no fewer, in a ring as much larger.
+        """The same value with `bits` fraction bits, at least its own, in a larger ring.
 
         >>> Shared(torch.tensor([5]), 10, 30).finer(12)
         Shared(share=tensor([20]), bits=12, ring=32, known=False)
@@ -201,7 +201,7 @@ class Shared:
         return replace(self, share=share, bits=bits, ring=min(ELEMENT_BITS, self.ring + more))
 
     def within(self, ring: int) -> Shared:
-        """The same in a ring that is no larger."""
+        """The same value in a ring of at most `ring` bits."""
         return replace(self, ring=min(self.ring, ring))
 
 
@@ -257,15 +257,15 @@ class _GrowingProduct:
 
 
 class Role(Engine):
-    """One of the three; see the module. What is dealt is kept offline, and read online.
+    """One of the three roles; see the module. It stores dealt material offline and reads it online.
 
     Args:
         role: P0, P1 or P2.
-        links: to the others, by role.
+        links: links to the other parties, by role.
         form: the same at all three.
 
     Attributes:
-        material: what the online phase has left to read.
+        material: dealt material that the online phase has not read yet.
         watch: called with the values that this party sees and their layer, and with what is opened
             to it in thesis mode; for who measures leakage.
     """
@@ -313,7 +313,7 @@ class Role(Engine):
 
         Args:
             program: the one that was prepared.
-            material: what `prepare` gave, taken from its store; never a second time.
+            material: material from `prepare`, taken from its store; each is used once.
 
         Raises:
             ReusedPadError: the material is of another program.
@@ -367,7 +367,7 @@ class Role(Engine):
 
         Args:
             shape: shape of the values.
-            values: at P1, online.
+            values: values at P1 in the online phase; else None.
             bits: fraction bits of the values.
             ring: ring of the product they are for.
             where: name of the values, for messages.
@@ -418,7 +418,7 @@ class Role(Engine):
         return self._multiply(shared, constant, operation, constant.shape)
 
     def scale(self, shared: Shared, constant: Constant) -> Shared:
-        """Likewise with a factor of its own for each column, axes (1, columns): a norm's weights.
+        """Multiply each column by its own factor, axes (1, columns): a norm's weights.
 
         The plain reference is ``Y * X + bias``.
         """
@@ -485,7 +485,7 @@ class Role(Engine):
         The plain reference is ``product(torch.cat(all X', 1), Y)``.
 
         Args:
-            cache: this party's, of this X.
+            cache: this party's cache of this X.
             more: X', appended on axis 1.
             shared: Y.
             product: product of the whole X with Y.
@@ -594,7 +594,7 @@ class Role(Engine):
     ) -> Shared:
         """SecureNonlinear (algorithm 6.4), with SecurePerm (6.3) there and back.
 
-        P1 learns the values in an order it does not know. P0 learns nothing. Of vectors the order
+        P1 learns secretly permuted values. P0 learns nothing. Of vectors the order
         is one inside each vector, then one of the vectors; of a pair both elements move together.
 
         fast: two messages, P0 to P1 of the bits that are shown of an element and P1 to P0 of s an
@@ -606,7 +606,8 @@ class Role(Engine):
 
         Args:
             shared: axes (rows, width); of a pair (2, elements).
-            function: what P1 computes; it may not depend on the order of what is permuted.
+            function: function that P1 computes; it may not depend on the order of the permuted
+                values.
             bits: fraction bits of the result.
             ring: bits of its elements.
             where: the layer, for the account of what P1 saw.
@@ -676,9 +677,9 @@ class Role(Engine):
             function: function of each row; see `apply`.
             bits: fraction bits of its result, in the ring of `values`.
             where: the layer.
-            cache: of v, whose last rows came with `multiply_growing`.
-            values: those last rows; axes (groups, 1, width).
-            product: of the whole v, axes (groups, tokens, width), with (heads, 1, tokens).
+            cache: cache of v, whose last rows came with `multiply_growing`.
+            values: the last rows of v; axes (groups, 1, width).
+            product: product of the whole v, axes (groups, tokens, width), with (heads, 1, tokens).
             drop: bits that the product loses; s' = s - drop.
             shown: fraction bits of the scores that P1 needs.
         """

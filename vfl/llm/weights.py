@@ -201,7 +201,7 @@ def multiplied(left: Tensor, right: Matrix | Tensor, *, turned: bool = False) ->
 
 
 def scaled(left: Tensor, right: Matrix | Tensor) -> Tensor:
-    """Each column times a factor of its own; axes (rows, columns) and (1, columns)."""
+    """Multiply each column by its own factor; axes (rows, columns) and (1, columns)."""
     if not isinstance(right, Tensor):
         ((_, right),) = right.blocks()
     return left * right
@@ -220,7 +220,7 @@ class WeightStore:
 
     Args:
         folder: folder of this sharing; only its owner may read it.
-        party: whose it is.
+        party: owner of the store.
         setup: name of the sharing.
     """
 

@@ -48,7 +48,7 @@ class Bottom(ABC):
 
 
 class FixedBottom(Bottom):
-    """A bottom without weights: a function that everybody knows, and no data has chosen."""
+    """A bottom without weights: a publicly known function that does not depend on data."""
 
     @abstractmethod
     def columns(self, shape: Shape) -> int:
@@ -173,7 +173,7 @@ def make_activation(name: Activation) -> nn.Module:
 
 
 def check_dropout(dropout: float) -> float:
-    """`dropout` itself.
+    """Return `dropout` after a check.
 
     Raises:
         BadOptionError: it is no probability below 1.
@@ -183,7 +183,7 @@ def check_dropout(dropout: float) -> float:
 
 
 def check_size(size: int, option: str, most: int = MOST_UNITS) -> int:
-    """`size` itself.
+    """Return `size` after a check.
 
     Raises:
         BadOptionError: it is below 1, or above `most`.
@@ -253,7 +253,7 @@ def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None)
     """Refuse a bottom that would read a table's other columns as tokens, or tokens as measurements.
 
     Args:
-        bottom: what reads the rows.
+        bottom: module that reads the rows.
         shape: axes of one row.
         width: columns of the cut.
         tokens: number of first values of a row that are tokens; None where that is unknown.
@@ -278,9 +278,9 @@ class JointBottom(nn.Module):
     """Several bottoms as one, over flat rows that hold their columns one party's after another's.
 
     Args:
-        bottoms: in the order of their columns; they stay the modules they are.
+        bottoms: bottoms in the order of their columns; they are not changed.
         shapes: axes of one row of each.
-        merger: what makes one cut of theirs, as `Merger.build` gives it.
+        merger: module that merges their outputs to one cut, from `Merger.build`.
 
     >>> from vfl.models.mergers import Concat
     >>> concat = Concat().build([3, 4])

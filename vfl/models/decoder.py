@@ -69,12 +69,13 @@ class BlockShape:
         epsilon: epsilon of the norms.
         scale: factor of attention scores; 0 is head_width ** -0.5.
         cap: bound c of attention scores s by c tanh(s / c) (Gemma 2); 0 is none.
-        windows: of each block the number of tokens that a token attends to, itself included; 0
-            attends to all. Empty is 0 in every block.
+        windows: for each block, the number of tokens that a token attends to, itself included; 0
+            attends to all. Empty means 0 in every block.
         theta: base of rotary positions.
         window_theta: base in blocks with a window (Gemma 3); 0 is `theta`, stretched as there.
         rotated: part of a head that rotary positions turn.
-        stretch: of rotary positions beyond the context of the training (Llama 3.1); 1 is none.
+        stretch: stretch of rotary positions beyond the context of the training (Llama 3.1); 1 means
+            no stretch.
         stretch_low, stretch_high: wavelengths longer than trained / low are stretched whole,
             shorter than trained / high not at all.
         trained: the context of the training.
@@ -650,8 +651,8 @@ class Encoder(_Stack):
 
         Args:
             tokens: int64, axes (texts, steps); the first is the one that is classified.
-            segments: of each token, likewise; zeros if not given.
-            real: False where a token is padding, likewise; True everywhere if not given.
+            segments: segment of each token, axes as of `tokens`; None means segment 0.
+            real: mask that is False for padding, axes as of `tokens`; None means no padding.
         """
         x = self._through(self.embedded(tokens, segments=segments), self.shape.layers, real)
         if not self.shape.classes:

@@ -67,7 +67,7 @@ class Question:
     answers: tuple[int, ...] = ()
 
     def steps(self, steps: int) -> int:
-        """Tokens that the model reads of a row of so many."""
+        """Number of tokens that the model reads of a row."""
         return min(steps, self.tail or steps) + len(self.prompt)
 
     def put(self, tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,8 +125,8 @@ class PretrainedBottom(Bottom):
         words: answers joined with dashes, each one token; their logits behind the last token are
             the features. Needs a decoder and pool=last.
         precision: "bfloat16" computes a frozen model in automatic mixed precision.
-        keep: where features of a frozen model are kept: "memory", or "disk", in private files
-            beside the models, by the content of each row.
+        keep: storage of a frozen model's features: "memory", or "disk", in private files beside the
+            models, by the content of each row.
         checkpoint: whether the backward pass computes blocks again, for less memory (Chen et al.
             2016).
 
@@ -280,7 +280,7 @@ class _Kept:
 
     Args:
         model: the frozen model.
-        reading: what beside the model decides features; None keeps them in memory alone.
+        reading: further settings that change the features; None keeps features in memory only.
     """
 
     def __init__(self, model: Pretrained, reading: str | None = None) -> None:

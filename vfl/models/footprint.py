@@ -164,7 +164,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[int] = []
-        #: Kept, so that no other storage gets the same number.
+        #: The storage, kept alive so that no other storage gets the same number.
         self._seen: dict[int, UntypedStorage] = {}
         for tensor in known:
             self._is_new(tensor)

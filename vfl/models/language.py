@@ -49,7 +49,7 @@ class _Parts:
         pretrained: name of a model on this machine (`vfl model list`); "none" starts anew.
         rank: rank of the low-rank adapters; 0 trains every weight.
         alpha: scale of the adapters.
-        bits: of frozen layers beside adapters: 32, 8, or 4 (Dettmers et al. 2023).
+        bits: bits of frozen layers beside adapters: 32, 8, or 4 (Dettmers et al. 2023).
         checkpoint: whether the backward pass computes blocks again, for less memory (Chen et al.
             2016).
 

@@ -125,7 +125,7 @@ class Names:
     skipped: int = 0
 
     def of(self, module: str) -> tuple[str, ...]:
-        """Their names of one of our modules, such as ``layers.3.mlp_in``.
+        """The family's names of one of vfl's modules, such as ``layers.3.mlp_in``.
 
         Raises:
             KeyError: this family has no such module.
@@ -142,9 +142,10 @@ class Layout:
 
     Attributes:
         model: the class of its models.
-        shape: of a configuration; the whole model, with its head where it has one.
-        names: of its weights; None are those of our own state.
-        prefixes: of all names of the body, which files of the bare body lack.
+        shape: returns the shape for a configuration: the whole model, with its head where it has
+            one.
+        names: names of the model's weights; None means the names of vfl's own state dictionary.
+        prefixes: prefixes of all weight names of the body; files of a body alone lack them.
         unused: prefixes of heads for tasks that these models do not have.
     """
 

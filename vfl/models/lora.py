@@ -88,7 +88,7 @@ class QuantisedLinear(nn.Module):
 class QuantisedEmbedding(nn.Module):
     """E[x], E frozen with 8 bits a number and a float32 scale for every 64 numbers of a word.
 
-    A pass makes float32 of the words that it is asked for; a number takes 1.06 bytes.
+    A pass makes float32 of the requested words only; a number takes 1.06 bytes.
 
     Args:
         words: number of words in the table; vectors are zeros at first.
@@ -196,7 +196,7 @@ class LoRAEmbedding(nn.Module):
         base: the frozen embedding.
         rank: columns of A and rows of B.
         alpha: the scale of what is learned.
-        bits: of the frozen vectors; 32 keeps them as they are, and 8 or 4 gives them 8.
+        bits: bits of a frozen vector; 32 keeps float32, and both 8 and 4 give 8.
 
     >>> words = LoRAEmbedding(nn.Embedding(10, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in words.parameters() if p.requires_grad)  # 2 * (10 + 6)
@@ -241,8 +241,8 @@ def adapt(module: nn.Module, rank: int, alpha: float, bits: int = 32) -> nn.Modu
         module: changed in place.
         rank: rank of the adapters.
         alpha: their scale.
-        bits: of the frozen weights, 4, 8 or 32; with 4 or 8 embeddings have 8, of which a pass
-            restores no more than the words it is asked for.
+        bits: bits of the frozen weights, 4, 8 or 32. With 4 or 8, embeddings have 8, and a pass
+            restores only the words of its batch.
 
     >>> layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), 1, 1.0)
     >>> [name for name, each in layers.named_parameters() if each.requires_grad]

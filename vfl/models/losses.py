@@ -79,7 +79,7 @@ class Focal(Loss):
     Rows that are classified well weigh less, which helps where most rows are of one easy class.
 
     Args:
-        gamma: from 0, which is cross-entropy.
+        gamma: focusing parameter, at least 0; 0 is cross-entropy.
 
     >>> Focal(gamma=1)(torch.zeros(1, 2), torch.tensor([0]))  # log(2) / 2
     tensor(0.3466)

@@ -36,7 +36,7 @@ class Layers:
         self.dropout = check_dropout(dropout)
 
     def layers(self, inputs: int, outputs: int) -> list[nn.Module]:
-        """For each hidden size what is asked for, and a linear layer to the outputs."""
+        """Return the layers of each hidden size, then a linear layer to the outputs."""
         layers: list[nn.Module] = []
         for size in self.hidden:
             layers.append(nn.Linear(inputs, size))

@@ -53,7 +53,7 @@ class TorchRegistry(Registry[Member]):
     Args:
         elsewhere: arguments of the constructors that no spec gives, of all members or of one.
         refused: name -> why no split training can use that member.
-        kind, contract, members, group, aliases: as of `Registry`.
+        kind, contract, members, group, aliases: see `Registry`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TorchRegistry(Registry[Member]):
         """The class behind a name.
 
         Raises:
-            SpecError: as of `Registry.member`, or no split training can use it.
+            SpecError: see `Registry.member`, or no split training can use it.
         """
         if why := self._refused.get(name):
             raise SpecError(
@@ -93,7 +93,7 @@ class TorchRegistry(Registry[Member]):
         """The name in a spec, and its options.
 
         Raises:
-            SpecError, BadOptionError: as of `Registry.read`, or a number too large.
+            SpecError, BadOptionError: see `Registry.read`, or a number is too large.
         """
         name, values = super().read(spec)
         for key, value in values.items():
@@ -263,7 +263,7 @@ class Optimization:
         """Give the optimiser what schedule and warm-up say of a step.
 
         Args:
-            epoch: from 1.
+            epoch: number of the epoch, counted from 1.
             trained: training steps of all epochs before this one.
         """
         if not self.changes or self._built is None:
@@ -335,7 +335,7 @@ class Optimization:
         return self._made[epoch - 1]
 
     def _make(self, schedule: lr_scheduler.LRScheduler, epochs: int) -> None:
-        """Note what the schedule says of so many epochs.
+        """Record the schedule's learning rates for a number of epochs.
 
         Raises:
             ValueError: the schedule ends before, or says what no optimiser takes.

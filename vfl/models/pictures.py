@@ -35,7 +35,7 @@ class CNNBottom(Bottom):
 
     Args:
         channels: output channels of the two convolutions, joined by a dash.
-        activation: after each convolution; see `MLPBottom`.
+        activation: function after each convolution; see `MLPBottom`.
         pad: convolutions that keep the picture's size: "both", or "first" as in the thesis (section
             4.4, Fashion-MNIST: 64 x 6 x 6 = 2304 values reach the linear layer).
         last: activation of the cut, relu, leaky_relu or none.

@@ -118,7 +118,7 @@ class Described:
         family: its `model_type`.
         layout: layout of the family.
         shape: the architecture.
-        names: of its weights; None are those of our own state.
+        names: names of the model's weights; None means the names of vfl's own state dictionary.
         weights: files with them.
         unused: prefixes of weights that this part of the model leaves out.
     """
@@ -163,7 +163,7 @@ def load_pretrained(
     these models do not have, is refused by name (such as rotary positions stretched by "longrope").
 
     Args:
-        folder: in the Hugging Face layout.
+        folder: folder in the Hugging Face layout.
         part: "whole" has the head for tokens or classes; "body" leaves it out, and weights of any
             head may lie in the folder; "text" and "vision" are the body of one tower of CLIP.
         wanted: says of a weight's name whether it is read; the others stay on torch's meta device,
@@ -201,9 +201,9 @@ def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Itera
     """Vectors of a model's tokens in order, some at a time, so that no process holds them all.
 
     Args:
-        folder: as of `load_pretrained`.
-        part: likewise.
-        rows: of a piece; axes (rows, width), float32.
+        folder: see `load_pretrained`.
+        part: see `load_pretrained`.
+        rows: number of vectors in one piece; a piece has axes (rows, width), float32.
 
     Raises:
         MissingDataError, DataError: see `load_pretrained`.
@@ -296,7 +296,7 @@ def require_tokenizer(folder: Path) -> None:
     """A folder of another layout than our own comes with its tokenizer.
 
     Raises:
-        MissingDataError: this one does not.
+        MissingDataError: the model has no tokenizer.
     """
     if _json(folder / CONFIG).get("model_type") != OWN and not (folder / TOKENIZER).is_file():
         raise _missing(folder / TOKENIZER)
@@ -393,7 +393,7 @@ class Weights:
     """Tensors of a folder by name, read from their files one by one, each once.
 
     Args:
-        folder: with the files.
+        folder: folder with the weight files.
         prefixes: left out of names.
     """
 

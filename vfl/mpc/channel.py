@@ -97,7 +97,7 @@ class Channel:
         """Return the next frame's payload.
 
         Args:
-            number: of the expected operation.
+            number: number of the expected operation.
             size: expected length in bytes, or the least length if `most` is given.
             most: the largest length accepted.
 
@@ -177,7 +177,7 @@ class Channel:
         Args:
             shapes: axes of the arrays.
             sizes: number of elements of each scaled tensor, in the order of the lists.
-            number: of the operation.
+            number: number of the operation.
 
         Raises:
             ProtocolError: an index lies outside its tensor or occurs twice, or a list has another

@@ -54,7 +54,7 @@ class Peer:
 
     Args:
         role: 0, 1 or 2; with more parties, up to the number of parties minus one.
-        links: to the other parties, by role.
+        links: links to the other parties, by role.
         record: terms that must be equal at all parties, as JSON values, besides the terms of
             `agree`.
     """
@@ -144,8 +144,8 @@ class Engine(Peer):
     """One party of a computation on shares: a holder, or the dealer.
 
     Args:
-        role: from 0; the last role is the dealer's.
-        links: to the other parties, by role. Only the two ends of a link may read it.
+        role: number of the role, counted from 0; the last role is the dealer's.
+        links: links to the other parties, by role. Only the two ends of a link may read it.
         holders: number of holders.
         record: see `Peer`.
 

@@ -43,7 +43,7 @@ def together(
     """Run each party in a thread of its own, and wait for all of them.
 
     Args:
-        pool: with one thread per party.
+        pool: thread pool with one thread for each party.
         played: each party's name, its program and its links.
 
     Raises:
@@ -80,7 +80,7 @@ class Star:
     """Streams of threads to one party in the middle; see `LocalStreams` of sessions.
 
     Args:
-        names: of all parties.
+        names: names of all parties.
         middle: name of the party to which all others have a stream.
         timeout_s: seconds that each end waits.
 

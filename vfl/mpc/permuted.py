@@ -40,7 +40,7 @@ class Function:
     """One function of one variable.
 
     Attributes:
-        name: as users write it.
+        name: name in settings.
         value: f, on float64.
         slope: its derivative.
         mirror: c where f(-x) = c - f(x), so that values can carry random signs; None where no such
@@ -126,10 +126,11 @@ class Permutation:
 
     Args:
         pads: stream of the two holders.
-        rules: these set the least number of elements.
+        rules: rules that set the least number of elements.
         elements: number of real elements.
-        function: function to evaluate; values carry signs only where it has a mirror.
-        number: of the operation.
+        function: function to evaluate. Values get random signs only if the function has a mirror
+            symmetry.
+        number: number of the operation.
 
     Attributes:
         count: number of elements that are sent, dummies included.

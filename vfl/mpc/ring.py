@@ -406,7 +406,7 @@ def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarra
 
     Args:
         first: signed integers of axes (elements,).
-        second: of the same axes and type.
+        second: second share, of the same axes and type.
         scale: a power of two.
 
     >>> decode_sum(np.int8([100, -3]), np.int8([100, 2]), 0.25).tolist()

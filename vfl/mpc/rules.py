@@ -77,7 +77,7 @@ class Rules:
         require_range("magnitude_bits", self.magnitude_bits, LEAST_MAGNITUDE_BITS)
         if self.magnitude_bits > self.most_magnitude_bits:
             raise BadOptionError(
-                "products of so many bits do not fit the ring",
+                "products have more bits than the ring",
                 where="option 'magnitude_bits'",
                 got=f"{self.magnitude_bits} above twice {self.bits} fraction bits",
                 want=f"at most {_PRODUCT_BITS} together",

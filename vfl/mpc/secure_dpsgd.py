@@ -81,7 +81,7 @@ def inverse_root(
 
     Args:
         member: this party.
-        shared: at least 0; for 0 the result is 0, or a unit less.
+        shared: shared values of at least 0; for 0 the result is 0, or a unit less.
         form: see above.
         where: name of x, for the account of the values that the dealer saw.
     """
@@ -222,7 +222,7 @@ class SecureSgd:
         """Return the row numbers of a step, in the order in which rows are shared; perhaps empty.
 
         Args:
-            step: from 0.
+            step: number of the step, counted from 0.
             key: key of `agreed_key`; None with a public seed.
 
         Raises:
@@ -247,7 +247,7 @@ class SecureSgd:
         With a public seed it is the guarantee of the row in most batches, which has that many noisy
         steps and no factor of the sampling rate.
         """
-        steps, hidden = self.steps, "nobody outside knows which rows were in which batch"
+        steps, hidden = self.steps, "no outsider knows which rows were in which batch"
         if self.seed is not None:
             counts = torch.zeros(sum(self.rows), dtype=torch.int64)
             for step in range(self.steps):
@@ -264,7 +264,10 @@ class SecureSgd:
             adversary="outsider with the model",
             accountant="rdp",
             assumes=(
-                "the holders follow the protocol, the dealer tells none of them what it deals",
+                (
+                    "the holders follow the protocol, and the dealer discloses its material to no "
+                    "other holder"
+                ),
                 f"at most {len(self.rows) // 3} of {len(self.rows)} leave their noise out",
                 hidden,
             ),
@@ -276,8 +279,8 @@ class LocalStart:
     """A start from models that every holder trained alone, with noise (PEA 2022, Protocol 4).
 
     Attributes:
-        steps, batch_size, learning_rate: of a holder's own DP-SGD; the other terms are those of
-            `SecureSgd`.
+        steps, batch_size, learning_rate: steps, batch size and learning rate of a holder's own
+            DP-SGD; the other terms are those of `SecureSgd`.
         noise: standard deviation of its noise divided by `clip`.
         choice: "average" of the models, or the "best" of these and their average, chosen without
             revealing which one it is.

@@ -55,7 +55,7 @@ class LowerBound:
 def one_run_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """Return the least epsilon under which so many right guesses of one training are plausible.
+    """Return the least epsilon with which this number of right guesses is plausible.
 
     Source: Steinke, Nasr and Jagielski 2023, theorem 5.2. An independent coin decides each canary's
     inclusion. With p = e / (1 + e), e = exp(epsilon), the right ones of r guesses are at most

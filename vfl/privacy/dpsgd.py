@@ -57,7 +57,8 @@ class RowClipper:
     """Clips the gradient of every row of a batch, for the weights of one model.
 
     Args:
-        model: no row may depend on another; see `vfl.privacy.premise.prove`.
+        model: the model; each row of its output must depend on one row only, see
+            `vfl.privacy.premise.prove`.
         norm: bound of a row's gradient, over all weights together (2-norm).
         by: "half" clips them together; "layer" clips each of n layers to norm / sqrt(n), which
             bounds them together by the same norm.
@@ -202,7 +203,7 @@ class RowClipper:
         return torch.cat([one.reshape(-1) for one in parts]), norms
 
     def follows_rules(self, calls: Sequence[Call], rows: int) -> bool:
-        """Whether rules of layers give the gradients of a batch of so many rows."""
+        """Whether rules of layers can compute the gradients of a batch of this size."""
         ruled = bool(self.trusts_rules and not self._shared and calls)
         return ruled and self._recorder.ruled(calls, rows)
 
@@ -290,8 +291,8 @@ class PrivateHalf:
         by: see `RowClipper`.
         quantile: share of rows whose gradients should stay unclipped. Each group's norm follows it
             by a noisy count of each step (Andrew et al. 2021); None keeps the norms.
-        branches: where its rows belong to branches, or the rows of another half of the same
-            network, whose branches are clipped here too.
+        branches: branches of a network to which its rows, or the rows of another half, belong;
+            branches are then clipped here too.
     """
 
     def __init__(

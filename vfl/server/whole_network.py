@@ -57,7 +57,7 @@ class WholeNetworkLabel(AnyLabelParty):
         own: private state of the party.
         objective: learning objective.
         weights: stored shares of the training, for evaluation and prediction.
-        records: where it counts.
+        records: destination of metrics and progress.
         agreed: see `SecureMode.outer_network`.
 
     Raises:

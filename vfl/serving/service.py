@@ -173,7 +173,8 @@ class Service:
 
     Args:
         owner: name of the label party.
-        wait_ms: how long a batch waits for further requests; 0 takes only simultaneous ones.
+        wait_ms: time that a batch waits for further requests, in milliseconds; 0 takes only
+            simultaneous ones.
         batch_rows: most rows of a batch.
         timeout_s: time limit of a request.
         cache_rows: number of cached answers, of which the least recently used is removed; 0

@@ -81,7 +81,7 @@ class Choice:
 
 
 def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> list[Choice]:
-    """List settings that train faster over a link; the first one is to be tried first.
+    """List settings that train faster over a link; the caller should try them in this order.
 
     Args:
         cost: cost of an exchange on the link.

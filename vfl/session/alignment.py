@@ -291,7 +291,7 @@ class OwnAlignment:
         with self._day() as (begun, _):
             if len(begun) >= self.party.consent.max_alignments:
                 raise ConsentError(
-                    f"party '{self.party.party}' does not consent to so many alignments a day",
+                    f"party '{self.party.party}' consents to fewer alignments a day",
                     got=f"{len(begun)} in the last 24 hours",
                     want=f"at most {self.party.consent.max_alignments}",
                     fix="max_alignments in the [consent] of its own file",

@@ -135,7 +135,7 @@ def check_consent(
     """Refuse a session that asks for more than the party allows.
 
     Args:
-        terms: what the session asks for.
+        terms: terms of the requested session.
         party: the party whose consent is checked.
         consent: limits in its own file.
         split: split of the rows.
@@ -203,7 +203,7 @@ def check_tasks_consent(
     """Refuse a session that asks a further label party for more than it allows.
 
     Args:
-        terms: what the session asks for.
+        terms: terms of the requested session.
         party: the party whose consent is checked.
         consent: limits in its own file.
         split: split of the rows.
@@ -292,7 +292,7 @@ def check_explained(terms: Terms, consent: Consent | None = None) -> None:
     """Refuse to explain columns if the model cannot, or if the label party does not consent.
 
     Args:
-        terms: what the session asks for.
+        terms: terms of the requested session.
         consent: limits in the label party's own file; None in one process.
 
     Raises:

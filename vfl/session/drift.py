@@ -161,7 +161,7 @@ class Drift:
         Args:
             inputs: inputs of these rows, axes (rows, width), or of the whole table.
             answers: their answers, axes (rows, outputs).
-            rows: which rows of `inputs` were queried; None means all.
+            rows: indices of the queried rows of `inputs`; None means all.
         """
         if self.inputs is None and self.scores is None:
             return

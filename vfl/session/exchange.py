@@ -250,7 +250,7 @@ class LocalSteps:
 
         Args:
             now: present cuts or gradients, axes (rows, width).
-            then: those of the same rows in the exchange.
+            then: cuts or gradients of the same rows in the exchange.
         """
         if not self.angle:
             return None
@@ -346,8 +346,8 @@ class Own:
     Attributes:
         secret: source of private draws: dropout, a defense's noise, a codec's choices.
         adversary: tampering by this party; honest by default.
-        device: where its models run; a device name of torch.
-        checkpoints: where it saves during training; None saves nothing.
+        device: device of the party's models; a device name of torch.
+        checkpoints: folder of the checkpoints of a training; None saves nothing.
         sent: journal of sent messages, where a protective mask or noise is drawn.
         ranks: processes that share its batches; only this process by default.
         augment: augmentations of its own training rows; None leaves them unchanged.

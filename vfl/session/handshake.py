@@ -51,8 +51,8 @@ class Withdrawn(Settings):
     """Rows that parties have erased from an alignment, as one end of a session reports them.
 
     Attributes:
-        order: HMAC-SHA256 of the alignment's key, keyed with the session; where it is equal at two
-            parties, their places mean the same rows.
+        order: HMAC-SHA256 of the alignment's key, keyed with the session. If two parties have the
+            same `order`, equal positions mean the same rows.
         places: positions in the original order of the alignment.
     """
 
@@ -63,12 +63,12 @@ class Withdrawn(Settings):
     def of(
         cls, alignment: Alignment | None, session: str, known: Collection[int] = ()
     ) -> Withdrawn | None:
-        """Collect the erased rows that are to be reported; None if there are none.
+        """Collect the erased rows to report; None without erased rows.
 
         Args:
             alignment: the party's own alignment; None where rows are joined by their ids.
             session: session, whose identifier keys the digest.
-            known: places that the other end has reported.
+            known: positions that the other end has reported.
 
         Raises:
             MisalignedError: more rows were erased than a message can name.
@@ -106,7 +106,7 @@ class Introduction(Settings):
 
     Attributes:
         terms: digest of the terms that it received.
-        settings: those terms as short texts, so that an error can name the difference.
+        settings: these terms as short texts, so that an error can name the difference.
         row_order: digest of its rows' order, keyed with the session.
         standing: counter of its store; an alignment has none, because it spends no budget.
         withdrawn: rows that it has erased and that the message does not name.
@@ -262,8 +262,8 @@ class SessionMessage(Settings):
         node: the node that the token was made for.
         host, port: address of the stream, as the feature party reaches it.
         ca_pem: authority that signed the stream's certificate; empty if the party opens no stream.
-        idle_timeout_s: how long the party waits for one frame.
-        rejoin_window_s: how long a lost connection of the stream may take to come back.
+        idle_timeout_s: time that the party waits for one frame.
+        rejoin_window_s: time that a lost connection of the stream may take to come back.
         start: exchange at which a resumed training continues.
         attempt: number of restarts of the session; keys are valid for one attempt.
         rows: rows of the session, for a party in the middle, which has none; 0 for other parties.

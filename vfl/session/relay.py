@@ -401,7 +401,7 @@ class Switchboard:
         return receive
 
     def take(self, sender: str, frame: Frame) -> None:
-        """Relay a frame, or buffer it until it is asked for."""
+        """Relay a frame, or buffer it until its receiver requests it."""
         if frame.branch:
             self._hand_on(sender, frame)
         elif len(self._waiting[sender]) < self.most:

@@ -63,7 +63,7 @@ def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
 
     Args:
         exchange: the exchange with its rows.
-        held: which aligned rows the party has, bool, axes (aligned rows,).
+        held: mask of the party's aligned rows, bool, axes (aligned rows,).
 
     >>> own_rows(Exchange(0, "train", 1, np.array([4, 0, 3]), last=False), np.arange(5) > 2)
     array([0, 2])

@@ -177,8 +177,8 @@ class OwnRows:
         spend: receives the number of exact statistics of its rows that the party is about to
             disclose; it may refuse.
         committed: last step that the party had committed when the attempt began.
-        held: which aligned rows each feature party has, bool, axes (aligned rows,), at the label
-            party; empty where every party has all. Cells of missing rows are NaN.
+        held: mask of each feature party's aligned rows, bool, axes (aligned rows,), at the label
+            party; empty if every party has all rows. Cells of missing rows are NaN.
     """
 
     secret: Secret
@@ -206,7 +206,7 @@ class OwnRows:
 
 @dataclass(slots=True)
 class ServedEnd:
-    """The label party's stream to another party; while serving, its next frame may be looked at."""
+    """The label party's stream to another party; it can peek at the next frame while serving."""
 
     link: Link
 
@@ -685,14 +685,15 @@ def promise(agreed: Agreed) -> str:
 
     Raises:
         SpecError: the mode cannot be built.
-        ExposedCutError: with the other settings it would hide nothing; states the reason.
+        ExposedCutError: the mode would hide nothing with the other settings; the error states the
+            reason.
     """
     mode = make(agreed.secure)
     mode.refuse(agreed)
     return mode.promise(agreed)
 
 
-def nobodys_bottom(party: str) -> ExposedCutError:
+def shared_bottom_error(party: str) -> ExposedCutError:
     """Error for a request for a party's bottom or cut."""
     return ExposedCutError(
         "no party has a bottom or a cut in this secure mode",

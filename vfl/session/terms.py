@@ -105,7 +105,7 @@ class Terms(Settings):
         tasks: further label parties.
         missing_rows: "token" if the session has rows that some feature party lacks.
         purpose: purpose of the session, in words; empty if none is named.
-        serving: those of `tasks` that answer their own clients in a serving session.
+        serving: label parties among `tasks` that answer their own clients in a serving session.
         beside: in an evaluation, other runs; rows that any of them was trained on are left out.
         explained: in a prediction or an evaluation, the parties that learn the Shapley values of
             their own columns from the label party.

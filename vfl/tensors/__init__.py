@@ -8,6 +8,18 @@ Ordinary torch code runs on both. After `hook()`, tensors and modules have `send
 methods. Workers of `virtual` are in this process and protect no secret; workers of a `Pool` are
 other processes; a `Party` runs one program together with others. docs/tensors.md describes the
 protection of each.
+
+Shares support:
+
+    arithmetic    + - * / @, whole powers, bmm, sum, mean, var; also with numbers and public tensors
+    axes          reshape, permute, cat, stack, pad, flip, roll, and slices
+    indices       public lists, indices and booleans; gather, index_select
+    comparisons   < > <= >= == !=, where, masked_fill, max, min, argmax, argmin, abs, sign, clamp
+    functions     exp, log, sqrt, rsqrt, reciprocal, erf, relu, sigmoid, tanh, gelu, silu, softmax,
+                  log_softmax
+    layers        linear, conv2d, avg_pool2d, max_pool2d, batch_norm, layer_norm, dropout
+    losses        cross_entropy and nll_loss of public or shared labels, mse_loss, l1_loss, binary
+                  cross-entropy
 """
 
 from __future__ import annotations

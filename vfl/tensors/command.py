@@ -17,24 +17,27 @@ if TYPE_CHECKING:
 def worker(
     ticket: Annotated[Path, argument("File that Pool.write_tickets made.", "TICKET")],
     load: Annotated[
-        list[str] | None, option("Numbers that are found by a name: .npy or .csv.", "NAME=FILE")
+        list[str] | None,
+        option("Table of numbers to offer under a name: .npy or .csv.", "NAME=FILE"),
     ] = None,
     epsilon: Annotated[
-        float, option("Privacy that training with noise may spend of each; 0 is none.")
+        float, option("Epsilon of each table that trainings with noise may spend; 0 allows none.")
     ] = 0.0,
-    delta: Annotated[float, option("Its delta.")] = 1e-5,
+    delta: Annotated[float, option("Delta of this budget.")] = 1e-5,
     key: Annotated[
-        Path | None, option("A key that stays; made if the file is not there.", "FILE")
+        Path | None, option("File of a lasting key; created if missing.", "FILE")
     ] = None,
     store: Annotated[
-        Path | None, option("Where what is spent of --epsilon outlives a worker.", "FOLDER")
+        Path | None,
+        option("Folder that keeps the spent part of --epsilon when the worker ends.", "FOLDER"),
     ] = None,
     restored: Annotated[
         bool,
-        option("The store was put back from a copy: it grants nothing any more.", "--restored"),
+        option("The store was restored from a copy: grant no further epsilon.", "--restored"),
     ] = False,
     peer: Annotated[
-        list[str] | None, option("Take no other key for this worker.", "NAME=FINGERPRINT")
+        list[str] | None,
+        option("Accept only the key with this fingerprint for this worker.", "NAME=FINGERPRINT"),
     ] = None,
 ) -> None:
     """Run a worker of vfl.tensors: hold tensors, and keep the tables of `--load` secret.

@@ -32,7 +32,7 @@ class Geometry:
     Attributes:
         images: axes (rows, channels, height, width).
         filters: axes (outputs, channels of a group, height, width).
-        stride, padding, dilation: for height and width.
+        stride, padding, dilation: values for height and width.
         groups: number of groups of channels.
     """
 

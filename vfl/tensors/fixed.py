@@ -170,7 +170,7 @@ class FixedPrecisionTensor(ChainTensor):
                         grads[id(operand)] = part if before is None else before + part
 
     def divided(self, bits: int | None = None) -> FixedPrecisionTensor:
-        """Return the tensor with at most so many fraction bits; by default, its precision.
+        """Return the tensor with at most `bits` fraction bits; by default, its precision.
 
         It takes one round, once: the result is kept. It discloses no value.
         """

@@ -94,7 +94,7 @@ def polynomial(t: FP, weights: Sequence[float]) -> FP:
     """Evaluate a polynomial of 8 or 16 coefficients: five or seven rounds.
 
     Args:
-        t: from -1 to 1; its precision is the precision of the powers.
+        t: shared values from -1 to 1; their precision is that of the powers.
         weights: coefficients, the constant first.
     """
     power = square(t)

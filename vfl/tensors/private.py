@@ -191,7 +191,7 @@ def promise_of(budget: Budget) -> PrivacyStatement:
         relation="add or remove",
         adversary="partner",
         accountant="rdp",
-        assumes=("each worker keeps its secret", "the aggregator tells nobody the votes"),
+        assumes=("each worker keeps its secret", "the aggregator discloses the votes to no one"),
     )
 
 
@@ -536,6 +536,9 @@ def pate(
         relation="replace",
         adversary="partner",
         accountant="exact",
-        assumes=("a record is in one teacher's data", "the aggregator tells nobody the votes"),
+        assumes=(
+            "a record is in one teacher's data",
+            "the aggregator discloses the votes to no one",
+        ),
     )
     return labels, statement

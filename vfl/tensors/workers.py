@@ -414,7 +414,7 @@ class Worker:
         """Seal a tensor for another worker, with its rule.
 
         Args:
-            number: of the tensor.
+            number: number of the tensor.
             reader: the other worker's name, which the rule must allow.
             key: the other worker's public key.
 
@@ -484,7 +484,7 @@ class Worker:
         The mask can be used only once.
 
         Args:
-            number: of the tensor.
+            number: number of the tensor.
             mask: number of the mask.
             bits: fraction bits.
             keys: public keys of the holders.

@@ -138,7 +138,7 @@ class AttackContract(Contract):
 def require_form(
     found: Tensor, attack: Attack, rows: int, classes: int, inputs: torch.Size | None
 ) -> None:
-    """Require the form that the attack's goal defines, for so many rows; see `Attack.goal`."""
+    """Require the form that the attack's goal defines for these rows; see `Attack.goal`."""
     wanted = {"labels": (rows, classes)} | dict.fromkeys(("values", "clusters", "scores"), (rows,))
     assert found.shape == wanted.get(attack.goal, inputs), "a guess of another shape"
     wanted_type = torch.int64 if attack.goal in ("clusters", "tokens") else torch.float32

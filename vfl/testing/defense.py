@@ -134,7 +134,7 @@ class DefenseContract(Contract):
         query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
         rows = self._values()["cut"]
         first, second = (self._made(spec).embedding(rows.clone(), query) for _ in range(2))
-        assert torch.equal(first, second), "whoever asks often could average"
+        assert torch.equal(first, second), "a client that asks often could average"
         defense = self._made(spec)
         fed = self._fed(defense)
         self._play(defense)

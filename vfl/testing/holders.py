@@ -52,7 +52,7 @@ _TIMEOUT_S = 0.15
 _HANGING_S = 60.0
 #: Counts and indices are below this number, and repeat.
 _LEAST_WORD = 1 << 40
-#: For a check of MACs: the opening, the commitment and the committed part; and its nonce.
+#: Messages of a check of MACs: the opening, the commitment, the committed part and its nonce.
 _CHECK_TURNS, _NONCE_BYTES = 3, 16
 
 
@@ -426,7 +426,7 @@ class HolderContract(Contract):
             found = self._honest(None, played)
             told += len(found)
             assert all(map(protocol.right, found)), "the result is wrong"
-        assert told, "nobody learns a result"
+        assert told, "no holder learns a result"
 
     def test_a_message_of_another_form_is_refused(self, spec: str) -> None:
         refused = 0
@@ -455,7 +455,7 @@ class HolderContract(Contract):
                 assert time.monotonic() - began < _HANGING_S, "silence does not end it"
 
     def test_a_lie_in_the_right_form(self, spec: str) -> None:
-        """With MACs it is detected; without, the session ends well or with a typed error."""
+        """Test that MACs detect a lie; without MACs the session ends well or with a typed error."""
         protocol, wrong = self.protocols[spec], 0
         for liar, lie in self._lies(spec, KINDS):
             try:
@@ -477,7 +477,7 @@ class HolderContract(Contract):
         for liar, opening in self._openings(spec):
             with pytest.raises(CheatingError, match="lied") as caught:
                 play(self.protocols[spec], liar, LateLie(opening))
-            assert f"of {name_of(liar)}" in (caught.value.got or ""), "nobody is named"
+            assert f"of {name_of(liar)}" in (caught.value.got or ""), "the error names no holder"
 
     def test_the_word_of_one_holder_is_not_anothers(self, spec: str) -> None:
         self._needs_macs(spec)
@@ -491,7 +491,7 @@ class HolderContract(Contract):
         one, two = play(self.protocols[spec], times=2)
         for pair in one.heard:
             again = _words(one.heard[pair]) & _words(two.heard[pair])
-            assert not again, f"P{pair[0]} hears words of P{pair[1]} twice"
+            assert not again, f"P{pair[0]} receives words of P{pair[1]} twice"
 
     def test_what_the_helper_hears(self, spec: str) -> None:
         protocol, helper = self.protocols[spec], self.protocols[spec].holders
@@ -500,7 +500,7 @@ class HolderContract(Contract):
         for played in runs:
             told = {peer: b"".join(played.heard[helper, peer]) for peer in range(helper)}
             if protocol.helper == "nothing":
-                assert not any(told.values()), "the helper hears something"
+                assert not any(told.values()), "the helper receives something"
                 continue
             for peer, raw in told.items():
                 assert raw, f"P{peer} sends the helper nothing"
@@ -510,7 +510,7 @@ class HolderContract(Contract):
                 words = {raw[at : at + size] for at in range(0, len(raw), size)}
                 kept = torch.cat([one.reshape(-1) for one in played.notes[peer]]).numpy()
                 shares = kept.astype(_WORD).view(np.uint8).reshape(-1, 8)[:, 8 - size :]
-                assert len(shares) >= 256, "the program notes too few shares to tell"
+                assert len(shares) >= 256, "the program records too few shares for this test"
                 stored = {bytes(each) for each in shares}
                 assert not words & stored, f"the helper is sent shares that P{peer} keeps"
             if protocol.helper == "permuted":

@@ -87,8 +87,8 @@ class RunWriterContract(Contract):
         assert not [path for path in made if home in path.parents], "it writes elsewhere"
         readable = [path for path in made if path.stat().st_mode & 0o077]
         assert not readable, "others can read what it writes"
-        told = [path for path in made if _PLANTED in path.read_bytes()]
-        assert not told, "it tells what is in a party's own folder"
+        leaking = [path for path in made if _PLANTED in path.read_bytes()]
+        assert not leaking, "it discloses content of a party's own folder"
 
     def _write(self, folder: RunFolder, spec: str, home: Path) -> Path:
         done = subprocess.run(

@@ -75,7 +75,7 @@ def align(
     """Find the common rows of the parties' own files, and keep each party's positions.
 
     Args:
-        experiment: whose parties have files of their own; `data.id` and `data.id_rules`.
+        experiment: experiment whose parties have files of their own; `data.id` and `data.id_rules`.
         protocol: a spec of `vfl.datasets.alignment.protocols.PROTOCOLS`.
         folder: a folder a party is written there.
         tell: function that receives the number of bytes sent so far.

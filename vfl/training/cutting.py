@@ -60,8 +60,8 @@ def split(
             back at the second (U-shape: Vepakomma et al. 2018, section 3).
         example: the arguments of one forward pass: a tensor, a tuple, or a dict of names.
         label_inputs: names of inputs that the label party holds too, such as a mask.
-        row_axes: how many first axes of a cut are rows of a codec: 1 for (rows, ...), 2 for tokens
-            of axes (rows, tokens, width).
+        row_axes: number of first axes of a cut that a codec counts as rows: 1 for (rows, ...), 2
+            for tokens of axes (rows, tokens, width).
         untie: give the label party weights of its own where both sides use the same ones.
         codec: a spec, for every cut.
         defense: a spec of a defense on cuts, gradients or outputs.
@@ -71,10 +71,9 @@ def split(
 
     Raises:
         ConfigError: there is no such layer, or the example does not reach it.
-        SpecError: whatever `SplitModule` refuses, or a defense that builds models of its own.
-            Also a model where something else than the cuts crosses between parties, or where two
-            parties use the same weights.
-        DataError: what crosses holds whole numbers.
+        SpecError: `SplitModule` refuses the settings, a defense builds models of its own, something
+            else than the cuts crosses between parties, or two parties use the same weights.
+        DataError: a tensor that crosses holds whole numbers.
 
     >>> model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> cut = split(model, at="1", example=torch.ones(2, 6), codec="topk:k=2")
@@ -124,11 +123,11 @@ class _Cut:
     """One tensor that crosses.
 
     Attributes:
-        name: in the ledger, and of its codec.
-        layer: whose output it is in.
+        name: name in the ledger, and of the cut's codec.
+        layer: layer whose output contains the cut.
         position: among the tensors of that output.
-        row_axes: how many first axes are rows.
-        width: of a row.
+        row_axes: number of first axes that are rows.
+        width: width of a row.
         back: whether it goes to the feature party.
     """
 
@@ -149,7 +148,7 @@ class CutModel(Crossings):
         label_inputs: names of the model's arguments that the label party holds too.
         by_row: whether a row of a cut is one of the model's inputs, and no token of it.
         server: name of the party that sends a cut back, as in a U-shape; None if there is none.
-        ledger: what crossed.
+        ledger: ledger of the frames that crossed.
     """
 
     def __init__(
@@ -205,8 +204,8 @@ class CutModel(Crossings):
         Args:
             *inputs: arguments of the model.
             **named: arguments of the model by name.
-            labels: of the rows; needed in training by defenses that look at labels, and handed on
-                if the model has an argument of this name.
+            labels: labels of the rows. Defenses that read labels need them in training; the model
+                receives them if its `forward` has an argument of this name.
             rows: position of each row in your table, whole numbers of axes (rows,); needed in
                 training by codecs that keep state for each row. If the model has an argument of
                 this name, it is the model's alone.
@@ -438,10 +437,10 @@ class _TracedCut:
     """One cut of the example.
 
     Attributes:
-        owner: who sends it.
-        layer: whose output it is.
+        owner: party that sends the cut.
+        layer: layer whose output it is.
         left, arrived: values of its tensors, before and behind the crossing.
-        axes: of each tensor.
+        axes: axes of each tensor.
     """
 
     owner: str
@@ -482,11 +481,11 @@ class _Traced:
 
     Attributes:
         tape: its operations.
-        cuts: in the order in which they cross.
+        cuts: cuts in the order in which they cross.
         inputs, weights: their names, by value; weights are parameters and buffers.
         parameters: values of the parameters among the weights.
         shared: inputs that the label party holds too.
-        outputs: of the model.
+        outputs: outputs of the model.
     """
 
     tape: _Tape
@@ -551,7 +550,7 @@ class _Traced:
         """Refuse a model whose parties use the same weights.
 
         Raises:
-            SpecError: with the names of these weights.
+            SpecError: some weights have two owners; the error names them.
         """
         if tied := self.tied():
             raise SpecError(
@@ -601,7 +600,7 @@ class _Traced:
         )
 
     def _before(self, keys: Iterable[int]) -> set[int]:
-        """These values and all that they were computed from, back to cuts that arrived."""
+        """These values and all their inputs, back to cuts that arrived."""
         found: set[int] = set()
         todo = list(keys)
         while todo:

@@ -1,4 +1,4 @@
-"""One party's half as a file that other programs run: ONNX, or a program of `torch.export`.
+"""One party's part of a model as a file for other programs: ONNX, or a `torch.export` program.
 
 Another model than a network has forms of its own, see `SecureMode.exports`.
 
@@ -38,7 +38,7 @@ from vfl.session.exchange import SUM, Own
 from vfl.session.label import LabelParty, Objective
 from vfl.session.label.calibration import Calibration
 from vfl.session.label.party import Task
-from vfl.session.secure_mode import label_parties, make, nobodys_bottom, shares_weights
+from vfl.session.secure_mode import label_parties, make, shared_bottom_error, shares_weights
 from vfl.transport.link import local_pair
 
 # ONNX Runtime 1.29 and later send telemetry unless this variable is set before the import.
@@ -61,9 +61,9 @@ def export_half(
 
     Args:
         run: the run's folder, or that of the party in it.
-        party: whose half.
+        party: owner of the exported half.
         to: "onnx" or "torch" of a network; a model of a product has forms of its own.
-        out: where; a folder beside the weights unless it is given.
+        out: destination folder; None is a folder beside the weights.
         bottom: the party's own bottom, where its file named one.
 
     Returns:
@@ -122,7 +122,7 @@ def export_half(
 
 
 def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict[str, Any] | None:
-    """Write another model than a network in a form of its own; None of a network.
+    """Write a model of a product in its own form; None for a network.
 
     Raises:
         SpecError: the model is not written in this form.
@@ -173,13 +173,13 @@ class _Half(nn.Module):
     stem: str
 
     def sample(self) -> tuple[Tensor, ...]:
-        """Random rows of every input; no row of anybody's."""
+        """Random rows of every input; no row of any party."""
         drawn = generator(0, "export")
         return tuple(torch.randn(_ROWS, *x, generator=drawn) for x in self.inputs.values())
 
 
 class _FeatureHalf(_Half):
-    """From rows of inputs to the cut that the codec encodes."""
+    """Module from rows of inputs to the cut that the codec encodes."""
 
     stem, output = "bottom", "cut"
 
@@ -208,7 +208,7 @@ class _FeatureHalf(_Half):
 
 
 class _LabelHalf(_Half):
-    """From decoded cuts, and the party's own columns if it has any, to answers."""
+    """Module from decoded cuts, and the party's own columns if it has any, to answers."""
 
     stem = "top"
 
@@ -258,7 +258,7 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
     terms, weights = own.terms(), own.weights()
     _check_run(run, terms, own, weights)
     if shares_weights(terms):
-        raise nobodys_bottom(own.path.name)
+        raise shared_bottom_error(own.path.name)
     terms = terms.model_copy(update={"mode": "predict"})
     shape, name = own.shape(), own.path.name
     nothing = np.zeros(0, dtype=np.int64)
@@ -287,7 +287,7 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
             fix="name the party's own bottom with --bottom, as its party.toml does",
         ) from None
     if not isinstance(end, FeatureEnd):
-        raise nobodys_bottom(name)
+        raise shared_bottom_error(name)
     half = _FeatureHalf(end, shape or ())
     _require_no_noise(half, terms)
     return half

@@ -128,7 +128,7 @@ def run_session(
         The run's folder.
 
     Raises:
-        VFLError: what ended the session, in the words of the party that failed.
+        VFLError: error that ended the session, in the words of the party that failed.
     """
     path = read_party_file(folder.party_file).run_path(run)
     outcomes = OUTCOMES | {name: one.outcome for name, one in modes().items()}
@@ -252,7 +252,7 @@ def _record(line: str, run: Path) -> Any:
 
 
 def _wait_for_flower(folder: LabelFolder, run_id: int) -> None:
-    """Let the run's own process end before anybody stops the SuperLink under it."""
+    """Let the run's own process end before vfl stops the SuperLink."""
     for _ in looks(_END_S, _TICK_S):
         if deployment.run_state(folder, run_id).startswith("finished"):
             return

@@ -85,7 +85,7 @@ def answered(model: nn.Module, inputs: Any, labels: Tensor | None = None) -> Any
 
 
 def apart(inputs: Any) -> tuple[Any, Any]:
-    """Inputs without `rows`, and those; None of inputs that are no dict, or have none."""
+    """Inputs without `rows`, and `rows`; None if the inputs are no dict or have no `rows`."""
     if not isinstance(inputs, Mapping) or "rows" not in inputs:
         return inputs, None
     return {name: one for name, one in inputs.items() if name != "rows"}, inputs["rows"]
@@ -107,7 +107,7 @@ def columns_of(
     Args:
         model: the module.
         party: the feature party.
-        inputs: what the module takes.
+        inputs: inputs of the module.
 
     Returns:
         Tensors of the party that have a row of axis 0 each; other parties' arguments of a whole
@@ -194,7 +194,7 @@ def judged(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
 
     Args:
         logits: outputs of rows or of tokens; a single output of a class is its logit beside 0.
-        labels: of each row, of each token, or of each class.
+        labels: label of each row, of each token, or of each class.
         task: "classification" or "regression".
 
     Raises:
@@ -292,14 +292,14 @@ def fit(
 
     Args:
         model: a `SplitModule`, or what `vfl.split` made; also compiled by `torch.compile`.
-        loader: gives batches, anew for each epoch.
+        loader: batches of the training rows; each epoch iterates over it anew.
         validation: batches of rows that each epoch ends with.
         loss: a spec such as "cross_entropy:smoothing=0.1", or a function of outputs and labels;
             None is the model's own loss, cross-entropy, or the mean squared error.
         on_epoch: gets the record of each epoch.
-        settings: those of [train] in an experiment file: epochs, optimizer, schedule, warmup_steps,
-            clip_norm (of each party's own weights), learning_rate, momentum, weight_decay,
-            precision, and with `validation` patience, keep and measure.
+        settings: settings of [train] in an experiment file: epochs, optimizer, schedule,
+            warmup_steps, clip_norm (of each party's own weights), learning_rate, momentum,
+            weight_decay, precision, and with `validation` patience, keep and measure.
 
     Returns:
         A record an epoch: `epoch`, `seconds`, `train_loss`, figures of the validation rows, and

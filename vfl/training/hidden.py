@@ -70,7 +70,7 @@ def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
     """Compute regressions of the label over hidden rows, with all three parties in this process.
 
     Args:
-        experiment: of a label party and one feature party with files of their own.
+        experiment: experiment of a label party and one feature party, each with a file of its own.
         pad: rows that both tables seem to have.
 
     Raises:
@@ -129,9 +129,10 @@ def explained(sums: np.ndarray, inputs: list[int], targets: list[int]) -> float:
     """Adjusted R2 of least squares on some inputs and 1; the mean over the targets.
 
     Args:
-        sums: of products of any two columns, the number 1 first; axes (columns, columns).
-        inputs: which columns are known.
-        targets: which are explained.
+        sums: sums of the products of any two columns, a column of ones first; axes (columns,
+            columns).
+        inputs: indices of the known columns.
+        targets: indices of the columns to explain.
 
     >>> x = np.array([[1.0, 0, 1], [1, 1, 3], [1, 2, 5], [1, 3, 7]])
     >>> round(explained(x.T @ x, [1], [2]), 6)
@@ -192,7 +193,7 @@ def _read(experiment: Experiment, party: str, own: OwnTable, least: int) -> _Bro
 
 
 def _common_enough(inputs: np.ndarray, least: int) -> tuple[np.ndarray, int]:
-    """Standardised inputs, without those that nearly all rows have alike; how many were left out.
+    """Standardised inputs, without nearly constant columns; how many were left out.
 
     The sums of an input that few rows have would say which of these are common.
     """

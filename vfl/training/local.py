@@ -65,7 +65,7 @@ class Options(TypedDict, total=False):
         top: a module to use instead of the experiment's spec.
         weights: trained weights by party.
         adversaries: dishonest parties, by name.
-        device: where everybody's models run.
+        device: device of all parties' models.
         checkpoints: folder with a folder for each party's checkpoints, and its trace if the
             experiment asks for one; training goes on from the last checkpoint that was committed
             there. None saves nothing.
@@ -102,10 +102,10 @@ class PartiesSession:
     """Base of sessions with all parties in this process, with plain or secret-shared weights.
 
     Args:
-        experiment: what to do.
+        experiment: experiment of the session.
         mode: train, evaluate or predict.
-        parties: everybody with something of its own: a secret, a model, checkpoints.
-        options: what they bring.
+        parties: parties with something of their own: a secret, a model, checkpoints.
+        options: the parties' inputs.
     """
 
     label: LabelParty | WholeNetworkLabel
@@ -212,12 +212,12 @@ class LocalSession(PartiesSession):
     middle.
 
     Args:
-        experiment: what to do.
+        experiment: experiment of the session.
         data: each party's aligned rows, by party, the label parties' included.
         mode: train, evaluate or predict.
         outputs: number of classes of [label], or 1 for a regression.
-        options: what the parties bring, and where results go; see `Options`. `bottoms` may hold the
-            middle's model, and the tops of further label parties.
+        options: the parties' inputs, and destinations of results; see `Options`. `bottoms` may hold
+            the middle's model, and the tops of further label parties.
 
     Raises:
         SpecError: a plug-in cannot be built, does not fit, or has no place here.
@@ -335,7 +335,7 @@ class LocalSession(PartiesSession):
         return self
 
     def begin(self) -> None:
-        """Begin an attempt: new keys where a mode needs any, agreed on by everybody's own part."""
+        """Begin an attempt; if the mode needs keys, the parties' ends agree on new ones."""
         if not self._mode.needs_keys:
             return
         keys = self._mode.simulated_keys(self._secrets, self.terms, self._session, self._attempt)
@@ -352,7 +352,8 @@ class LocalSession(PartiesSession):
         """Train through `schedule` from what an earlier session's `training_states` gave.
 
         Args:
-            states: of sessions on other rows as well; None starts anew.
+            states: training states of an earlier session, which may have had other rows; None
+                starts anew.
             schedule: exchanges numbered on from `next_step` of that session.
         """
         assert not self.terms.takers, "only where the label party alone takes cuts"
@@ -452,14 +453,14 @@ class _Helper:
         self._end = end
 
     def begin(self, exchange: Exchange) -> None:
-        """It waits to be asked."""
+        """Do nothing: the party waits for requests."""
 
     def answer(self, exchange: Exchange) -> None:
         """Serve what is asked."""
         self._end.serve()
 
     def finish(self, exchange: Exchange) -> None:
-        """It has served."""
+        """Do nothing: the party has served."""
 
 
 class _Follower:
@@ -469,10 +470,10 @@ class _Follower:
         self._steps = label.steps(rules.schedule(label.terms, label.split, start))
 
     def begin(self, exchange: Exchange) -> None:
-        """It sends nothing before the cuts."""
+        """Do nothing: the party sends nothing before the cuts."""
 
     def answer(self, exchange: Exchange) -> None:
-        """It relays nothing."""
+        """Do nothing: the party relays nothing."""
 
     def finish(self, exchange: Exchange) -> None:
         """Take the cuts of the exchange and send their gradients."""

@@ -90,12 +90,12 @@ def audit(
     """Audit a private training, in this process.
 
     Args:
-        experiment: with [dp].
+        experiment: experiment with a table [dp].
         data: every party's aligned rows; canaries take the place of some training rows.
-        canaries: how many; with several trainings each has one.
-        confidence: of the lower bound.
+        canaries: number of canaries; with several trainings each has one.
+        confidence: confidence of the lower bound.
         trainings: 1 audits by one training (Steinke et al. 2023); more by as many trainings.
-        seed: of canaries and coins. Noise is of fresh secrets.
+        seed: seed of canaries and coin flips. Noise always comes from fresh secrets.
         say: called with one line for each training.
 
     Raises:
@@ -201,9 +201,9 @@ class _Auditor:
     """Watches the noisy gradients of every half, and adds up each canary's part in them.
 
     Args:
-        session: before it runs.
-        data: with canaries.
-        places: of the canaries.
+        session: session that has not run yet.
+        data: every party's rows, with canaries.
+        places: indices of the canaries.
     """
 
     def __init__(

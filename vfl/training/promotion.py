@@ -43,7 +43,7 @@ class RunningService:
 
     Attributes:
         began: folder of the run that it began with.
-        address: where it listens.
+        address: address at which it listens.
         run: name of the run that answers; None until one does.
         refused: the run that it could not go on with last, and why; empty without one.
     """
@@ -91,7 +91,7 @@ def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
 
     Args:
         run: the folder of a training that ended well.
-        wait_s: how long a service may take for it.
+        wait_s: seconds that a service may take for the change.
 
     Raises:
         RunFolderError: it has not ended well, or the record is not as it was written.
@@ -114,8 +114,8 @@ def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningServ
     """Have the run answer that was promoted before; its folder, and the services of now.
 
     Args:
-        runs: where the runs lie.
-        wait_s: how long a service may take for it.
+        runs: folder of the runs.
+        wait_s: seconds that a service may take for the change.
 
     Raises:
         UserError: none was promoted before, or a service cannot open it.

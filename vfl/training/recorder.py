@@ -53,7 +53,7 @@ class ModuleTrace:
         limit_bytes: recording more than this is refused rather than filling the memory.
 
     Attributes:
-        frames: of the training, as the bytes that crossed.
+        frames: frames of the training, as the bytes that crossed.
     """
 
     def __init__(self, model: nn.Module, limit_bytes: int = 2**31) -> None:
@@ -205,8 +205,8 @@ class _Replay:
     """Decodes the frames of one cut as the module did, in the order in which they crossed.
 
     Args:
-        codec: as it was when the recording began.
-        width: of the cut.
+        codec: codec in its state at the start of the recording.
+        width: width of the cut.
     """
 
     def __init__(self, codec: Codec, width: int) -> None:
@@ -235,7 +235,7 @@ def record(model: nn.Module, limit_bytes: int = 2**31) -> ModuleTrace:
 
     Args:
         model: a `SplitModule`, or what `vfl.split` made, in a wrapper of torch or not.
-        limit_bytes: of the frames; recording more is refused.
+        limit_bytes: most bytes of all recorded frames; a training that sends more is refused.
 
     >>> from vfl.training.cutting import split
     >>> rows, labels = torch.eye(4), torch.tensor([0, 1, 0, 1])
@@ -246,7 +246,7 @@ def record(model: nn.Module, limit_bytes: int = 2**31) -> ModuleTrace:
     2
 
     Raises:
-        SpecError: on entering the block, where rows of the cuts are tokens.
+        SpecError: rows of the cuts are tokens; raised on entering the block.
     """
     return ModuleTrace(model, limit_bytes)
 

@@ -185,7 +185,7 @@ def _rows_apart(
     The test rows are the label party's.
 
     Raises:
-        ExposedCutError: what the mode refuses, a label party without rows among it.
+        ExposedCutError: the mode refuses a row set, for example a label party without rows.
         DataError: see `load_data`.
     """
     label = experiment.label
@@ -309,10 +309,10 @@ def trained(
     """Make a session of a finished run with its weights, ready to evaluate or predict.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         data: every party's rows.
         mode: evaluate, predict or serve.
-        device: where the models run.
+        device: device of the models.
         tell: called with the progress, which the folder receives too.
         serving: see `Options`.
         explained: see `Options`.
@@ -365,14 +365,15 @@ def train(
     """Train in this process; the summary, whose `run` is the run's folder.
 
     Args:
-        experiment: what to train.
-        root: where run folders lie.
+        experiment: experiment to train.
+        root: folder of the run folders.
         name: the run's own folder there.
-        command: how to repeat it, for the record.
+        command: command that repeats the run, for the record.
         resume: go on with that run from its last committed checkpoint.
         download: fetch a bundled data set that is not here.
-        data: what `load_data` gave for this experiment; None loads it.
-        options: as of a `LocalSession`; what an adversary has learned is kept beside its weights.
+        data: rows from `load_data` for this experiment; None loads them.
+        options: options of a `LocalSession`; the knowledge of an adversary is stored beside its
+            weights.
 
     Raises:
         VFLError: also left in the run folder as failure.json.
@@ -545,8 +546,8 @@ def evaluate_together(
     and `beside` which runs share them.
 
     Args:
-        folders: of runs that this process trained.
-        device: where models run.
+        folders: folders of runs that this process trained.
+        device: device of the models.
         tell: called with the progress.
 
     Raises:

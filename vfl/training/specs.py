@@ -64,10 +64,10 @@ def checked(content: Mapping[str, Any], where: str) -> Experiment:
 
     Args:
         content: the settings.
-        where: what messages call the arguments.
+        where: name of the arguments in messages.
 
     Raises:
-        ConfigError, SpecError: as `read_checked`.
+        ConfigError, SpecError: see `read_checked`.
     """
     experiment = check_settings(content, Experiment, where, spec_mistakes)
     check_specs(experiment, Locations(where, dict.fromkeys(((key,) for key in content), 0)))
@@ -78,11 +78,12 @@ def check_specs(experiment: Experiment, locations: Locations | None = None) -> N
     """Build every plug-in the experiment names, to report wrong specs before anything runs.
 
     Args:
-        experiment: what to check.
-        locations: where its settings stand, for the messages.
+        experiment: experiment to check.
+        locations: file and line of each setting, for messages.
 
     Raises:
-        SpecError: with the nearest known name or option, or the widths that would fit.
+        SpecError: a spec is wrong; the error names the nearest known name or option, or the widths
+            that would fit.
         ConfigError: several specs are wrong; the error lists all of them.
     """
     locations = locations or Locations()
@@ -94,8 +95,8 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
 
     Args:
         specs: the codecs.
-        width: of the cut.
-        setting: what names them, for the messages.
+        width: width of the cut.
+        setting: name of the setting, for messages.
 
     Raises:
         SpecError, ConfigError: see `check_specs`.

@@ -50,7 +50,7 @@ class Crossings(nn.Module):
         experiment: the settings, as an experiment file has them; without a codec where each party
             has its own.
         step: forward passes in training so far.
-        ledger: what crossed.
+        ledger: ledger of the frames that crossed.
 
     Args:
         widths: width of each feature party's cut, all axes of a row together.
@@ -293,8 +293,8 @@ class SplitModule(Crossings):
     torch.Size([6, 2])
 
     Raises:
-        ConfigError, SpecError: whatever an experiment file with these settings is refused for, or a
-            defense that needs the training loop, the task's loss or all the training rows.
+        ConfigError, SpecError: an experiment file with these settings is refused, or a defense
+            needs the training loop, the task's loss or all the training rows.
     """
 
     def __init__(

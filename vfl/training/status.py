@@ -53,7 +53,7 @@ class RunStatus:
         run: its folder.
         state: waiting, starting, training, evaluating, predicting, aligning, serving, ended,
             failed or interrupted.
-        created: when it began.
+        created: time of the start.
         progress: progress of its session; None if no session runs, or none has reported yet.
         silent_s: seconds since the last report of progress.
         epochs: number of finished epochs.
@@ -61,10 +61,10 @@ class RunStatus:
         bytes: bytes in both directions by party; while the run goes on, their sum under "all".
         erased: rows that it trained, validated and tested and that were erased since.
         failure: why the last session ended badly, as `VFLError.record` gives it.
-        address: where it is served.
+        address: address of the service.
         promoted: whether services answer with it.
         then: commands that go on from here.
-        exit_code: what `vfl status` ends with.
+        exit_code: exit code of `vfl status`.
     """
 
     run: str

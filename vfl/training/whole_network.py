@@ -26,12 +26,12 @@ class WholeNetworkSession(PartiesSession):
     """One session of an experiment with a secret-shared network; compare `LocalSession`.
 
     Args:
-        experiment: what to do.
+        experiment: experiment of the session.
         data: each party's aligned rows, by party, the label party's included.
         mode: train, evaluate or predict.
         outputs: number of classes, or 1 for a regression.
-        options: as for a `LocalSession`, but the secure mode makes the links. Adversaries, devices
-            and bottoms are refused, because no party holds a model to tamper with.
+        options: see `LocalSession`; the secure mode makes the links. Adversaries, devices and
+            bottoms are refused, because no party holds a model to tamper with.
     """
 
     clients: list[WholeNetworkParty]
@@ -102,7 +102,7 @@ class WholeNetworkSession(PartiesSession):
     middle = None
 
     def begin(self) -> None:
-        """Get everybody ready to be asked for rows, in a session that serves."""
+        """Prepare all parties for requests, in a session that serves."""
         for one in self.clients:
             one.get_ready()
         self.label.begin()

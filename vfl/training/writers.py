@@ -1,7 +1,7 @@
-"""Figures of a run for the tools people look at runs with: TensorBoard's files, MLflow's store.
+"""Figures of a run for TensorBoard and MLflow.
 
-Both write to this machine's disk alone. What is written is in the run's folder already: settings,
-figures of epochs, bytes of parties; nothing of a row.
+Both write only to this machine's disk. They write settings, figures of epochs and bytes of parties,
+all of which the run's folder already has. They write nothing about a row.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PARAMETER, _MOST_RUNS = 500, 10_000  # characters of a setting; runs that are l
 
 
 class RunWriter(ABC):
-    """Writes one run somewhere else; made anew for every call, and the last call counts."""
+    """Writes one run to another tool's store; each call replaces earlier output."""
 
     @abstractmethod
     def check(self) -> None:
-        """See that the tool is there, before anything is to be written.
+        """Require the tool before anything is written.
 
         Raises:
             MissingPackageError: it is not installed.
@@ -36,7 +36,7 @@ class RunWriter(ABC):
 
     @abstractmethod
     def write(self, folder: RunFolder) -> Path:
-        """Write a run as far as it is; where it is now.
+        """Write what the run has so far; return the written folder or file.
 
         Raises:
             MissingPackageError: the tool is not installed.

@@ -85,7 +85,7 @@ class Admission:
         on_attach: returns the terms of a party, or raises a `VFLError`, which both the party and
             `TcpHub.wait_all` then get. Called by one thread at a time, within the time limit of a
             handshake.
-        token_s: how long a token is valid before its first use.
+        token_s: seconds for which a token is valid before its first use.
         limits: returns the limits of a party's frames, after `on_attach` has admitted it; without
             it only `vfl.core.frame.LIMIT_BYTES` applies.
         clock: clock in seconds that never goes back.

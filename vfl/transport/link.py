@@ -76,11 +76,11 @@ class Timeouts:
     """Limits of each kind of waiting, in seconds.
 
     Attributes:
-        connect_s: for one attempt of a feature party to reach the hub.
-        handshake_s: for one handshake, TLS and greeting together.
-        step_s: of the label party, for one frame of an attached party.
-        idle_s: of a feature party, for one frame of the label party.
-        rejoin_window_s: for a lost connection to come back.
+        connect_s: time for one attempt of a feature party to reach the hub.
+        handshake_s: time for one handshake, TLS and greeting together.
+        step_s: time in which the label party expects one frame of an attached party.
+        idle_s: time in which a feature party expects one frame of the label party.
+        rejoin_window_s: time for a lost connection to come back.
         retry_s: pause before a feature party tries again.
     """
 
@@ -110,7 +110,7 @@ class LocalLink:
         put: queues a sent message.
         incoming: messages from the other end.
         peer: name of the other end, for messages.
-        timeout_s: how long `receive` waits; 0 if no other thread could send meanwhile.
+        timeout_s: seconds that `receive` waits; 0 if no other thread could send meanwhile.
         depth: depth of this party, shared by its links.
     """
 
@@ -169,7 +169,7 @@ class LocalLink:
         return None if self._incoming.empty() else self.receive()
 
     def read_beside(self, links: Sequence[Any]) -> None:
-        """Do nothing: sends never wait here."""
+        """Do nothing, because a send on this link never blocks."""
 
     def fail(self, error: VFLError) -> None:
         """Report an error of this end to the other end, then close."""
@@ -224,7 +224,7 @@ def local_pair(
 
     Args:
         names: names of the parties at them.
-        timeout_s: how long each waits for the other; 0 where one thread runs both.
+        timeout_s: seconds that each end waits for the other; 0 where one thread runs both.
         depths: depths of the two parties, which count chains of messages.
 
     >>> label, feature = local_pair()

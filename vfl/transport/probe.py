@@ -39,7 +39,7 @@ class Probe:
 
     Attributes:
         connect_s: time until the TCP connection was established.
-        clock_s: how far the peer's clock is ahead of ours, accurate to about a second; None if the
+        clock_s: seconds by which the peer's clock is ahead, accurate to about one; None if the
             answer had no ``Date``.
     """
 

@@ -332,7 +332,7 @@ class TcpLink(_StreamLink):
             peer: name of the listener, for messages.
             limits: limits of frames; without them, only the general limit applies.
             plaintext: allows measurements without TLS beyond this machine, with nothing to protect.
-            route: which of the sessions behind one port, see `vfl.transport.router`.
+            route: name of the session behind a shared port, see `vfl.transport.router`.
 
         Raises:
             AuthenticationError: wrong session, node, token or certificate.

@@ -493,7 +493,7 @@ def client_context(ca_pem: bytes, route: str = "") -> ssl.SSLContext:
 
     Args:
         ca_pem: the CA's certificate.
-        route: session that a router is to lead to, see `vfl.transport.router`.
+        route: name of the session behind a shared port, see `vfl.transport.router`.
 
     Raises:
         AuthenticationError: these bytes are no certificate.

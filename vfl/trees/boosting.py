@@ -71,7 +71,7 @@ class _Walk:
     """All trees side by side, so that a row passes through them together.
 
     Args:
-        trees: in the order of their splits.
+        trees: trees in the order of their splits.
         rounds: rounds of these trees.
     """
 

@@ -77,7 +77,7 @@ class CellsMode(NetworkMode):
         sized: whether `NetworkSizes` bound the frames of a training on shares; CHUNK_BYTES bounds
             all others.
         helper: name of the party without data that takes part in trainings on shares.
-        max_bin: most bins of an ordered column.
+        max_bin: largest number of bins of an ordered column.
         epsilon: parameter of the randomised response on each cell that a feature party sends; None
             sends the true bins.
     """
@@ -576,5 +576,5 @@ def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def chunks(size: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each message for so many bytes."""
+    """Yield the start and end of each message for a number of bytes."""
     return ((at, min(size, at + CHUNK_BYTES)) for at in range(0, size, CHUNK_BYTES))

@@ -139,8 +139,8 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
             columns.
         protect, nodes, helper, epsilon: see `vfl.trees.mode.Trees`.
         n_estimators, learning_rate, max_depth, max_leaves, grow_policy, max_bin, reg_lambda,
-            reg_alpha, gamma, min_child_weight, max_delta_step, subsample, colsample_bytree: as in
-            XGBoost. 255 bins and the missing cells fit a byte.
+            reg_alpha, gamma, min_child_weight, max_delta_step, subsample, colsample_bytree:
+            parameters of XGBoost. 255 bins and the missing cells fit a byte.
         own_rounds: number of first rounds that split only on the label party's columns.
         monotone_constraints: column -> -1 or 1, the sign with which the outcome may change.
         early_stopping_rounds: rounds without a lower validation loss after which boosting stops,

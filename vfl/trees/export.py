@@ -108,7 +108,7 @@ def model_of(forest: Forest, columns: Columns, objective: Objective) -> dict[str
     """Return a forest as the content of XGBoost's model file.
 
     Args:
-        forest: with splits on these columns.
+        forest: forest with splits on these columns.
         columns: all columns that may be split on.
         objective: loss that the forest minimises.
     """
@@ -294,7 +294,7 @@ def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
 
 
 def _threshold(edges: np.ndarray, bins: int) -> float:
-    """Return the number below which a cell goes left, where so many bins of its column do."""
+    """Return the threshold below which a cell goes left, from the number of bins that go left."""
     if bins > len(edges):
         return _LARGEST
     return min(float(edges[bins - 1]), _LARGEST) if bins else -_LARGEST

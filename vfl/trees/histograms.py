@@ -99,7 +99,7 @@ class Partition:
 
         Args:
             division: the node and the new ones.
-            bins: of all rows, axes (all rows, columns).
+            bins: bins of all rows, axes (all rows, columns).
             column: column of the split.
             goes_left: whether each of its bins goes left.
         """
@@ -118,7 +118,7 @@ class Sides:
     """Splits of a forest that answer for rows; made once for many requests.
 
     Args:
-        splits: in the order of answers.
+        splits: splits in the order of answers.
         layout: layout of their columns.
     """
 
@@ -148,7 +148,7 @@ class Sides:
         Args:
             nodes: node of each row, axes (rows,).
             places: index of each node's split, -1 for no split, int64, axes (nodes,).
-            bins: of all rows, as in `of`.
+            bins: bins of all rows, as in `of`.
         """
         if COMPILED:
             out = np.empty(len(nodes), bool)
@@ -220,7 +220,7 @@ def divide(
         bins: axes (all rows, columns).
         column: column of the split.
         goes_left: whether each of its bins goes left.
-        spare: as large as `rows` or larger; it is overwritten.
+        spare: buffer with at least as many rows as `rows`; it is overwritten.
     """
     if COMPILED:
         return int(_divide(rows, bins, column, goes_left, spare))
@@ -330,5 +330,5 @@ def _add_elements(bins: Any, nodes: Any, elements: Any, out: Any) -> None:
 
 
 def bin_kind(width: int) -> np.dtype[Any]:
-    """Return the smallest type for so many bin numbers."""
+    """Return the smallest type for a number of bins."""
     return np.dtype(np.uint8 if width <= 256 else "<u2")

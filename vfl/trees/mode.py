@@ -169,7 +169,7 @@ class Trees(CellsMode):
             return (
                 f"{agreed.label_party} learns sums of gradients over bins, from which it can solve "
                 f"for bins{noise}, and the sides of rows at splits; {own}{rows}; {self.helper} "
-                "learns bins of columns and rows that it cannot tell unless it colludes"
+                "learns bins and rows, but not which column or row each is, unless it colludes"
             )
         return (
             f"{agreed.label_party} learns the bin of every cell{noise}, and no name, edge or "
@@ -194,7 +194,7 @@ class Trees(CellsMode):
                 accountant="closed form",
                 assumes=(
                     "it is of one cell: a row spends it for each of the party's columns",
-                    "nobody asks for predictions, which show cells as they are",
+                    "no predictions are requested, because they show true cells",
                 ),
                 training_only=True,
             ),
@@ -215,7 +215,7 @@ class Trees(CellsMode):
         return Boosting(growth, *self._drawn, seed, self._own_rounds, own_columns)
 
     def objective_of(self, classes: int) -> Objective:
-        """Return the objective for labels of so many classes; 0 means numbers.
+        """Return the objective for labels of a number of classes; 0 means numbers.
 
         Raises:
             BadOptionError: the labels are classes and the objective needs counts.

@@ -12,16 +12,16 @@ from vfl.experiments.tables import Table, number_text, p_value_text, percent_tex
 from vfl.trees.command import column_name, importance_of
 
 _OF_REGRESSION = (
-    "Of columns with mean 0 and standard deviation 1 in the training rows; a feature party's "
-    "columns have numbers here, and their names on that party's card."
+    "Coefficients of columns with mean 0 and standard deviation 1 in the training rows. A feature "
+    "party's columns have numbers here; that party's own card shows their names."
 )
 
 
 _OF_IMPORTANCE = (
     "On {rows} test rows of the last evaluation. Gain: share of the gains of all splits. "
-    "Permutation: growth of the mean loss where the answers are those of other rows. Shapley: mean "
-    "absolute part of a margin. A feature party's columns have numbers where its files are "
-    "elsewhere."
+    "Permutation: growth of the mean loss if the answers are those of other rows. Shapley: mean "
+    "absolute part of a margin. A feature party's columns have numbers if its files are on "
+    "another host."
 )
 
 

@@ -80,10 +80,10 @@ class Regression(CellsMode):
     def promise(self, agreed: Agreed) -> str:
         return (
             f"{agreed.label_party} learns sums over rows, such as X^T X, and all coefficients of "
-            "standardised columns; a feature party the coefficients of its own; "
-            f"{self.helper} the margins of training rows in an order it does not know, and "
-            "undoes nothing unless it colludes; each prediction shows "
-            f"{agreed.label_party} each party's part of the margin"
+            "standardised columns; a feature party learns the coefficients of its own columns; "
+            f"{self.helper} learns the margins of training rows, but not which row each belongs "
+            f"to, unless it colludes; each prediction shows {agreed.label_party} each party's part "
+            "of the margin"
         )
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> TrainingEnd:
@@ -92,12 +92,12 @@ class Regression(CellsMode):
     # Settings that the ends read.
 
     def most_sums(self, columns: int) -> int:
-        """Return how often a fit on so many columns requests sums, at most."""
+        """Return the most requests for sums of a fit on a number of columns."""
         fits = 1 if self.selection is None else 2 + 4 * columns
         return fits * self.max_steps * MOST_HALVINGS
 
     def family_of(self, classes: int) -> Family:
-        """Return the family for labels of so many classes; 0 means numbers.
+        """Return the family for labels of a number of classes; 0 means numbers.
 
         Raises:
             BadOptionError: the labels do not fit the family.

@@ -193,7 +193,7 @@ class Part:
         return state
 
     def inputs(self, cells: np.ndarray | None, rows: int) -> np.ndarray:
-        """Return standardised columns of so many rows, after the constant 1 at the label party."""
+        """Return standardised columns; at the label party the constant 1 comes first."""
         parts = [np.ones((rows, 1))] if self.labels else []
         if self.design is not None:
             assert cells is not None, "a party with columns has cells"

@@ -951,7 +951,7 @@ def _columns(columns: Any, count: int) -> np.ndarray:
 
 
 def _kind(count: int) -> np.dtype[Any]:
-    """Return a type for positions among so many nodes, and one more for absence."""
+    """Return a type for positions among a number of nodes, with one more value for absence."""
     return np.dtype(np.uint8 if count < 256 else "<u2" if count < 1 << 16 else "<u4")
 
 

@@ -2,7 +2,7 @@
 
 Holders have columns X of the same rows; the last of them, the label party, has labels y and learns
 the sums. A helper, the last role, has no data. It draws masks as a dealer does (`vfl.mpc.engine`),
-and it gets the margins of rows in one order that it does not know.
+and it gets the margins of secretly permuted rows.
 
 A holder's mask A is a pad that it shares with the helper. It opens E = X - A to the other holders,
 once: they know E and not A, the helper A and not E. Dealt shares are fresh each time. Brackets are
@@ -100,8 +100,8 @@ class Summing(Engine):
     """A holder of columns, the last of them the label party, or the helper.
 
     Args:
-        role: from 0; the last role is the helper's.
-        links: to the other parties, by role. Only the two ends of a link may read it.
+        role: number of the role, counted from 0; the last role is the helper's.
+        links: links to the other parties, by role. Only the two ends of a link may read it.
         rows: number of rows.
         columns: number of columns of each holder, at least one; the intercept is a column of ones.
 
@@ -144,8 +144,8 @@ class Summing(Engine):
 
         Args:
             sizes: for each other holder, its columns and the bins of each column.
-            bins: at another holder, axes (rows, columns).
-            numbers: at the label party, int64, axes (rows,).
+            bins: bins at another holder, axes (rows, columns).
+            numbers: numbers at the label party, int64, axes (rows,).
 
         Returns:
             int64, axes (columns, bins).
@@ -227,7 +227,7 @@ class Summing(Engine):
 
         Args:
             columns: opened columns.
-            labels: at the label party, float64, axes (rows,).
+            labels: labels at the label party, float64, axes (rows,).
         """
         number, count = self.next_number(), sum(self.columns)
         if self.deals:
@@ -346,7 +346,7 @@ class Summing(Engine):
         return own * (count - own) + own * (own + 1) // 2
 
     def _deal_means(self, number: int, family: Family, fine: Masked, coarse: Masked) -> None:
-        """At the helper: compute means of the margins, whose order it does not know."""
+        """At the helper: compute means of the secretly permuted margins."""
         total = torch.zeros(self.rows, dtype=torch.int64)
         for holder in range(self.holders):
             total += self.channels[holder].receive([(self.rows,)], number)[0]
@@ -416,7 +416,7 @@ class Asked:
         of: family of the labels.
         fine: all columns, opened.
         coarse: the same columns, opened again; None if no sums are requested.
-        own: at a holder its columns, float64, axes (rows, columns).
+        own: columns of a holder, float64, axes (rows, columns).
     """
 
     def __init__(

@@ -23,9 +23,9 @@ def training(epochs=8, noise=0.0, law="normal", group=1, columns=1.0):
 
     Args:
         noise: deviation, beside residuals of about .4.
-        law: of the noise.
+        law: law of the noise.
         group: rows whose mean each of them is sent, in a batch; 0 is the batch.
-        columns: how far the columns tell classes apart, in deviations.
+        columns: distance of the classes in the columns, in deviations.
     """
     draw = generator(3, "training")
     labels = (torch.rand(ROWS, generator=draw) < SHARE).long()

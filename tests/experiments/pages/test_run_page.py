@@ -107,7 +107,7 @@ DEALER = "beaver:dealer=notary"
         ({"config": OWN}, "the labels, columns of its own and the top model"),
         (
             {"summary": SENT | {"secure": DEALER, "bytes_up": {"left": 1, "notary": 1}}},
-            "left and right each held their own columns and shares of first layers that nobody has",
+            "left and right each held their own columns and shares of first layers, which no party",
         ),
     ],
 )
@@ -147,7 +147,7 @@ def test_the_secure_mode_and_what_was_revealed_are_told(run_folder, make_head):
     assert "Secure sum: clinic learns the sum alone Privacy" in page.text
     assert "clinic sum of the cuts all train 400 1,638,400" in page.text
     _, page = page_of(run_folder(summary=summary, head=make_head(mode="in-process")))
-    assert "alone; here all parties ran in one place, where it protects nobody" in page.text
+    assert "alone; here all parties ran in one process, which protects no one" in page.text
     _, page = page_of(run_folder(summary={"secure": "none", "trust": "clinic sees every cut"}))
     assert "Secure none: clinic sees every cut Privacy" in page.text
     assert "What was revealed" not in page.text
@@ -297,7 +297,8 @@ def test_an_attack_has_one_number_the_mean_of_its_draws(run_folder, monkeypatch)
     (table,) = sections["Attacks"].tables
     assert table.rows[0][table.head.index("reaches")] == "67.1 %"
     assert "spectral" not in str(table.rows) + str(page.glance)
-    ((_, what, _, was, why),) = sections["Stale: of rows or code that are no more"].tables[0].rows
+    stale = sections["Stale: from rows or code that have changed since"]
+    ((_, what, _, was, why),) = stale.tables[0].rows
     assert (what, was, why) == (
         "spectral, k = 1, draw 0", "99.0\xa0%", "its code has changed since",
     )  # fmt: skip

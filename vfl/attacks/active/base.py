@@ -70,7 +70,7 @@ class Triggering(Adversary):
     """The party of a backdoor while the network is in use: its cuts bear the trigger.
 
     Args:
-        backdoor: whose trigger it is.
+        backdoor: the backdoor of this trigger.
     """
 
     def __init__(self, backdoor: Backdoor) -> None:
@@ -85,8 +85,8 @@ def stamped(inputs: Tensor, columns: int, value: float) -> Tensor:
 
     Args:
         inputs: axes (rows, columns), or (rows, channels, height, width).
-        columns: how many columns, or the side of the corner.
-        value: that fills them.
+        columns: number of columns, or side of the corner in pixels.
+        value: value that fills them.
 
     >>> stamped(torch.zeros(1, 3), 1, 9.0).tolist()
     [[0.0, 0.0, 9.0]]

@@ -28,7 +28,7 @@ class Bending(ActiveAdversary, Attack):
     in `_parts`.
 
     Args:
-        victim: whose gradient is replaced; "all" for every feature party.
+        victim: party whose gradient is replaced; "all" for every feature party.
     """
 
     who = "label party"
@@ -103,7 +103,7 @@ class Hijacking(Bending):
     with the Wasserstein critic of their program (Gulrajani et al. 2017).
 
     Args:
-        victim: whose gradient is replaced; "all" for every feature party.
+        victim: party whose gradient is replaced; "all" for every feature party.
         learning_rate: learning rate of its networks.
         penalty: weight of the critic's gradient penalty.
         critic_steps: steps of the critic for one of the others.

@@ -37,10 +37,11 @@ class LabelFree(Backdoor):
 
     Args:
         target: class of the anchor.
-        share: of the rows that are chosen.
+        share: share of the party's rows that are poisoned.
         warmup: epochs whose gradients it only watches.
-        columns: how many of its last columns (the side of a corner, of pictures) the trigger fills.
-        value: what they are filled with, in the units of the bottom's inputs.
+        columns: number of last columns that the trigger fills (for pictures, the side of a corner
+            in pixels).
+        value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
         BadOptionError: an option out of range.

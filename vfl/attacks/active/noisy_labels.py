@@ -1,4 +1,4 @@
-"""A label party that spoils the network for everybody by training on wrong labels."""
+"""A label party that spoils the network for all parties by training on wrong labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoisyLabels(ActiveAdversary):
     Source: the non-targeted attacks of Zou et al. 2023 (VFLAIR).
 
     Args:
-        share: of the rows of a batch.
+        share: share of a batch's rows that get a wrong label.
 
     Raises:
         BadOptionError: no share between 0 and 1.

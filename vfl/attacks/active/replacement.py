@@ -28,9 +28,10 @@ class Replacement(Backdoor):
 
     Args:
         target: the class it wants.
-        share: of the known rows in a batch that are replaced.
-        columns: how many of its last columns (the side of a corner, of pictures) the trigger fills.
-        value: what they are filled with, in the units of the bottom's inputs.
+        share: share of the known rows of a batch that are replaced.
+        columns: number of last columns that the trigger fills (for pictures, the side of a corner
+            in pixels).
+        value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
         BadOptionError: an option out of range.

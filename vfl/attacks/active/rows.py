@@ -52,15 +52,15 @@ class RowTable:
 
     @property
     def values(self) -> Tensor:
-        """Their newest vectors, axes (rows, width)."""
+        """The newest vectors of these rows, axes (rows, width)."""
         return torch.stack(self._values)
 
     def seen(self, times: int, rows: int) -> bool:
         """Whether nearly all rows were recorded often enough; a schedule may leave a few out.
 
         Args:
-            times: how often.
-            rows: how many there are.
+            times: least number of recordings of a row.
+            rows: number of rows.
         """
         often = sum(count >= times for count in self._counts)
         return often >= 0.95 * rows

@@ -36,7 +36,7 @@ class URVFL(Bending):
     classifier and its pretrained encoder and decoder. Layers and the weights of losses are ours.
 
     Args:
-        victim: whose gradient is replaced; "all" for every feature party.
+        victim: party whose gradient is replaced; "all" for every feature party.
         steps: Adam steps of all networks before the training, each on 64 rows.
         learning_rate: their learning rate.
         judge_steps: steps of the discriminator for each batch.
@@ -115,6 +115,6 @@ class URVFL(Bending):
         networks.eval().requires_grad_(False)
 
     def _some(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return so many rows of its own, and their labels."""
+        """Return `count` of its own rows, and their labels."""
         rows = torch.randint(len(self._public), (count,), generator=self._draw)
         return self._public[rows], self._known[rows]

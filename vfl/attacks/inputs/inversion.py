@@ -18,7 +18,7 @@ _BATCH_SIZE = 64
 
 
 class PictureDecoder(nn.Module):
-    """From a cut to pictures: a linear layer, then convolutions that double the sides.
+    """Decoder from cuts to pictures: a linear layer, then convolutions that double the sides.
 
     Layers of the thesis' section 3.4.4: 4 channels at half the sides, 16 there, 32 at the full
     sides, then the picture's own, with LeakyReLU between them.
@@ -74,12 +74,12 @@ def regress(
     """Train a module by Adam on the mean squared error of batches, and return it.
 
     Args:
-        module: what is trained.
+        module: the module to train.
         inputs: axes (rows, ...).
-        wanted: what it should give, axes (rows, ...).
-        steps: how many.
+        wanted: the wanted outputs, axes (rows, ...).
+        steps: number of Adam steps.
         learning_rate: the learning rate.
-        draw: which rows are in a batch.
+        draw: generator that draws the rows of each batch.
     """
     module.train()
     optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate)

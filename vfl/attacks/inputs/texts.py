@@ -43,9 +43,9 @@ def closer_vectors(
         bottom: M_b; its weights stay. In half precision it computes so, and the search does not.
         words: its embedding, of which T_b is what follows.
         cuts: h, axes (rows, width).
-        rows: any rows that the bottom takes, as many; what words they hold makes no difference.
+        rows: any rows that fit the bottom, as many as `cuts`; their words make no difference.
         start: H', axes (rows, words, tokens), float32.
-        steps: at most so many.
+        steps: largest number of steps.
         learning_rate: the first one, in units of the spread of all words' vectors.
         until: the search ends when the cosine between T_b(H') and h is that of every row.
     """
@@ -68,7 +68,7 @@ def closer_vectors(
 
 @contextmanager
 def replaced(words: nn.Embedding | LoRAEmbedding, vectors: Tensor) -> Iterator[None]:
-    """While this lasts, the embedding gives these vectors whatever it is asked for."""
+    """Context in which the embedding returns these vectors for any words."""
     hook = words.register_forward_hook(lambda module, given, found: vectors)
     try:
         yield
@@ -220,8 +220,8 @@ class TextInversion(Attack):
         """Vectors that the search begins with; axes (rows, words, tokens).
 
         Args:
-            view: of the attack.
-            draw: for what is random.
+            view: the attacker's view.
+            draw: generator of all random numbers.
             table: all words' vectors, axes (words of the vocabulary, tokens).
             axes: (words, tokens) of a row.
         """
@@ -272,7 +272,7 @@ class TokenSearch(Attack):
             tries all.
         beam: beginnings that are kept.
         prior: weight of how often words follow one another in the leaked texts; see `search`.
-        steps: of `text_inversion`.
+        steps: steps of the `text_inversion` that comes first.
 
     Raises:
         BadOptionError: an option out of range.
@@ -342,11 +342,11 @@ class TwoStageInversion(TextInversion):
 
     Args:
         steps: see `text_inversion`.
-        learning_rate: likewise.
-        until: likewise.
-        half: likewise.
-        network_steps: of the network, each on 512 words.
-        before: vectors of earlier words that the network is given besides a word's own.
+        learning_rate: learning rate of `text_inversion`.
+        until: see `text_inversion`.
+        half: see `text_inversion`.
+        network_steps: training steps of the network, each on 512 words.
+        before: number of preceding words whose vectors the network reads beside a word's own.
         hidden: units of its layer.
 
     Raises:

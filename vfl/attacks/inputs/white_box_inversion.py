@@ -20,7 +20,7 @@ def closer_inputs(
         bottom: M; its weights stay.
         cuts: h, axes (rows, width).
         start: axes (rows, ...).
-        steps: how many.
+        steps: number of steps.
         learning_rate: the learning rate.
         smooth: weight of the total variation.
     """

@@ -46,11 +46,11 @@ class Trial:
     """One composition that was tried.
 
     Attributes:
-        spec: of it.
-        right: for each leaked row that was held back from it, whether it was right.
+        spec: spec of the composition.
+        right: for each leaked row that was held back: whether the guess was right.
         guesses: about the sample of unlabelled rows.
-        seconds: of processor time, all folds.
-        folds: how many it was tried on.
+        seconds: seconds of processor time, all folds together.
+        folds: number of folds on which it was tried.
         agreement: share of its guesses that others make too, mean over them.
     """
 
@@ -74,7 +74,7 @@ class Report:
     Attributes:
         best: specs of those that voted, the best first.
         seconds: processor time of it all.
-        trials: what was tried, the best first.
+        trials: compositions that were tried, best first.
     """
 
     best: Sequence[str]
@@ -94,14 +94,14 @@ class Adaptive(Attack):
     is the same attacker without the model.
 
     Attributes:
-        report: of the last run.
+        report: report of the last run.
 
     Args:
         at: the layers it may read, joined by +; see `features`.
         budget_s: seconds of processor time that it takes at most; one composition, the cheapest of
             those that were tried, answers in any case.
-        candidates: so many compositions instead, whatever time that takes: the same guesses each
-            time; 0 goes by the budget.
+        candidates: number of compositions to try, instead of the time limit; the guesses are then
+            repeatable. 0 uses the time limit.
 
     Raises:
         BadOptionError: an option out of range.
@@ -149,7 +149,7 @@ class Adaptive(Attack):
 
 
 class _Search:
-    """One search; every trial draws anew from one number, so that its order changes nothing."""
+    """One search; every trial draws from the same number, so the order of trials has no effect."""
 
     def __init__(self, attack: Adaptive, view: View, draw: torch.Generator) -> None:
         self._started = time.process_time()

@@ -25,7 +25,7 @@ def as_scores(found: np.ndarray, present: Sequence[int], classes: int) -> Tensor
     Args:
         found: axes (rows, present), or (rows,) for two classes: the evidence for the second.
         present: the classes among the leaked rows, ascending; others score below them.
-        classes: how many there are.
+        classes: number of classes.
     """
     numbers = torch.from_numpy(found).float()
     if numbers.dim() == 1:
@@ -45,7 +45,7 @@ class NearestMean(Composed):
 
     Args:
         measure: "cosine" compares directions, "euclid" places.
-        options: of all composed attacks; see `Composed`.
+        options: options that all composed attacks have; see `Composed`.
 
     Raises:
         BadOptionError: no such measure.
@@ -75,8 +75,8 @@ class KNN(Composed):
     Source: Dudani 1976 (votes weighted by distance).
 
     Args:
-        neighbours: how many vote, at most; with fewer leaked rows all of them do.
-        options: of all composed attacks; see `Composed`.
+        neighbours: largest number of neighbours that vote; with fewer leaked rows all of them vote.
+        options: options that all composed attacks have; see `Composed`.
 
     Raises:
         BadOptionError: no neighbour at all.
@@ -110,7 +110,7 @@ class Penalised(Composed):
 
     Args:
         strength: weight of the errors (C of scikit-learn); the inverse of the penalty's.
-        options: of all composed attacks; see `Composed`.
+        options: options that all composed attacks have; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
@@ -160,9 +160,9 @@ def fit_logistic(
     Args:
         rows: axes (rows, features).
         labels: int64, axes (rows,).
-        classes: how many there are.
+        classes: number of classes.
         strength: inverse weight of the squared penalty.
-        weights: how much each row counts, axes (rows,); None counts all alike.
+        weights: weight of each row, axes (rows,); None gives all rows the same weight.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -230,7 +230,7 @@ class Trees(Composed):
 
     Args:
         steps: trees of each class.
-        options: of all composed attacks; see `Composed`.
+        options: options that all composed attacks have; see `Composed`.
 
     Raises:
         BadOptionError: no tree at all.
@@ -267,9 +267,9 @@ class Discriminant(Composed):
     Source: Nigam et al. 2000 (labelled and unlabelled rows), of linear discriminants.
 
     Args:
-        steps: of expectation and maximisation.
-        columns: rows of more columns are read by so many of their principal components.
-        options: of all composed attacks; see `Composed`.
+        steps: number of expectation-maximisation steps.
+        columns: largest number of columns; wider rows are reduced to as many principal components.
+        options: options that all composed attacks have; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
@@ -339,7 +339,7 @@ class MLP(Composed):
         recipe: a network of the top's architecture instead; a linear one starts at the class means.
         loss: "robust": (1 - p^q) / q of the label's probability p, q = 0.7, which wrong labels
             pull less than the cross-entropy (Zhang and Sabuncu 2018).
-        options: of all composed attacks; see `Composed`.
+        options: options that all composed attacks have; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
@@ -416,7 +416,7 @@ class FineTuning(MLP):
     Args:
         steps: full-batch Adam steps.
         learning_rate: their learning rate.
-        options: of `MLP` and of all composed attacks; see `Composed`.
+        options: options of `MLP` and of all composed attacks; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
@@ -438,7 +438,8 @@ class SelfTraining(Logistic):
     show where they are. A leaked row counts twice as much as a guessed one.
 
     Args:
-        options: of `Logistic`; `scaler=whiten` undoes what hides classes where the variance is low.
+        options: options of `Logistic`; with `scaler=whiten` the attack also finds classes that
+            differ in directions of low variance.
     """
 
     defaults: ClassVar[dict[str, Any]] = Logistic.defaults | {"unlabelled": "self_training"}
@@ -456,7 +457,7 @@ class TeacherStudent(Logistic):
     Args:
         student: "linear": a logistic regression, held back at first and then self-trained; "top":
             a network of the top's architecture, for cuts that no line divides into classes.
-        options: of `Logistic`.
+        options: options of `Logistic`.
 
     Raises:
         BadOptionError: an option out of range.

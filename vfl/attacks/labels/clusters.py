@@ -119,8 +119,8 @@ class Spectral(EmbeddingAttack):
     Source: Ng, Jordan and Weiss 2001; k-means on the eigenvectors' rows.
 
     Args:
-        neighbours: of each row in the graph.
-        most: the graph has at most so many rows, drawn at random; every other target joins the
+        neighbours: number of neighbours of each row in the graph.
+        most: largest number of rows in the graph, drawn at random; every other target joins the
             cluster of the nearest of them.
         at: the layer it reads.
 
@@ -149,9 +149,9 @@ def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -
 
     Args:
         rows: axes (rows, features).
-        count: how many clusters.
-        neighbours: of each row in the graph.
-        draw: where the search starts.
+        count: number of clusters.
+        neighbours: number of neighbours of each row in the graph.
+        draw: generator of the start of the search.
     """
     from sklearn.cluster import KMeans as Clustering
 

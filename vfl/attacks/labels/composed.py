@@ -31,7 +31,7 @@ from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice, require_range
 from vfl.defenses.components import principal
 
-#: From rows of axes (rows, features) to scores of axes (rows, classes).
+#: Function from rows of axes (rows, features) to scores of axes (rows, classes).
 Predict = Callable[[Tensor], Tensor]
 Unlabelled = Literal["none", "self_training", "co_training", "mixmatch"]
 #: Teachers that have a name, by their specs.
@@ -43,10 +43,10 @@ class Seen:
     """Layers of three groups of rows, and the labels of the first.
 
     Attributes:
-        known, further, targets: of leaked, unlabelled and attacked rows, by layer, axes (rows,
-            features). The unlabelled ones are read when they are asked for.
-        labels: of the leaked rows, int64.
-        classes: how many there are.
+        known, further, targets: features of leaked, unlabelled and attacked rows, by layer, axes
+            (rows, features). Unlabelled rows are computed on demand.
+        labels: labels of the leaked rows, int64.
+        classes: number of classes.
     """
 
     known: Mapping[Layer, Tensor]
@@ -74,7 +74,7 @@ class Seen:
         """Return a smaller problem with known answers: some leaked rows' labels are hidden.
 
         Args:
-            hidden: which of the leaked rows, bool.
+            hidden: mask of the leaked rows to hide, bool.
             some: positions of unlabelled rows. Those and the hidden ones, which stand first, are
                 both the targets and the unlabelled rows.
         """
@@ -95,9 +95,9 @@ class Task:
     """The inputs of a learner besides leaked rows.
 
     Attributes:
-        view: for architectures.
+        view: view that gives architectures.
         draw: everything random comes from here.
-        further: gives the unlabelled rows, scaled.
+        further: returns the unlabelled rows, scaled.
         taught: whether a teacher labelled most rows, wrongly at times.
     """
 
@@ -115,7 +115,7 @@ class Composed(Attack):
     other layers (co-training, Blum and Mitchell 1998).
 
     Attributes:
-        defaults: of the options below, where a member has others.
+        defaults: a member's own defaults for the options below.
 
     Args:
         at: the layer, or several joined by +; see `features`. Beside others, inputs are their
@@ -125,11 +125,13 @@ class Composed(Attack):
             of the first layer and of the others, with each other's; "mixmatch" (of networks).
         teacher: an attack whose guesses about the unlabelled rows are learned first, as a spec with
             / for the commas: "propagation" spreads labels over inputs, "scratch" trains anew.
-        rounds: of self-training or co-training.
-        share: of the rows guessed to be of a class, those that are taught.
-        every: of which each such one is taken.
+        rounds: rounds of self-training or co-training.
+        share: share of the rows guessed to be of a class that the next round learns from, surest
+            first.
+        every: step through these rows: 4 takes every fourth of them.
         mix: share of the other layers in a mean squared distance, where inputs stand beside them.
-        components: of inputs beside other layers; 0 takes inputs as they are.
+        components: principal components that replace the inputs beside other layers; 0 keeps the
+            inputs.
 
     Raises:
         BadOptionError: an option out of range.
@@ -229,7 +231,7 @@ class Composed(Attack):
 
         Args:
             seen: `all_layers` at least.
-            view: for architectures, and for teachers of other families.
+            view: view that gives architectures, and that teachers of other families read.
             draw: everything random comes from here.
         """
         looks = [self.layers]
@@ -269,7 +271,7 @@ class Composed(Attack):
         return torch.stack([one.log_softmax(1) for one in answers]).sum(0)
 
     def _scale(self, seen: Seen, layers: Sequence[Layer]) -> Callable[[Any], Tensor]:
-        """From rows by layer to what the learner is given."""
+        """Turns rows by layer into the inputs of the learner."""
         if len(layers) == 1:
             (only,) = layers
             scale: Scale = lambda rows: rows  # noqa: E731

@@ -27,7 +27,7 @@ class EXACT(Attack):
     attack enumerates private columns of the label's owner as well; here it enumerates labels alone.
 
     Args:
-        epochs: how many of the last epochs it reads; distances are averaged.
+        epochs: number of last epochs to read; distances are averaged.
 
     >>> EXACT(epochs=2).goal
     'labels'
@@ -63,9 +63,9 @@ def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
     """Return the gradient of each row's cross-entropy with every class.
 
     Args:
-        top: from cuts to logits, in evaluation mode.
+        top: function from cuts to logits, in evaluation mode.
         cuts: axes (rows, width).
-        classes: how many classes there are.
+        classes: number of classes.
 
     Returns:
         Axes (rows, classes, width).

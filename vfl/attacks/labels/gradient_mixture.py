@@ -39,10 +39,10 @@ class GradientMixture(GradientAttack):
     directions of gradients of two classes.
 
     Args:
-        epochs: how many epochs it reads; 0 reads all.
-        rounds: of expectation and maximisation, each fit.
-        components: the student sees so many principal components of the columns.
-        steps: of Adam, of the student; 0 goes without.
+        epochs: number of epochs to read; 0 reads all.
+        rounds: rounds of expectation-maximisation in each of the two fits.
+        components: number of principal components of the columns that the student sees.
+        steps: Adam steps of the student; 0 trains no student.
 
     Raises:
         BadOptionError: an option out of range.
@@ -111,8 +111,8 @@ def _first_guess(points: Tensor, seen: Tensor, known: Tensor, prior: Tensor) -> 
     """Shares of the classes by the nearest leaked rows; of two classes as many as the prior says.
 
     Args:
-        points: of `_points`.
-        seen: of `_points` too.
+        points: first result of `_points`.
+        seen: second result of `_points`.
         known: codes of the last rows, one-hot, axes (leaked, classes).
         prior: share of each class.
     """
@@ -161,7 +161,7 @@ def fitted(
         known: codes of the last rows, one-hot, axes (leaked, classes).
         prior: logarithms, axes (classes,) or (rows, classes).
         start: shares of the classes to begin with, axes (rows, classes).
-        rounds: of expectation and maximisation.
+        rounds: rounds of expectation-maximisation.
     """
     found: list[tuple[float, Tensor]] = []
     for tail in _TAILS:
@@ -187,7 +187,7 @@ def densities(points: Tensor, shares: Tensor, tail: float | None) -> Tensor:
 
     Args:
         points: axes (rows, dimensions).
-        shares: how far each row is of each class, axes (rows, classes).
+        shares: posterior class probabilities of each row, axes (rows, classes).
         tail: degrees of freedom of Student's law; None is normal.
     """
     width, weights = points.shape[1], shares

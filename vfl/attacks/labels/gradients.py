@@ -81,7 +81,7 @@ class GradientNorm(GradientAttack):
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
     Args:
-        epochs: how many epochs it reads.
+        epochs: number of epochs to read.
     """
 
     goal = "scores"
@@ -111,7 +111,7 @@ class GradientDirection(GradientAttack):
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
     Args:
-        epochs: how many epochs it reads.
+        epochs: number of epochs to read.
     """
 
     goal = "scores"
@@ -146,8 +146,8 @@ class GradientSimilarity(GradientAttack):
     inference of split learning"; the centres then move as in k-means.
 
     Args:
-        epochs: how many epochs it reads; a row's directions of all of them are compared.
-        rounds: how often the centres move.
+        epochs: number of epochs to read; a row's directions in all of them are compared.
+        rounds: number of updates of the centres.
 
     Raises:
         BadOptionError: an option out of range.
@@ -191,10 +191,10 @@ class GradientTeacher(GradientSimilarity):
     row with a gradient, both count.
 
     Args:
-        epochs: how many epochs it reads.
-        rounds: how often the centres of the clusters move.
-        components: the network sees so many principal components of the inputs.
-        steps: of Adam.
+        epochs: number of epochs to read.
+        rounds: number of updates of the cluster centres.
+        components: number of principal components of the inputs that the network sees.
+        steps: number of Adam steps.
 
     Raises:
         BadOptionError: an option out of range.
@@ -249,8 +249,8 @@ def student(
     Args:
         inputs: axes (rows, features).
         labels: int64 codes, axes (rows,), or shares of the classes, axes (rows, classes).
-        classes: how many there are.
-        steps: of Adam.
+        classes: number of classes.
+        steps: number of Adam steps.
         draw: everything random comes from here.
     """
     with scoped(key_of(draw)):
@@ -270,7 +270,7 @@ class DirectLabel(GradientAttack):
     learning" (direct label inference).
 
     Args:
-        epochs: how many epochs it reads.
+        epochs: number of epochs to read.
     """
 
     def check(self, classes: int, width: int) -> None:

@@ -35,19 +35,19 @@ def fit_mixmatch(
     of a party have no augmentation that is known to leave the class as it is.
 
     Args:
-        network: gives logits; it is trained in place, and left in evaluation mode.
+        network: module that returns logits; it is trained in place and left in evaluation mode.
         known: leaked rows.
         labels: their classes.
         further: rows without labels.
-        classes: how many there are.
-        steps: of Adam.
+        classes: number of classes.
+        steps: number of Adam steps.
         learning_rate: its learning rate.
         draw: everything random comes from here.
-        batch: leaked rows, and as many unlabelled ones, in a step, drawn with replacement.
+        batch: leaked rows in a step, drawn with replacement; each step has as many unlabelled rows.
         temperature: below 1 makes guessed labels surer: they are raised to the power of its
             inverse (eq 7).
-        alpha: of the Beta law that rows are mixed by (eq 8).
-        weight: of the unlabelled rows' loss in the end; it grows evenly from 0.
+        alpha: parameter of the Beta distribution from which the mixing share is drawn (eq 8).
+        weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
         optimizer: another one than Adam over all weights.
     """
     if optimizer is None:
@@ -74,7 +74,8 @@ def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]
     Args:
         inputs: axes (rows, ...).
         wanted: class shares, axes (rows, classes).
-        alpha: of the Beta law of the share, drawn from torch's generator as the other rows are.
+        alpha: parameter of the Beta distribution of the share. Share and partners are drawn from
+            torch's global generator.
     """
     share = float(torch.distributions.Beta(alpha, alpha).sample())
     share = max(share, 1 - share)
@@ -87,9 +88,9 @@ def mixmatch_loss(logits: Tensor, wanted: Tensor, labelled: int, weight: float) 
 
     Args:
         logits: axes (rows, classes).
-        wanted: class shares, alike.
-        labelled: how many rows, the first ones, have labels.
-        weight: of the others.
+        wanted: class shares, axes (rows, classes).
+        labelled: number of rows with labels; these come first.
+        weight: weight of the unlabelled rows.
 
     >>> logits, wanted = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     >>> round(mixmatch_loss(logits, wanted, 1, 2.0).item(), 4)  # log 2 + 2 x 0.25

@@ -30,8 +30,8 @@ class ModelCompletion(Attack):
         batch: leaked rows, and as many unlabelled ones, in a step, drawn with replacement.
         temperature: below 1 makes guessed labels surer: they are raised to the power of its
             inverse (eq 7).
-        alpha: of the Beta law that rows are mixed by (eq 8).
-        weight: of the unlabelled rows' loss in the end; it grows evenly from 0.
+        alpha: parameter of the Beta distribution from which the mixing share is drawn (eq 8).
+        weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
         bottom_learning_rate: learning rate of the bottom; 0 trains the head alone.
 
     Raises:

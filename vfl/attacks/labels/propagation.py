@@ -109,11 +109,11 @@ def propagate(
 
     Args:
         rows: axes (rows, features); those with a known label first.
-        labels: of the first rows, int64.
-        classes: how many there are.
-        neighbours: of each row in the graph.
+        labels: labels of the first rows, int64.
+        classes: number of classes.
+        neighbours: number of neighbours of each row in the graph.
         spread: 0 to below 1.
-        weights: how much each known label counts; None counts all alike.
+        weights: weight of each known label; None gives all the same weight.
     """
     graph = neighbour_graph(rows, neighbours, len(labels))
     system = sparse.eye_array(len(rows)) - spread * graph
@@ -134,9 +134,9 @@ class LabelPropagation(Composed):
     Source: Zhou et al. 2004 (local and global consistency), its closed form.
 
     Args:
-        neighbours: of each row in the graph.
-        spread: how much a row believes its neighbours, 0 to below 1 (alpha).
-        options: of all composed attacks; see `Composed`.
+        neighbours: number of neighbours of each row in the graph.
+        spread: weight of a row's neighbours, 0 to below 1 (alpha).
+        options: options that all composed attacks have; see `Composed`.
 
     Raises:
         BadOptionError: an option out of range.
@@ -175,8 +175,8 @@ class JoinedPropagation(LabelPropagation):
 
     Args:
         at: the layer beside the inputs.
-        share: of it in a mean squared distance, 0 to 1 (`mix` of `Composed`).
-        options: of `LabelPropagation`.
+        share: share of the layer in a mean squared distance, 0 to 1 (`mix` of `Composed`).
+        options: options of `LabelPropagation`.
 
     Raises:
         BadOptionError: an option out of range.

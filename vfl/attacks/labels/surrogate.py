@@ -33,11 +33,11 @@ class Surrogate(GradientAttack):
     what comes out are clusters.
 
     Args:
-        epochs: how many epochs it replays.
+        epochs: number of epochs to replay.
         starts: surrogates that are drawn; the one that matches the first exchanges best goes on.
         steps: Adam steps an exchange.
         learning_rate: their learning rate.
-        temperature: of the soft labels, in units of the mean squared gradient.
+        temperature: temperature of the soft labels, in units of the mean squared gradient.
 
     Raises:
         BadOptionError: an option out of range.

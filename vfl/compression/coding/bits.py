@@ -160,7 +160,7 @@ def _whole_bytes(code_bits: int) -> tuple[int, int]:
 
 
 def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a payload of so many rows of bits, after checks.
+    """Check the payload of a number of rows of bits, and return its bytes.
 
     Raises:
         TruncatedFrameError: the payload is not exactly as long as its rows.
@@ -241,7 +241,7 @@ class Layout(ABC):
 
     @abstractmethod
     def limit_bytes(self, rows: int) -> int:
-        """Return the most bytes that so many rows can take, without the tag."""
+        """Return the most bytes that a number of rows can take, without the tag."""
 
     @abstractmethod
     def pack(self, indices: Indices, codes: Codes) -> bytes:
@@ -512,7 +512,7 @@ class Supports:
     to 724 units that never happens.
 
     Args:
-        width: of the cut.
+        width: width of the cut.
 
     Attributes:
         bits: bits of a set of n indices, for n = 0..width.
@@ -562,7 +562,7 @@ class Supports:
             counts: number of indices of each row, axes (rows,).
 
         Raises:
-            CorruptFrameError: no set of so many indices has these bits.
+            CorruptFrameError: no set of this number of indices has these bits.
         """
         used = np.zeros((len(counts), self.width), np.bool_)
         ranks = np.zeros(len(counts), object)

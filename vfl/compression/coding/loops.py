@@ -142,7 +142,7 @@ def _is_at_most(one: Any, other: Any) -> bool:
 
 @compiled
 def _write(out: Any, end: int, number: int, bits: int) -> int:
-    """Append a number of so many bits, the most significant first; return the new end."""
+    """Append the bits of a number, the most significant first; return the new end."""
     while bits > 0:
         room = 8 - (end & 7)
         taken = min(room, bits)
@@ -365,9 +365,9 @@ def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
     """Move marked numbers to the front of `found`, which is one longer; return their count.
 
     Args:
-        numbers: of any type, in one line.
+        numbers: one-dimensional array of any type.
         marks: 1 where a number is marked, else 0; uint8.
-        found: of the same type; filled.
+        found: output array of the same type.
     """
     count = 0
     for i in range(len(numbers)):
@@ -383,7 +383,7 @@ def spread_marked(found: Any, marks: Any, numbers: Any) -> None:
     Args:
         found: integers, one more than there are marks.
         marks: see `gather_marked`.
-        numbers: of the same type; filled.
+        numbers: output array of the same type.
     """
     count = 0
     for i in range(len(numbers)):

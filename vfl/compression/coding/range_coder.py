@@ -110,7 +110,7 @@ def state_count(table: Shares, codes: Symbols) -> int:
 
 
 def symbols_limit_bytes(symbols: int) -> int:
-    """Return the most bytes of so many symbols: a word each, their states, and the first byte."""
+    """Return the most bytes of some symbols: a word each, their states, and the first byte."""
     states = max(1, min(_MOST_STATES, symbols * TOTAL_BITS // _BITS_A_STATE))
     return 2 * symbols + _STATE_BYTES * states + 1
 

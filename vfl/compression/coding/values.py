@@ -334,7 +334,7 @@ class AgreedScale:
     no row depends on other rows of its batch.
 
     Attributes:
-        scale: as a `ValueCode` reads it; empty before the first commit.
+        scale: scale in the form that `ValueCode` reads; empty before the first commit.
     """
 
     #: Weight of a frame in the means.

@@ -67,7 +67,7 @@ def role_of(
     """Run the role of a party with ids, which returns the rows of the session.
 
     Raises:
-        BadOptionError: the protocol has a helper, which would see which sets are alike.
+        BadOptionError: the protocol has a helper, which would see which sets are equal.
         ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
     """
     if rows == "intersection":

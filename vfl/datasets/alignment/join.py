@@ -45,7 +45,7 @@ class Aligned:
         frames: tables by party, each with the same number of rows; for a party that `held` names,
             only the rows that it has.
         ids: text (dtype object) or int64 in ascending order, axes (rows,).
-        held: which rows each party has, bool, axes (rows,); empty where all have all.
+        held: mask of each party's rows, bool, axes (rows,); empty if every party has all rows.
         others: rows of each party that are not among `ids`.
     """
 

@@ -206,7 +206,7 @@ def strips(grid: LoadedGrid, cells: Collection[str]) -> Iterator[Strip]:
     """Yield a strip for each attack on pictures and victim with stored pictures.
 
     Args:
-        grid: whose victims they are.
+        grid: grid of the victims.
         cells: names of those that are shown.
 
     Raises:
@@ -330,41 +330,41 @@ def _searched(tables: Mapping[str, Table | None]) -> Section:
 
 
 _OF_BOARD = (
-    "Worst: of all attacks and numbers of leaked labels, the one furthest above what an attacker "
-    "reaches without the model, which is the guess or the best baseline; of those that are shown "
-    "to leak, if any is. After ±: half a 95 % interval of Student's over the victims, draws "
-    "averaged for each. Costs at most {} points: one-sided test at 5 %. Protected: every attack's "
-    "interval ends at or below the best baseline, adjusted over k by Holm's method, and some "
-    "attack leaks on the undefended model."
+    "Worst: the attack and number of leaked labels with the largest advantage over the guess and "
+    "the best baseline without the model; only attacks that are shown to leak count, if any is. "
+    "After ±: half a 95 % interval of Student's over the victims, draws averaged for each. Costs "
+    "at most {} points: one-sided test at 5 %. Protected: every attack's interval ends at or "
+    "below the best baseline, adjusted over k by Holm's method, and some attack leaks on the "
+    "undefended model."
 )
 _OF_ACCESS = (
-    "Points of the worst attack above the best without the model. Each attacker has what those to "
-    "its left have: the cuts that travelled; a bottom model and its columns; the gradients of the "
-    "training; a party that tampers while the victim trains."
+    "Points of the worst attack above the best baseline without the model. Each attacker also has "
+    "the evidence of those to its left: the cuts that travelled; a bottom model and its columns; "
+    "the gradients of the training; a party that tampers while the victim trains."
 )
 _OF_OUTSIDE = (
-    "Attacks that somebody added to this grid, each beside the worst of the grid's own on the same "
-    "victims; the verdicts are those without and with it."
+    "Attacks from outside that were added to this grid, each beside the grid's own worst attack "
+    "on the same victims. Each verdict is given without and with the added attack."
 )
 _OF_SEARCHES = (
-    "Means over victims and draws. The attacker holds some of its leaked labels back, compares "
-    "compositions on them, and lets the best three answer together. With one label a class none "
-    "can be held back. results.json lists every composition that was tried."
+    "Means over victims and draws. The attacker holds back some of its leaked labels, compares "
+    "compositions on them, and lets the best compositions vote. With one label of each class it "
+    "cannot hold back any. results.json lists all compositions."
 )
 _OF_STANDINGS = Markup(
-    "Points of the worst attack above the best baseline. "
-    '<span class="leaks">Leaks</span>: some attack is above it, adjusted for the number of attacks '
-    'that may be the worst. <span class="protected">Protected</span>: as above. '
-    '<span class="undecided">Undecided</span>: more victims would tell. '
-    '<span class="inconclusive">Inconclusive</span>: no attack succeeds here nor on the undefended '
-    "model. Baselines are the same leaked rows without the victim: a network trained on them from "
-    "scratch, and the same attacks on bottoms that never saw a label."
+    'Points of the worst attack above the best baseline. <span class="leaks">Leaks</span>: some '
+    "attack is above it, adjusted for the number of attacks that may be the worst. <span "
+    'class="protected">Protected</span>: every interval ends at or below the best baseline. <span '
+    'class="undecided">Undecided</span>: more victims would decide. <span '
+    'class="inconclusive">Inconclusive</span>: no attack succeeds here or on the undefended '
+    "model. Baselines have the same leaked rows without the victim: a network trained on them "
+    "from scratch, and the same attacks on bottoms that were trained without labels."
 )
 _OF_PICTURES = (
-    "The first test rows of each defense's first victim, what the attack made of them, and the "
-    "mean of all test rows, which is what whoever saw nothing would say. Grey is one scale for the "
-    "whole strip. Rows are drawn because the data set is one that everybody has, or because the "
-    "experiment says reconstructions = true."
+    "The first test rows of each defense's first victim, their reconstructions by the attack, and "
+    "the mean of all test rows, which is the best guess without evidence. The whole strip has one "
+    "scale of grey. Rows are drawn because the data set is public, or because the experiment says "
+    "reconstructions = true."
 )
 
 

@@ -1,4 +1,4 @@
-"""From a folder to its page: what it holds is loaded, put into sections, and printed."""
+"""Builds the page of a folder: loads its content, arranges sections, and renders them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
 
     Args:
         run_folder: a folder that training, comparing or attacking wrote.
-        missed_cost: of one missed positive of a run, in false alarms; a threshold is chosen by it.
+        missed_cost: cost of one missed positive, in false alarms; it chooses the threshold of a
+            run.
 
     Returns:
         The path of the page.
@@ -99,7 +100,7 @@ def render(run_folder: Path, missed_cost: float | None = None) -> str:
     """Return the page of a run folder as text.
 
     Raises:
-        RunFolderError: as `build_report`.
+        RunFolderError: see `build_report`.
     """
     return ENVIRONMENT.get_template("page.html").render(page=_content(run_folder, missed_cost))
 
@@ -123,7 +124,7 @@ def glance(run_folder: Path) -> Glance:
     """Return the glance at the top of a run folder's page.
 
     Raises:
-        RunFolderError: as `build_report`.
+        RunFolderError: see `build_report`.
     """
     found: Glance = _content(Path(run_folder))["content"].glance
     return found
@@ -176,11 +177,11 @@ class Listed:
     """A run or a grid of a folder.
 
     Attributes:
-        name: of its own folder.
+        name: name of the folder of this run or grid.
         kind: training, grid, comparison or value.
-        created: when it began.
+        created: time of the start.
         state: see `GridStatus` and `vfl.training.status.RunStatus`.
-        sentence: what it says first; empty while it says nothing.
+        sentence: first sentence of its page; empty without one.
         cards: the same as numbers, title and value.
         page: whether it has one.
     """

@@ -71,7 +71,7 @@ class Series:
             name: its word in the legend.
             found: x and estimate.
             style: colour and dash.
-            factor: what estimates are multiplied by.
+            factor: factor of the estimates.
         """
         known = [(x, one) for x, one in found if one is not None]
         whiskers = [
@@ -112,11 +112,11 @@ def line_drawing(
 
     Args:
         title: a few words.
-        caption: what the heights are.
-        lines: at least one point in all.
+        caption: meaning of the y axis.
+        lines: lines with at least one point in all.
         x_label: written under the axis.
-        description: for screen readers, what the lines show; where they end unless it is given.
-        x_from: where the x axis begins at the latest; None is the first point.
+        description: text for screen readers about the lines; by default their ends.
+        x_from: largest start of the x axis; None is the first point.
         whole_x: the x axis counts things, so no tick lies between two of them.
         x_ticks: places and words of the ticks, for an axis that is not linear.
     """
@@ -263,7 +263,7 @@ class Bar:
     Attributes:
         name: its label, shortened where it is long.
         values: lengths of its segments, not negative.
-        text: what is written at its end.
+        text: text at the bar's end.
     """
 
     name: str
@@ -347,11 +347,11 @@ def scatter_drawing(
 
     Args:
         title: a few words.
-        caption: what the heights are.
-        description: for screen readers, what the points show.
-        points: at least one.
+        caption: meaning of the y axis.
+        description: text for screen readers about the points.
+        points: points; at least one.
         x_label: written under the axis.
-        legend: of the drawing.
+        legend: legend of the drawing.
         area: shaded.
         lines: heights that are drawn across, with their words.
         x_ticks: places on the x axis and their words; round numbers if not given.
@@ -429,9 +429,9 @@ def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) 
     (0.2, 5.0, 1.0)
 
     Args:
-        low: where the range begins.
-        high: where it ends, above `low`.
-        intervals: as many or fewer.
+        low: start of the range.
+        high: end of the range, above `low`.
+        intervals: largest number of intervals.
         whole: never below 1.
     """
     rough = (high - low) / intervals
@@ -480,8 +480,8 @@ def powers(low: float, high: float) -> list[float]:
     ([1000, 2000, 5000, 10000, 20000], [1, 10, 100, 1000, 10000, 100000, 1000000])
 
     Args:
-        low: where the range begins, above 0.
-        high: where it ends.
+        low: start of the range, above 0.
+        high: end of the range.
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first <= 3 else (1,)

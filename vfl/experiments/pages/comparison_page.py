@@ -56,8 +56,8 @@ class Panel:
     """The codecs that stand in one chart: those of a level, and those that have none.
 
     Attributes:
-        words: which variant and level, for the titles.
-        lines: with a style each, the same in all charts.
+        words: variant and level, for the titles.
+        lines: lines, each with its style, which is the same in all charts.
     """
 
     words: str
@@ -133,10 +133,11 @@ def mean_by_epoch(
     """Return a figure's mean over the repeats, for epochs that every repeat has completed.
 
     Args:
-        line: whose epochs.
-        figure: of `metrics.jsonl`; an epoch of which no repeat has a finite one has no point.
+        line: line whose epochs are read.
+        figure: name of a figure in `metrics.jsonl`. An epoch without a finite value in any repeat
+            has no point.
         over_bytes: x is the logarithm of the mean bytes until then, instead of the epoch.
-        factor: what it is multiplied by.
+        factor: factor of the figure.
     """
     points = []
     for epochs in zip(*(run.epochs for run in line.runs.values()), strict=False):
@@ -189,7 +190,7 @@ class CodecPoint:
 
     Attributes:
         codec: its spec.
-        share: of dense float32, mean of both directions, percent.
+        share: percent of the bytes of dense float32, mean of both directions.
         score: mean over the repeats, percent.
     """
 
@@ -268,9 +269,9 @@ class Family:
     """Codecs that differ in alpha alone.
 
     Attributes:
-        name: what they share.
-        members: by alpha; plain top-k is alpha = 0.
-        style: of its line.
+        name: common part of the specs.
+        members: codecs by alpha; plain top-k is alpha = 0.
+        style: style of the family's line.
     """
 
     name: str
@@ -351,8 +352,8 @@ def beside_method(lines: Sequence[Line], method: str) -> list[Line]:
     """Return a comparison's lines, each with its reference: a method, at its level if any.
 
     Args:
-        lines: of all codecs.
-        method: what the others are set against.
+        lines: lines of all codecs.
+        method: the reference method.
     """
     return [replace(one, reference=_reference(one, lines, method)) for one in lines]
 
@@ -419,7 +420,7 @@ def codec_tables(
 
 
 def verdict_on(line: Line, measure: str) -> str:
-    """Whether a codec is as good as the reference within a point; empty of that itself."""
+    """Whether a codec is as good as the reference within a point; empty for the reference."""
     if line.reference is None or line.difference(measure) is None:
         return ""
     ours, theirs = line.values(measure), line.reference.values(measure)
@@ -510,17 +511,19 @@ def comparison_page(grid: LoadedGrid) -> Content:
 
 
 _OF_QUALITY = (
-    "Sizes are shares of dense float32. Formula: the cut as the literature counts it. Forward and "
-    "backward: the training frames that really crossed, cuts one way and gradients the other, "
-    "headers included. After ±: half a 95 % interval of Student's over the repeats; differences "
-    "are taken repeat by repeat. Bytes to a score count both directions and the validation rows "
-    "until the first epoch that reaches it; in brackets, how many repeats did where not all did."
+    "Sizes are shares of dense float32. Formula: size of the cut as published papers count it. "
+    "Forward and backward: measured training frames, cuts and gradients, headers included. After "
+    "±: half a 95 % interval of Student's over the repeats; differences are taken repeat by "
+    "repeat. Bytes to a score count both directions and the validation rows until the first epoch "
+    "that reaches the score; the number of repeats that reached it stands in brackets unless all "
+    "did."
 )
 _OF_WORK = (
     "Measured on the cut of the test rows, in frames as large as those of training. Bound: the "
-    "least a code of this form could take for such rows. Times are those of one frame in this "
-    "process, on one thread. Values a row: those that arrive as something other than zero. Never "
-    "sent: units that arrive of no test row; dead: units that are zero in every test row."
+    "smallest size of this form for such rows. Times are those of one frame in this process, on "
+    "one thread. Values a row: values that are not zero on arrival. Never sent: units that are "
+    "zero on arrival in every test row; dead: units that are zero before the codec in every test "
+    "row."
 )
 
 

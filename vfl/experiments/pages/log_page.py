@@ -133,7 +133,7 @@ def write_log_page(target: Path, party: PartyFile | None, found: Verified) -> No
 
     Args:
         target: the file.
-        party: the party's own file; None of a copy of a log.
+        party: the party's own file; None for a copy of a log.
         found: the log, checked.
     """
     said = sentences(found)

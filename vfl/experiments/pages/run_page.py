@@ -47,8 +47,8 @@ from vfl.experiments.value import gain_over_label, gains_over_alone
 NOT_RECORDED = "not recorded"
 #: Possessions of a feature party beside its columns, by name of the secure mode.
 _SHARED = {
-    "beaver": "shares of first layers that nobody has whole",
-    "permuted": "shares of a network that nobody has whole",
+    "beaver": "shares of first layers, which no party has whole",
+    "permuted": "shares of a network, which no party has whole",
 }
 _MODES = {
     "in-process": "All parties ran in one process, over real frames.",
@@ -156,20 +156,25 @@ def _sections(
     yield Section(title="Environment", pairs=machine, below=below)
 
 
-_OF_QUALITY = "Over all rows of the part at once, at the end of the training, every row alike."
+_OF_QUALITY = (
+    "Over all rows of the part at once, at the end of the training; every row has the same weight."
+)
 _OF_REVEALED = (
-    "In clear, beside what all parties agreed on before. Values: how many numbers, all times "
-    "together. What was masked is left out; it tells nothing to a party that does not collude."
+    "Plaintext values beyond the agreed settings. Values: number of values, all occurrences "
+    "together. Masked values are left out, because a party that does not collude learns nothing "
+    "from them."
 )
 _OF_ATTACKS = (
-    "Means over draws of leaked rows; k is how many of each class leaked. From scratch: a network "
-    "trained on the leaked rows alone. Best baseline: the best of it and of the same attack on "
-    "bottoms that never saw a label. What an attack reaches beyond that, it got from this run."
+    "Means over draws of leaked rows; k is the number of leaked rows of each class. From scratch: "
+    "a network trained on the leaked rows alone. Best baseline: the better of this network and "
+    "the same attack on bottoms that were trained without labels. An attack's advantage over the "
+    "best baseline comes from this run."
 )
 _OF_TRAFFIC = (
-    "Up is what parties send the label party: cuts, and what they open masked; down are gradients, "
-    "answers and what it relays. The wire counts payload and 16 bytes of header a frame; TLS "
-    "records come on top. Waiting is the time the label party waited for these frames."
+    "Up: cuts and opened masked values that parties send to the label party. Down: gradients, "
+    "answers and relayed messages. The wire counts payload and 16 bytes of header for each frame; "
+    "TLS records are not included. Waiting is the time that the label party waited for these "
+    "frames."
 )
 _LEDGERS = (("party", "Party"), ("phase", "Phase, all parties"))
 
@@ -445,7 +450,7 @@ def _secure(run: LoadedRun) -> str:
     words = ": ".join(filter(None, (secure, run.word("trust")))) or NOT_RECORDED
     if secure in ("", "none") or run.head["mode"] == "federated":
         return words
-    return f"{words}; here all parties ran in one place, where it protects nobody"
+    return f"{words}; here all parties ran in one process, which protects no one"
 
 
 def _promises(run: LoadedRun) -> str:

@@ -19,8 +19,8 @@ class Strip:
     """Pictures above each other, column by column about the same row.
 
     Attributes:
-        title, caption: as of a drawing.
-        lines: what each line of pictures is, and the pictures as PNG files in base64.
+        title, caption: see `Drawing`.
+        lines: a description of each line of pictures, and the pictures as PNG files in base64.
     """
 
     title: str
@@ -35,8 +35,8 @@ class Section:
     Attributes:
         title: its heading.
         choices: tables of which one is shown at a time, by what is chosen; the first at the start.
-        drawings, standings, tables, strips, pairs: what it shows, in this order.
-        below: how to read it.
+        drawings, standings, tables, strips, pairs: contents of the section, in this order.
+        below: explanation below the contents.
         folded: a table that opens when it is asked for.
         roomy: whether the tables have few columns.
     """
@@ -55,16 +55,16 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The page of a run or of a study, whatever was compared.
+    """The page of a run or of a study of any kind.
 
     Attributes:
-        glance: what is said first.
-        count: how much was done or how, in words.
-        sentence: what was done.
-        notes: what a reader must know of what is left out.
+        glance: summary at the top.
+        count: amount or kind of the work, in words.
+        sentence: description of the work.
+        notes: notes on what the page leaves out.
         sections: all else.
-        tables: what is printed of a study, in Markdown.
-        json: what its `results.json` holds.
+        tables: tables that the command of a study prints, in Markdown.
+        json: content of the study's `results.json`.
         said: lines below the printed tables, before the notes.
         weights: digest of a run's weights.
     """

@@ -1,4 +1,4 @@
-"""The part of a page about figures of rows or code that are no more."""
+"""The part of a page about figures from rows or code that have changed since."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from vfl.experiments.results import TEST, LoadedGrid, Record
 from vfl.experiments.staleness import put_aside
 from vfl.experiments.tables import SHARES, Table, number_text, percent_text
 
-_TITLE = "Stale: of rows or code that are no more"
+_TITLE = "Stale: from rows or code that have changed since"
 _BELOW = (
-    "No table, mean, rank or verdict above counts these. The command below trains them anew and "
-    "puts what lies there aside, under stale/. A report compares the code of trainings and attacks "
-    "with what is loaded here; rows only where another training of the folder was given newer ones."
+    "No table, mean, rank or verdict above counts these results. The command below trains them "
+    "anew and moves the old ones to stale/. A report compares the code of trainings and attacks "
+    "with the code that is loaded here. It compares rows only if another training of the folder "
+    "had newer rows."
 )
 _OF_RUN = (
-    "No table and no card above counts these; vfl attack tries them again. A report compares the "
-    "code of attacks with what is loaded here."
+    "No table and no card above counts these results; vfl attack repeats them. A report compares "
+    "the code of attacks with the code that is loaded here."
 )
 
 
@@ -49,7 +50,7 @@ def stale_section(stale: Iterable[Record], titles: Mapping[str, str] | None = No
 
     Args:
         stale: the figures.
-        titles: of a grid's cells, by name; None of a single run.
+        titles: titles of a grid's cells, by name; None for a single run.
     """
     lines = []
     for one in stale:

@@ -32,26 +32,27 @@ if TYPE_CHECKING:
     from vfl.session.label.scored import Guessed, Residuals, Scored
 
 _WEIGHTED = (
-    "The classes were weighted in the loss (label.class_weight), so probabilities are too high for "
-    "the rare class: do not read them as shares. label.calibration = 'platt' or 'isotonic' mends "
-    "them by the validation rows; else choose a threshold."
+    "The loss weighted the classes (label.class_weight), so probabilities are too high for the "
+    "rare class: do not read them as shares. label.calibration = 'platt' or 'isotonic' corrects "
+    "them on the validation rows; else choose a threshold."
 )
 _OF_THRESHOLDS = (
-    "Test rows. Positive is the second class in sorted order. The thresholds that are chosen are "
-    "chosen on validation rows; those of a share flag so many of the test rows."
+    "Test rows. Positive is the second class in sorted order. Chosen thresholds come from "
+    "validation rows; thresholds of a share flag this share of the test rows."
 )
 _OF_BANDS = (
-    "Test rows in bands of equal size, the most probable first. Lift: positives in the band beside "
-    "those in as many rows taken at random. Expected: the mean probability; observed: the share of "
-    "positives."
+    "Test rows in bands of equal size, most probable first. Lift: positives in the band, relative "
+    "to as many random rows. Expected: the mean probability; observed: the share of positives."
 )
 _OF_KS = "the largest distance of both classes' distributions (Kolmogorov and Smirnov)"
 _OF_CLASSES = (
-    "Test rows; classes are numbered in sorted order. Precision: right ones among rows guessed to "
-    "be of the class; recall: right ones among its rows; F1 of the class against the rest. Macro: "
-    "the mean over classes, each counting alike."
+    "Test rows; classes are numbered in sorted order. Precision: share of right rows among rows "
+    "guessed to be of the class. Recall: share of right rows among rows of the class. F1: of the "
+    "class against the rest. Macro: the mean over classes, all with the same weight."
 )
-_OF_CONFUSION = "A line a class, a column a guess; rows of the diagonal are right."
+_OF_CONFUSION = (
+    "One line for each class, one column for each guess; rows on the diagonal are right."
+)
 _OF_PAIRS = "Most frequent wrong guesses; the whole table is in scored.json."
 _OF_SURE = (
     "Test rows in bands of equal size, the surest first. Expected: the mean probability of the "

@@ -39,11 +39,11 @@ def value_page(grid: LoadedGrid) -> Content:
         drawings=[_drawing(trained, measure)] if trained else [],
         tables=[table],
         roomy=True,
-        below="All trainings have the same rows, those that all parties share, and the same test "
-        "rows seed by seed. After ±: half a 95 % interval over the seeds, each of which draws its "
-        "test rows anew, widened because their training rows overlap (Nadeau and Bengio 2003). "
-        "Differences are taken seed by seed. Gradient boosting is scikit-learn's, as many trees as "
-        "are best on the validation rows. Bytes are those of a whole training, both directions.",
+        below="All trainings use the rows that all parties share, and the same test rows for each "
+        "seed. After ±: half a 95 % interval over the seeds, each with other test rows, "
+        "widened because their training rows overlap (Nadeau and Bengio 2003). Differences "
+        "are taken seed by seed. Gradient boosting is scikit-learn's; the validation rows "
+        "choose the number of trees. Bytes are those of a whole training, both directions.",
     )
     said = value_sentences(lines, measure)
     trainings = [

@@ -225,8 +225,8 @@ class Member(BitEngine):
     """A holder, or the dealer.
 
     Args:
-        role: from 0; the last role is the dealer's.
-        links: to the other parties, by role. Only the two ends of a link may read it.
+        role: number of the role, counted from 0; the last role is the dealer's.
+        links: links to the other parties, by role. Only the two ends of a link may read it.
         holders: number of holders, 2 to 8.
         bits: fraction bits of shared values.
     """
@@ -363,7 +363,7 @@ class Member(BitEngine):
     ) -> SharedTensor:
         """Apply a function to every element exactly, at the dealer; 8 n bytes, two messages.
 
-        The dealer sees the values in an order that it does not know, so it learns their multiset.
+        The dealer sees secretly permuted values, so it learns their multiset.
 
         Raises:
             WidthError: there are too few values to hide one another.

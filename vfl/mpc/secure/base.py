@@ -83,7 +83,7 @@ class SummingMode(KeyedMode):
     """A mode in which the label party learns only the sum of the feature parties' values."""
 
     def ring(self, parties: int) -> Ring:
-        """Return the ring in which the values of so many feature parties are summed."""
+        """Return the ring that sums the values of a number of feature parties."""
         raise NotImplementedError
 
     def ring_of(self, agreed: Agreed) -> Ring:

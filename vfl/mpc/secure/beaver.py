@@ -115,7 +115,7 @@ from vfl.session.secure_mode import (
     Layers,
     Limits,
     Revealed,
-    nobodys_bottom,
+    shared_bottom_error,
 )
 from vfl.session.terms import Terms
 from vfl.transport.pairs import SealedPairs
@@ -519,7 +519,7 @@ class ShareHolder:
         Raises:
             ExposedCutError: always.
         """
-        raise nobodys_bottom(self.party)
+        raise shared_bottom_error(self.party)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return its shares: of its own layer, and of the partner layer once its size is known."""
@@ -637,7 +637,7 @@ class LayerSum(SummedCuts, ABC):
     """The label party's ends, which return the outputs of shared first layers as one sum.
 
     Args:
-        ends: by party, in merge order; each has a `SharedGradient` for a codec.
+        ends: ends by party, in merge order; each has a `SharedGradient` for a codec.
         ring: ring of the shares of the outputs.
         ledger, stopping: see `CutAggregator`.
     """
@@ -720,7 +720,7 @@ class PartnerSum(LayerSum):
     It sees inputs only under masks it does not know. It has the gradient, so it sends G - R itself.
 
     Args:
-        ends: by party, in merge order; each codec has a `Partner`.
+        ends: ends by party, in merge order; each codec has a `Partner`.
         ring: ring of the shares of the outputs.
         ledger, stopping: see `CutAggregator`.
         dealer: the third party's name.
@@ -950,7 +950,7 @@ class DealerEnd:
         row = max(max(one.columns, one.width) for one in self._dealers)
         if rows > self._most_rows or not 1 <= rows * ELEMENT_BYTES * row <= LIMIT_BYTES:
             raise ProtocolError(
-                "the parties did not agree on an exchange of so many rows, or it fits no frame",
+                "the parties agreed on no exchange of this size, or it fits no frame",
                 got=f"{rows} rows",
                 want=f"1 to {self._most_rows} rows",
             )

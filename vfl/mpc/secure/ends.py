@@ -73,7 +73,7 @@ class NetworkSizes(ABC):
 
     @abstractmethod
     def limits(self, rows: int) -> dict[Kind, int]:
-        """Return the largest payloads in either direction, for exchanges of so many rows."""
+        """Return the largest payloads in either direction, for a number of rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
         """Refuse: the size depends on values, or on the drawn rows, and is not known in advance."""
@@ -118,7 +118,7 @@ class NetworkMode(KeyedMode):
         """Undo `on_stream`, given the party whose stream carried the frame.
 
         Args:
-            frame: as received.
+            frame: the received frame.
             other: number of the last party that the party at the outer end reaches this way.
         """
         return frame

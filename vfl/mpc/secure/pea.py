@@ -163,9 +163,9 @@ class Pea(NetworkMode):
         divided: "rows" where each of [parties], and the label party too, has all columns and the
             labels of its own rows (its own file names the `label` column); "columns" where they
             have different columns of the same rows, and the label party has their labels.
-        form: how inverse roots of norms are computed. "polynomial"; or "permuted", where the dealer
-            inverts them: exact, two messages instead of fourteen rounds, and the dealer sees a
-            batch's norms in an order that it does not know.
+        form: method for inverse roots of norms. "polynomial"; or "permuted", where the dealer
+            inverts the norms: exact, two messages instead of fourteen rounds, but the dealer sees a
+            batch's norms, without knowing which row each belongs to.
         longest: bound of a row's norm after columns are standardised; its owner scales a longer row
             down.
         start: "zero"; "average" starts from the mean of models that each holder trains alone by
@@ -245,7 +245,7 @@ class Pea(NetworkMode):
 
     def promise(self, agreed: Agreed) -> str:
         holders = ", ".join(self.holders(agreed))
-        seen = f"{self._dealer} sees the norms of gradients in an order it does not know"
+        seen = f"{self._dealer} sees the norms of gradients, secretly permuted"
         seen = seen if self.form == "permuted" else f"{self._dealer} sees no value"
         tests = "" if self.divides_rows else f"; {agreed.label_party} the outputs of test rows"
         return (
@@ -353,7 +353,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         if facts is None or not self._training_rows(facts):  # other rows are not known yet
             return ()
         plan = self._plan_of(facts)
-        hidden, left_out = "nobody else knows which rows a batch had", len(self._holders) // 3
+        hidden, left_out = "no other party knows which rows a batch had", len(self._holders) // 3
         noise = "no holder leaves its noise out"
         if left_out:
             noise = f"at most {left_out} of {len(self._holders)} holders leave their noise out"
@@ -361,7 +361,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             hidden,
             "the numbers of rows are public",
             noise,
-            "all parties follow the protocol otherwise, and the dealer colludes with nobody",
+            "all parties follow the protocol otherwise, and the dealer does not collude",
             "means and deviations of columns and the choice of settings are not counted",
         )
         stated = [plan.statement(plan.steps)]

@@ -386,7 +386,7 @@ class LayerAxes:
         return (self.columns + self.other) * self.width
 
     def memory_bytes(self, rows: int) -> int:
-        """Return the most memory that the party uses at once in an exchange of so many rows.
+        """Return the most memory that the party uses at once in an exchange of a number of rows.
 
         >>> LayerAxes(columns=3, width=2, other=5).memory_bytes(rows=4)
         8192
@@ -456,7 +456,7 @@ def updates_bytes(layers: Sequence[LayerAxes]) -> int:
 
 
 def fits(columns: int, width: int) -> bool:
-    """Whether a layer of so many columns can be shared: its opening must fit half a frame."""
+    """Whether a layer of some columns can be shared: its opening must fit half a frame."""
     return 1 <= columns <= MOST_COLUMNS and 2 * ELEMENT_BYTES * columns * width <= LIMIT_BYTES
 
 
@@ -469,7 +469,7 @@ def read_columns(told: Payload, width: int, sender: str) -> int:
     columns = int.from_bytes(told, "little")
     if len(told) != COLUMNS_BYTES or not fits(columns, width):
         raise ProtocolError(
-            f"{sender} announced a layer of so many columns, which cannot be shared",
+            f"{sender} announced a layer with a number of columns that cannot be shared",
             got=f"{columns} in {len(told)} bytes",
             want=f"a number from 1 to {MOST_COLUMNS} in {COLUMNS_BYTES} bytes, whose layer fits "
             "half a frame",

@@ -127,7 +127,8 @@ def ring_of(agreed: Agreed) -> Ring | None:
 
     Raises:
         SpecError: the mode cannot be built.
-        ExposedCutError: with the other settings the mode would hide no cut; the error says why.
+        ExposedCutError: the mode would hide no cut with the other settings; the error states the
+            reason.
     """
     mode = secure_mode.make(agreed.secure)
     mode.refuse(agreed)

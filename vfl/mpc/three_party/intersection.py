@@ -63,7 +63,7 @@ class HiddenRows:
 
 
 def bins_for(pad: int) -> int:
-    """Return the number of bins for sets of so many ids.
+    """Return the number of bins for sets of a number of ids.
 
     >>> bins_for(1000)
     1398
@@ -81,8 +81,8 @@ def intersect(
     """Return shares of which of P0's rows are common, and of P1's columns of those rows.
 
     Args:
-        party: with agreed keys. Only the two ends of a link may read it: P0 must not read P1's
-            messages to P2, nor P2 those between the others.
+        party: this party, with agreed keys. Only the two ends of a link may read it: P0 must not
+            read P1's messages to P2, and P2 must not read those between the others.
         pad: number of ids that both sets appear to have.
         columns: number of P1's columns.
         ids: at P0 and P1 their own ids, normalised, each once; None at P2.
@@ -128,7 +128,7 @@ def moments(
         hidden: see `intersect`.
         own: at P0 its columns, standardised, axes (rows, columns); None elsewhere.
         columns: number of those columns.
-        min_common: with fewer common rows P1 refuses.
+        min_common: least number of common rows; with fewer P1 refuses.
 
     Returns:
         At P0 float64, axes (1 + all columns, 1 + all columns): of the number 1, P0's columns and

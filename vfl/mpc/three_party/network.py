@@ -168,7 +168,7 @@ class Network:
             targets: axes (rows, outputs), shared with the rules' `delta_bits`.
             loss: "cross_entropy" after a sigmoid, or "squared": the mean over rows of the squared
                 error summed over outputs.
-            learning_rate: of the mean gradient; rounded to about three decimal places.
+            learning_rate: factor of the mean gradient; rounded to about three decimal places.
 
         Raises:
             BadOptionError: a batch of too many rows for the rules' bits.
@@ -323,7 +323,7 @@ class Network:
 
     @staticmethod
     def _truncations(party: Party, bits: int, shift: int | None = None) -> tuple[Truncation, ...]:
-        """Return one division of a product with so many fraction bits.
+        """Return one division of a product with a number of fraction bits.
 
         The default is a division to the rules' bits.
         """
@@ -407,7 +407,7 @@ def require_rows(rules: Rules, rows: int) -> None:
     room = _MOST_ZMAX_BITS - rules.bits - rules.delta_bits - rules.magnitude_bits
     if _sum_bits(rows) > room:
         raise BadOptionError(
-            "sums over so many rows do not fit the ring",
+            "sums over this number of rows do not fit the ring",
             where="rows of a batch",
             got=f"{rows}, with {rules.bits} bits, {rules.delta_bits} delta_bits and "
             f"{rules.magnitude_bits} magnitude_bits",

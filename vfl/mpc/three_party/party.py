@@ -68,7 +68,7 @@ class Question:
     """A question to P2.
 
     Attributes:
-        number: of the operation.
+        number: number of the operation.
         shape: axes of the values in the question.
         bits: fraction bits of each result.
         value: whether f(x) is wanted, which shows the random signs of the values.
@@ -85,7 +85,7 @@ class Product:
     """A product of two shared tensors, and the divisions after it.
 
     Attributes:
-        number: of the operation.
+        number: number of the operation.
         left, right: operands that were opened before.
         operation: `ring.matmul`, `torch.mul` or another bilinear map.
         truncations: divisions after the product, in order, with the index correction.
@@ -127,8 +127,8 @@ class Party(Engine, ABC):
 
     Args:
         role: 0, 1 or 2.
-        links: to the other two, by role. Only P0 and P1 may read their link: with the dealer's
-            seeds it would disclose everything.
+        links: links to the other two parties, by role. Only P0 and P1 may read their link: with the
+            dealer's seeds it would disclose everything.
         rules: equal at all three parties.
 
     Attributes:
@@ -157,7 +157,7 @@ class Party(Engine, ABC):
         return self.rules.sends_40_bits and not function.positive
 
     def parts(self, count: int) -> list[slice]:
-        """Return the parts in which so many values go to P2, and come back."""
+        """Return the parts in which a number of values go to P2 and back."""
         whole = self.rules.mode == "thesis" or count < _LEAST_PARTED
         size = count if whole else -(-count // _PARTS)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -38,7 +38,7 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
 }
 #: Modules that do nothing at inference, or nothing to rows.
 _IDLE = (nn.Identity, nn.Dropout, nn.Flatten)
-_SOFTMAX = "leave it out: whoever receives the outputs applies it"
+_SOFTMAX = "leave it out: the receiver of the outputs applies it"
 _FUNCTION = "nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU or nn.Softplus"
 _NORM = "fold it into the nn.Linear before it: torch.nn.utils.fusion.fuse_linear_bn_eval"
 _FEATURES = "keep it at the owner of the columns, as a bottom, and share what it gives"

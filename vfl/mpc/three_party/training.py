@@ -114,7 +114,7 @@ class ThreePartyNetwork:
         """Share the targets of the training rows.
 
         Args:
-            count: how many rows.
+            count: number of rows.
             own: at the owner of the labels the result of `targets_of`; None elsewhere.
 
         Raises:
@@ -270,7 +270,7 @@ def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
     permutations, and a training ends near where it began.
 
     Args:
-        layers: of the network.
+        layers: layers of the network.
         secret: the holder's own secret.
     """
     found = {}
@@ -289,10 +289,10 @@ def whole_network(
     """Return the network equivalent to both parties' bottoms and the top.
 
     Args:
-        columns: of P0's and P1's rows.
+        columns: number of columns at P0 and at P1.
         width: width of linear bottoms whose cuts are summed, which are one linear layer of all
             columns; None where the top receives the rows themselves, side by side.
-        top: made of `nn.Linear` and element-wise functions, for one output of two classes.
+        top: module of `nn.Linear` and element-wise functions, with one output for two classes.
         classes: number of label classes, which put a sigmoid at the end; 0 for numbers.
 
     Raises:
@@ -356,7 +356,7 @@ def most_frame_bytes(layers: Sequence[Layer], rows: int) -> int:
     """Return the size of the largest frame of an exchange, or of the sharing before the first one.
 
     Args:
-        layers: of the network.
+        layers: layers of the network.
         rows: rows of the largest exchange.
 
     >>> most_frame_bytes([Layer(5, 4, "relu"), Layer(4, 1, "sigmoid")], rows=64) == BLOCK_BYTES

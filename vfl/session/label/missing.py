@@ -59,7 +59,7 @@ class PartialCuts(CutAggregator):
 
     Args:
         ends, ledger, stopping: see `CutAggregator`.
-        held: which aligned rows each feature party has, bool, axes (aligned rows,).
+        held: mask of each feature party's aligned rows, bool, axes (aligned rows,).
         missing: the learned vectors.
     """
 

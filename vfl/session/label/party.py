@@ -143,7 +143,7 @@ class Classification(Task):
 
 
 class ManyClasses(Classification):
-    """Classification with so many classes that a phase's outputs are not stored."""
+    """Classification with too many classes to store the outputs of a phase."""
 
     def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return reduced(outputs, labels)
@@ -210,8 +210,8 @@ def make_task(
         loss: a spec; None is the usual loss of the task.
 
     Raises:
-        SpecError: probabilities of so many classes cannot be calibrated, or the loss is for another
-            task.
+        SpecError: probabilities of this number of classes cannot be calibrated, or the loss is for
+            another task.
     """
     asked = None if loss is None else make_loss(loss, name)
     if name == "regression":
@@ -271,12 +271,12 @@ def training_weights(
 def batch_weights(
     weights: Tensor | None, rows: np.ndarray, counts: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """The weights of a batch's rows, axes (rows,); None where all weigh the same.
+    """The weights of a batch's rows, axes (rows,); None where all rows weigh the same.
 
     Args:
         weights: weights of all rows, from `training_weights`.
         rows: positions of the batch's rows.
-        counts: which rows count in the loss, axes (rows,); None for all.
+        counts: mask of the rows that the loss counts, axes (rows,); None for all.
         device: device of the result.
     """
     if weights is None:
@@ -304,7 +304,7 @@ class Meter:
     task.
 
     Args:
-        task: what the outputs mean.
+        task: task, which gives the outputs their meaning.
         phase: prefix of the metrics' names.
     """
 
@@ -399,7 +399,7 @@ class Progress:
     """Counters of the label party; checkpoints contain them, so a resumed run reports the whole.
 
     Args:
-        task: what the outputs mean.
+        task: task, which gives the outputs their meaning.
         ledger: ledger of the traffic.
         on_epoch: receives one record for each epoch.
 
@@ -577,7 +577,7 @@ class AnyLabelParty:
         terms: the agreed terms.
         own: its secret, its adversary, its device, and its checkpoints.
         task: the learning task.
-        records: where it counts.
+        records: destination of metrics and progress.
         stopping: selects the weights, and decides how long it trains.
 
     Attributes:
@@ -787,7 +787,7 @@ class LabelParty(AnyLabelParty):
         own: the party's private state; the initial weights of the top follow from its secret.
         objective: the learning objective.
         weights: trained weights, for evaluation and prediction.
-        records: where it counts.
+        records: destination of metrics and progress.
 
     Raises:
         SpecError: a plug-in does not fit, or the defense is undefined for such labels.

@@ -51,7 +51,7 @@ class Group(Protocol):
     """Collective operations of a party's ranks; every rank has to call them.
 
     Raises:
-        LostRankError: from every method: another rank ended, or was silent for too long.
+        LostRankError: another rank ended, or was silent for too long; every method raises it.
     """
 
     def add_up(self, values: Tensor) -> None:
@@ -110,7 +110,8 @@ class Ranks:
         alone: whether there are no other ranks.
 
     Raises:
-        LostRankError: from every collective method: another rank ended, or was silent for too long.
+        LostRankError: another rank ended, or was silent for too long; every collective method
+            raises it.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Ranks:
             size: number of ranks.
             store: torch's key-value store, to which all ranks are connected.
             timeout_s: the longest time that a rank may keep the others waiting.
-            device: where the models run; gradients on cards travel by NCCL.
+            device: device of the models; gradients on cards travel by NCCL.
         """
         from torch import distributed
 
@@ -285,7 +286,7 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
     Args:
         party: party of the rank.
         rank: number of the rank; None where it is unknown.
-        how: how it ended.
+        how: way in which the process ended.
     """
     return LostRankError(
         f"{'a rank' if rank is None else f'rank {rank}'} of party '{party}' was lost",

@@ -229,7 +229,7 @@ class RankMachines(FurtherRanks):
     Args:
         party: the party's own file.
         size: number of ranks, this process included.
-        patience_s: how long a rank may take to connect and to answer.
+        patience_s: seconds that a rank may take to connect and to answer.
 
     Raises:
         UserError: the address cannot be listened on.
@@ -333,8 +333,8 @@ def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -
     Args:
         party: the party's own file, which states whether they are on other machines.
         size: number of ranks, this process included.
-        patience_s: how long a rank may take to connect and to answer.
-        device: where rank 0's models run.
+        patience_s: seconds that a rank may take to connect and to answer.
+        device: device of rank 0's models.
 
     Raises:
         UserError, MissingDataError, DataError: see `RankMachines`.

@@ -125,7 +125,7 @@ class FurtherRanks:
     Args:
         party: party of the ranks.
         size: number of ranks, this process included.
-        patience_s: how long a rank may take to get ready, and to answer during the training.
+        patience_s: seconds that a rank may take to get ready, and to answer during the training.
     """
 
     def __init__(self, party: str, size: int, patience_s: float) -> None:
@@ -271,7 +271,7 @@ class RankProcesses(FurtherRanks):
 
     Args:
         party, size, patience_s: see `FurtherRanks`.
-        device: where rank 0's models run.
+        device: device of rank 0's models.
     """
 
     def __init__(self, party: str, size: int, patience_s: float, device: str = "cpu") -> None:

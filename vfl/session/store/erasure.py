@@ -69,7 +69,7 @@ class Kept:
     Attributes:
         files: a glob below the folder of party.toml; `**` matches folders.
         holds: row data that they contain; empty where they contain none.
-        forget: what `vfl forget` does with them; empty if it leaves them unchanged.
+        forget: action of `vfl forget` on them; empty if it leaves them unchanged.
     """
 
     files: str
@@ -447,7 +447,7 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
     shorter, least = alignment.without(places), party.consent.min_common
     if shorter.common < least:
         raise ConsentError(
-            f"party '{party.party}' does not consent to so few common rows",
+            f"party '{party.party}' requires more common rows",
             got="fewer, after the removal of erased rows",
             want=f"at least {least}",
             fix="vfl align, or a smaller min_common in its own file",

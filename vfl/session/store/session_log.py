@@ -75,7 +75,8 @@ class Line(Settings):
             before and after.
         rows, passes, statistics, bytes_up, bytes_down: spending of the session; see `Spent`.
         epsilon: privacy spent of one row's inputs; None where no epsilon is stated.
-        outcome: how it ended, or why it was refused: "well", or the code and text of an error.
+        outcome: end of the session, or reason of a refusal: "well", or the code and text of an
+            error.
         heads: heads of the logs of the other parties in the session.
         settings: for "consent": the settings of [consent] that differ from their defaults.
     """

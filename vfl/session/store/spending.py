@@ -76,7 +76,7 @@ class Spending(Generic[Kept]):
         """Be the only process that spends from the store, until the block ends.
 
         Args:
-            patience_s: how long to wait for another process that does.
+            patience_s: seconds to wait for another process with the lock.
 
         Raises:
             RunFolderError: another process already does.

@@ -48,7 +48,7 @@ class Recorder:
     Args:
         folder: folder of the trace.
         party: party that records.
-        settings: what to record.
+        settings: settings of the recording.
         terms: the agreed terms.
         split: split of the aligned rows.
     """

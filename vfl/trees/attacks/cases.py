@@ -72,7 +72,7 @@ class Sides(nn.Module):
 
     Args:
         ranks: meaning of the numbers that represent the party's cells.
-        binning: how the party puts its cells into bins.
+        binning: binning of the party's cells.
         splits: splits on its columns, in the order of the queries.
     """
 

@@ -20,7 +20,7 @@ class Nodes(Attack):
     weigh n^-decay. The numbers that `splits` computes from the own columns count as one more round.
 
     Args:
-        decay: how fast the weight of later rounds falls; 0 weighs all alike.
+        decay: rate at which the weight of later rounds falls; 0 gives all the same weight.
         strength: weight of the errors against the squared penalty.
 
     Raises:

@@ -22,7 +22,7 @@ class Splits(Attack):
     trees.
 
     Args:
-        decay: how fast the weight of later splits falls; 0 weighs all alike.
+        decay: rate at which the weight of later splits falls; 0 gives all the same weight.
         strength: weight of the errors against the squared penalty.
 
     Raises:

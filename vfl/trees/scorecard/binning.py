@@ -63,7 +63,7 @@ def merged(
 
 
 def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.ndarray, int]:
-    """Join fine bins, so that each cell has at least so many rows, or no rows.
+    """Join fine bins, so that each cell has at least `floor` rows, or no rows.
 
     Neighbours are joined where bins have an order. Categories below the floor share one cell, or
     join the largest if they are too few together. Missing cells are treated the same way.

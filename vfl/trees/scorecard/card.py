@@ -41,8 +41,8 @@ class CardColumn(OwnColumn):
         counts: goods and bads of the training rows, int64, axes (bins, 2).
         shift: population stability index of later rows against the training rows; NaN without later
             rows.
-        coefficient, error, p_value: from the regression on weights of evidence; NaN where the
-            column is not on the card.
+        coefficient, error, p_value: estimates from the regression on weights of evidence; NaN where
+            the column is not on the card.
     """
 
     counts: np.ndarray
@@ -74,7 +74,7 @@ class Card:
         scale: scale of the scores.
         columns: columns of all parties, party by party.
         base: points of a row without any column.
-        intercept, error: from the regression.
+        intercept, error: estimates from the regression.
         correlation: correlation of weights of evidence, axes (columns, columns).
         scores: counted scores of each part's rows, by its name.
     """

@@ -30,7 +30,7 @@ _Where = Annotated[
         "EXPERIMENT.toml|PROJECT|RUN",
     ),
 ]
-_Runs = Annotated[Path, option("Where run folders go (in process).")]
+_Runs = Annotated[Path, option("Parent folder of run folders (in one process).")]
 #: Settings of a card, for an experiment with another model.
 _OF_CARDS = ("model=scorecard", "train.epochs=1", "train.patience=0", "train.keep=last")
 
@@ -62,7 +62,7 @@ def scorecard(
     reasons: Annotated[
         int | None,
         option(
-            "Also score the rows that vfl predict answers, with so many reasons each.",
+            "Also score the rows of vfl predict, with this number of reasons for each row.",
             min=0,
             max=4,
         ),

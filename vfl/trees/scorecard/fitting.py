@@ -148,7 +148,7 @@ class Local:
 
 
 def counts_of(fine: np.ndarray, bad: np.ndarray, count: int) -> np.ndarray:
-    """Count goods and bads of each of so many bins, int64, axes (bins, 2).
+    """Count goods and bads of each bin, int64, axes (bins, 2).
 
     Args:
         fine: the bin of each row, int64.

@@ -122,16 +122,16 @@ class Scorecard(CellsMode):
 
     def promise(self, agreed: Agreed) -> str:
         own = (
-            "a feature party learns the weight of evidence of each merged bin of its columns, none "
-            f"of fewer than {self.floor} rows"
+            "a feature party learns the weight of evidence of each merged bin of its columns, "
+            f"except bins of fewer than {self.floor} rows"
         )
         if self.needs_keys:
             return (
                 f"{agreed.label_party} learns goods and bads of each cell of at least {self.floor} "
-                "rows, correlations, sums of the regression and, of each row that is tested or "
-                f"asked for, each party's points; {own}, and coefficients of its columns; "
-                f"{self.helper} learns cells of columns, and margins, of rows that it cannot tell "
-                "unless it colludes"
+                "rows, correlations, sums of the regression and, for each row that is tested or "
+                f"predicted, each party's points; {own}, and coefficients of its columns; "
+                f"{self.helper} learns cells and margins, but not which column or row each belongs "
+                "to, unless it colludes"
             )
         return (
             f"{agreed.label_party} learns the bin of every cell, and no name, edge or category; "
@@ -145,5 +145,5 @@ class Scorecard(CellsMode):
         return end(self, party, terms, rows, place)
 
     def most_sums(self, columns: int) -> int:
-        """Return how often a card of so many columns requests sums, at most."""
+        """Return the most requests for sums of a card of a number of columns."""
         return (1 + columns) * _MOST_STEPS * MOST_HALVINGS

@@ -76,7 +76,7 @@ def card_page(loaded: LoadedCard) -> Content:
     sections = [
         Section(title="Points", tables=[points_table(loaded, on_card)], below=_of_points(loaded)),
         Section(
-            title="What each column tells",
+            title="Information of each column",
             tables=[columns_table(loaded)],
             below=_of_columns(loaded),
             roomy=True,
@@ -264,20 +264,19 @@ _OF_REGRESSION = (
 def _of_columns(loaded: LoadedCard) -> str:
     later = "validation and test" if loaded.mode.needs_keys else "validation"
     return (
-        "An information value above 0.5 is called suspicious: a column that tells so much often "
-        "knows the outcome (Siddiqi 2006). Stability: population stability index of "
-        f"{later} rows beside training rows; below 0.1 stable, above 0.25 another population. "
-        "Variance inflation and correlation: of weights of evidence, among all columns that tell "
-        "something."
+        "An information value above 0.5 is suspicious: such a column is often derived from the "
+        f"outcome (Siddiqi 2006). Stability: population stability index of {later} rows beside "
+        "training rows; below 0.1 means stable, above 0.25 another population. Variance inflation "
+        "and correlation are those of weights of evidence, among all informative columns."
     )
 
 
 def _of_points(loaded: LoadedCard) -> str:
     base = f" Each row begins with {loaded.card.base} points." if loaded.card.base else ""
     return (
-        "A score is the sum of the points of a row's bins."
-        f"{base} Weight of evidence: ln(share of goods / share of bads). Of bins with fewer than "
-        f"{loaded.mode.floor} training rows nothing is computed; their weight is 0."
+        f"A score is the sum of the points of a row's bins.{base} Weight of evidence: ln(share of "
+        f"goods / share of bads). A bin with fewer than {loaded.mode.floor} training rows has the "
+        "weight 0, and nothing else is computed for it."
     )
 
 
@@ -328,7 +327,7 @@ def _glance(loaded: LoadedCard) -> Glance:
 
 def _of_shift(loaded: LoadedCard, shift: float | None) -> str:
     if "train" not in loaded.card.scores:
-        return "nobody has scores of training rows"
+        return "training rows have no scores"
     return "beside the training rows" if shift is None or shift < _STABLE else "look at it"
 
 
@@ -366,7 +365,7 @@ def _of_scores(loaded: LoadedCard) -> list[Section]:
         "the training rows."
     )
     if "train" not in loaded.card.scores:
-        below += " There is none here: nobody has scores of training rows."
+        below += " It is missing here, because training rows have no scores."
     apart = Section(
         title="How scores separate",
         drawings=[_apart(scores[part], part), _calibration(loaded, scores[part], part)],
@@ -441,9 +440,9 @@ def _of_correlation(loaded: LoadedCard) -> Section:
     found.sort(key=lambda one: -one[0])
     tables = [Table(["column", "column", "correlation"], [row for _, row in found[:_PAIRS]], 2)]
     below = (
-        f"Of weights of evidence: {min(_PAIRS, len(found))} of the {len(found)} pairs that reach "
-        f"{_CORRELATED}. Of columns whose variance is inflated beyond the bound, those that tell "
-        "least are left out first."
+        f"Correlations of weights of evidence: {min(_PAIRS, len(found))} of the {len(found)} pairs "
+        f"that reach {_CORRELATED}. Columns whose variance is inflated beyond the bound are left "
+        "out, those with the least information value first."
     )
     if not found:
         return Section(title="Correlated columns", below=f"No pair reaches {_CORRELATED}.")
@@ -468,29 +467,29 @@ def _of_knowledge(loaded: LoadedCard) -> Section:
 def _of_bins(label: str, mode: Scorecard) -> str:
     return (
         f"{label} learns the fine bin of every training and validation cell of every party, as "
-        "with trees and protect=order: counts, correlations and stability are computed there, and "
-        f"no noise protects them. It learns no name, edge or category of others. {_told(mode)}"
+        "with trees and protect=order. It computes counts, correlations and stability, and no "
+        f"noise protects them. It learns no name, edge or category of other parties. {_told(mode)}"
     )
 
 
 def _of_sums(label: str, mode: Scorecard) -> str:
     return (
         f"{label} learns sums over training rows: rows and bads of each cell, correlations, and "
-        "the sums of each step of the regression; of no training row a bin or a score. An owner "
-        f"merges cells with fewer than {mode.floor} rows before it counts. Sums are exact and have "
-        f"no noise. {mode.helper} learns the cells of rows that it cannot tell, and their margins, "
-        "and undoes more if it colludes. Each party learns the coefficients of its columns in "
-        f"every step. {_told(mode)}"
+        "the sums of each step of the regression. It learns no bin or score of a single training "
+        f"row. An owner merges cells with fewer than {mode.floor} rows before it counts. Sums are "
+        f"exact and have no noise. {mode.helper} learns the cells and margins of rows, but not "
+        "which row each belongs to; it learns more if it colludes. Each party learns the "
+        f"coefficients of its columns in every step. {_told(mode)}"
     )
 
 
 def _told(mode: Scorecard) -> str:
     answers = "the sum of its points" if mode.reasons == "party" else "points of each column"
     return (
-        "Another party learns the weight of evidence of each merged bin of its own columns, which "
-        f"with its own counts is the rate of bads there; of bins with fewer than {mode.floor} rows "
-        f"it learns nothing, and of all at most {mode.budget} numbers in a training. Of each row "
-        f"that is asked for it answers {answers}."
+        "Another party learns the weight of evidence of each merged bin of its own columns; with "
+        "its own counts it derives the rate of bads there. It learns nothing about bins with "
+        f"fewer than {mode.floor} rows, and at most {mode.budget} numbers in a training. For each "
+        f"requested row it answers with {answers}."
     )
 
 
