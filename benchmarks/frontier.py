@@ -325,10 +325,10 @@ class Claims:
         """Figures of one defense.
 
         Args:
-            attacks: what each reached, by seed.
+            attacks: value of each attack, by seed.
             blind: attacks that read nothing with a label in it; the best one first.
-            utility: of the victims, by seed.
-            free: the same of label-free bottoms; the best one first.
+            utility: utility of the victims, by seed.
+            free: utility of label-free bottoms, by seed; the best one first.
         """
         ahead = chance_above(advantage(utility, free[0]), 0.0)
         return cls(
@@ -362,8 +362,8 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
     """Places of the defenses of one task.
 
     Args:
-        rows: of that task; seeds that an attacker without labels lacks are left out. Of a defense
-            those count that it has.
+        rows: result rows of that task, without seeds that an attacker without labels lacks. A
+            defense counts with the seeds that it has.
     """
     without = rows[rows.family.isin((NO_MODEL, LABEL_FREE))]
     of_each = [set(own.seed) for _, own in without.groupby("defense")]

@@ -387,7 +387,7 @@ def bench_verify(
     """Train and attack a random share of the rows of pages again.
 
     Args:
-        pages: of `PAGES`.
+        pages: one of `PAGES`.
         tasks: names of tasks, of benchmarks or of files of rows; by default all of a page.
         share: share of the trained defenses of each page.
         draw: number of the random draw.

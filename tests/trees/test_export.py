@@ -1,7 +1,10 @@
 """A forest leaves vfl as JSON with which XGBoost computes the same."""
 
+import ast
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +17,7 @@ from vfl.core.storage import read_json
 from vfl.training.export import export_half
 from vfl.training.run import evaluate, predict, train
 
+ROOT = Path(__file__).parents[2]
 ROWS = 500
 COLUMNS = {"bank": ["income", "since"], "shop": ["city", "basket"], "lender": ["age"]}
 LABELS = {
@@ -66,6 +70,24 @@ def cells_of(booster, table):
         if kind == "c":
             frame[name] = pd.Categorical(frame[name], categories=["ulm", "jena", "bonn", "Köln"])
     return XGBOOST.DMatrix(frame, enable_categorical=True)
+
+
+def test_the_block_of_the_page_on_trees(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "trees.md").read_text(encoding="utf-8")
+    (sample,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    plain = table_of("two").replace({"city": {"Köln": "Kiel"}})  # the page asks for ASCII
+    monkeypatch.setitem(globals(), "table_of", lambda kind: plain)
+    run, table = run_of(tmp_path, "two")
+    export_half(run, "lender", "xgboost", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    *steps, last = ast.parse(sample).body
+    found = {"xgboost": XGBOOST, "table": table}
+    exec(compile(ast.Module(steps, []), "trees.md", "exec"), found)
+    answers = eval(compile(ast.Expression(last.value), "trees.md", "eval"), found)
+    predict(RunFolder.open(run))
+    predicted = pd.read_csv(run / "predictions.csv", index_col="id").probability_yes
+    wanted = answers[table.index.get_indexer(predicted.index)]
+    np.testing.assert_allclose(predicted, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", LABELS)

@@ -206,8 +206,8 @@ def protected(attacks: Sequence[Values], baselines: Sequence[Values], margin: fl
 
     Args:
         attacks: values of each.
-        baselines: of which any may be the best.
-        margin: what counts as no leak.
+        baselines: values of the baselines; any of them may be the best.
+        margin: largest advantage that is no leak.
     """
     rivals = rivals_of(baselines)
     return max((below_best(one, rivals, margin) for one in attacks), default=1.0)
@@ -221,9 +221,9 @@ def below_best(values: Values, rivals: Sequence[Values], margin: float = 0.0) ->
     with ten baselines, it would pass one in nine attacks as worse that equal them.
 
     Args:
-        values: of an attack, or of anything else.
+        values: values of an attack, or of anything else.
         rivals: baselines of which any may be the best; see `rivals_of`.
-        margin: what counts as no more.
+        margin: largest difference that does not count.
     """
     return simes([chance_below(advantage(values, one), margin) for one in rivals])
 
