@@ -400,6 +400,21 @@ def test_labels_of_a_binary_loss_are_classes(tmp_path, several):
     assert figure(compared.table, "none", "auc")[0] > 0.9
 
 
+def test_a_model_with_a_label_a_token_is_compared_by_its_loss(tmp_path):
+    words = torch.randint(0, 9, (40, 5), generator=torch.Generator().manual_seed(0))
+
+    def of_words(codec, defense, seed):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+        return vfl.split(net, "0", words[:2], row_axes=2, codec=codec, defense=defense, seed=seed)
+
+    batches = [(one, one) for one in words.split(10)]
+    asked = {"codecs": ["none", "topk:k=1"], "seeds": [0], "epochs": 1, "out": tmp_path, **QUIET}
+    found = vfl.compare(of_words, batches, **asked)
+    assert not found.failed
+    assert found.sentence.startswith("With none the test loss is ")
+
+
 def test_every_fifth_batch_is_held_out_without_test_rows(tmp_path):
     inputs, labels = rows()
     batches = list(zip(inputs.split(30), labels.split(30), strict=True))

@@ -252,8 +252,12 @@ class LoadedGrid:
         """The measure of a comparison: the requested one, or the one that fits its first run."""
         if (asked := settings_of(self.experiment).measure) is not None:
             return asked
-        guesses = (run.summary.get("guess") or {} for run in self.runs.values())
-        return next(map(fitting_quality, guesses), "accuracy")
+        for run in self.runs.values():
+            found = run.summary
+            if not found.get("guess") and "test_loss" in found and "test_accuracy" not in found:
+                return "loss"  # of a model with a label a token
+            return fitting_quality(found.get("guess") or {})
+        return "accuracy"
 
     def _trained(self) -> Iterator[Record]:
         """Yield all records of each training, except records of attacks."""
