@@ -94,7 +94,7 @@ def test_a_cluster_of_one_machine_listens_on_the_loopback_alone(variables, failu
             time.sleep(0.2)
     assert process.returncode == (1 if failure else 0), (tmp_path / "log").read_text()
     assert addresses
-    assert addresses <= {"127.0.0.1", "[::1]"}
+    assert addresses <= {"127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"}
     assert not [pid for pid in seen if Path(f"/proc/{pid}/exe").exists()]
     failures = [json.loads(one.read_text()) for one in tmp_path.rglob("failure.json")]
     assert {one["got"] for one in failures} == ({failure} if failure else set())
