@@ -423,9 +423,9 @@ def _study(
     command = command_of(kind, str(path), *place, settings=overrides, device=device)
     found = run_study(study, target, command, cells, jobs, device, say_cell, ray)
     if json:
-        emit(found.content | {"report": str(found.page), "sentence": found.sentence})
+        emit(found.content | {"report": str(found.page), "sentence": found.glance.sentence})
     else:
-        _print_results(found.sentence, found.text, found.page)
+        _print_results(found.glance.sentence, found.text, found.page)
     exit_with_failures(found.failed)
 
 
@@ -453,7 +453,7 @@ def _add_attack(
     if json:
         emit(found.content)
     else:
-        _print_results(found.sentence, found.text, found.page)
+        _print_results(found.glance.sentence, found.text, found.page)
     exit_with_failures(found.failed)
 
 

@@ -303,8 +303,14 @@ class Results:
 
     @property
     def sentence(self) -> str:
-        """Main result, in one sentence."""
-        return self.glance.sentence
+        """Main result, in one sentence; and the first reason, if cells have failed."""
+        if not self.failed:
+            return self.glance.sentence
+        count, first = len(self.failed), self.failed[0]
+        cells = "1 cell" if count == 1 else f"{count} cells"
+        why = (first.failure or {}).get("what", "")
+        said = f"{cells} failed: {first.cell.title}: {why}."
+        return f"{self.glance.sentence} {said}".strip()
 
     def to_latex(
         self,
