@@ -415,7 +415,7 @@ class _Joined:
         others: rows of each party that are in no session.
         ids: ids of the rows.
         digest: digest of a private alignment; None without one.
-        held: which rows each feature party has, bool, where some are missing.
+        held: mask of the rows that each feature party has, bool, if some are missing.
         rules: rules by which ids were compared.
     """
 
