@@ -44,8 +44,9 @@ def verified(folder, key):
 
 
 def test_a_signed_release_is_verified_and_a_changed_file_is_not(dist, tmp_path, capsys):
-    assert release.main(["--only", "sign", "--key", str(tmp_path / "release.key")]) == 0
-    assert verified(dist, tmp_path / "release.pub") == 0
+    for _ in range(2):  # the second time the report of the first lies there
+        assert release.main(["--only", "sign", "--key", str(tmp_path / "release.key")]) == 0
+        assert verified(dist, tmp_path / "release.pub") == 0
     assert f"vfl {release.version()}" in capsys.readouterr().out
     release.new_key(tmp_path / "other.key")
     assert verified(dist, tmp_path / "other.pub") == 1
