@@ -30,7 +30,7 @@ def test_questions_are_counted_by_weights_and_by_hour(ledger, monkeypatch):
     later = time.time() + 3601
     monkeypatch.setattr(time, "time", lambda: later)
     ledger.require(ONE, 2, LIMITS)
-    with pytest.raises(ConsentError, match="so many questions") as refused:
+    with pytest.raises(ConsentError, match="fewer questions") as refused:
         ledger.require(ONE, 3, LIMITS)
     assert (refused.value.got, refused.value.want) == ("6", "at most 5")
     ledger.count(ONE, 2)
@@ -63,7 +63,7 @@ def test_the_ledger_of_a_party_has_its_questions(tmp_path):
     (questions,) = [one for one in ledger.others if isinstance(one, QuestionLedger)]
     questions.count(ONE, 1)
     ledger.restored()
-    with pytest.raises(ConsentError, match="so many questions"):
+    with pytest.raises(ConsentError, match="fewer questions"):
         questions.require(ONE, 1, LlmLimits())
 
 

@@ -201,7 +201,7 @@ def test_questions_side_by_side_count_each(parties):
     assert len(user.ask_all([PROMPT, PROMPT], 1).answers) == 2
     user.deal(len(PROMPT), 1, texts=2)
     assert user.left() == {"4-1x2": 1}
-    with pytest.raises(PeerFailedError, match="so many questions"):
+    with pytest.raises(PeerFailedError, match="fewer questions"):
         user.ask_all([PROMPT, PROMPT], 1)
     assert user.ask(PROMPT, 1).tokens == project.model.generate(PROMPT, 1)
 
@@ -437,7 +437,7 @@ def test_what_was_answered_is_shown_when_a_later_question_is_not(parties, capsys
         "owner", "dealer", model=small_model(vocabulary=256), limits={"max_questions": 1}
     )
     user = project.user()
-    with pytest.raises(PeerFailedError, match="so many questions"):
+    with pytest.raises(PeerFailedError, match="fewer questions"):
         command._asked(user, ["abcdef", "abcd"], 2, [], greedy, quiet=False)
     assert "abcd: " in capsys.readouterr().out
 
