@@ -50,6 +50,7 @@ def service(bank_project, monkeypatch, tmp_path):
     return standing
 
 
+@pytest.mark.usefixtures("without_worker")
 def test_the_superlink_tells_its_address_and_ends_with_the_command(vfl, service):
     done = vfl("up", "project")
     assert (done.code, done.out) == (130, "")
@@ -58,6 +59,7 @@ def test_the_superlink_tells_its_address_and_ends_with_the_command(vfl, service)
     assert service.stopped == 1
 
 
+@pytest.mark.usefixtures("without_worker")
 def test_the_supernode_repeats_what_vfl_says_and_nothing_else(vfl, service):
     service.looks = iter(
         [
