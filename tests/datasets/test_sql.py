@@ -51,8 +51,9 @@ def test_the_rows_of_a_query(database, loans):
     assert isinstance(table, Spill)  # by column, and not in memory as a whole
     want = loans.sort_values("id", ignore_index=True)
     for name in ("x", "id", "town"):
+        found, same = (one[name].astype(object) for one in (table, want))
         pd.testing.assert_series_equal(
-            table[name], want[name], check_dtype=False, check_names=False
+            found.where(found.notna(), None), same.where(same.notna(), None), check_names=False
         )
     small = read_table(database, TableFormat(query=f"{QUERY} LIMIT 5"))
     assert small["id"].tolist() == [0, 1, 2, 3, 4]
