@@ -282,6 +282,6 @@ def _refused(where: str, candidates: Sequence[str]) -> DataError:
         where=where,
         got="bytes that fit " + (" or ".join(candidates) or "no other known encoding either"),
         want="UTF-8, or the name of the encoding",
-        fix=f'{ask}set encoding = "{name}" in [data] (vfl init, vfl join: --encoding {name}); or '
-        "save the table as UTF-8",
+        fix=f'{ask}set encoding = "{name}" in [data] (vfl join --encoding {name}, vfl init '
+        f"--encoding [PARTY=]{name}); or save the table as UTF-8",
     )
