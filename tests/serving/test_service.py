@@ -39,6 +39,7 @@ from vfl.datasets import PartyData, Split
 from vfl.datasets.encode import TableEncoder
 from vfl.serving.front import LeadSettings, Rows, settings_file, settings_of
 from vfl.serving.local import serve
+from vfl.serving.service import Service
 from vfl.session.store.party_folder import own_ledger, own_terms
 from vfl.training import run
 from vfl.training.promotion import promote, promoted_runs, roll_back, running_service
@@ -196,6 +197,19 @@ def test_a_promotion_and_its_rollback_lose_no_request(local, trained_run, other)
     assert promoted_runs(trained_run.parent) == ["other", "run"]
     assert (run_status(trained_run).state, run_status(trained_run).promoted) == ("serving", True)
     assert (run_status(other).state, run_status(other).promoted) == ("ended", False)
+
+
+def test_a_promotion_is_reported_once_the_run_answers(local, trained_run, other, monkeypatch):
+    local()
+    reported, begin = [], Service._open
+
+    def watched(service, serving):
+        reported.append(running_service(trained_run).run)
+        begin(service, serving)
+
+    monkeypatch.setattr(Service, "_open", watched)
+    promote(other)
+    assert reported == ["run"]
 
 
 def test_a_run_that_cannot_be_served_is_not_promoted(local, trained_run, other):

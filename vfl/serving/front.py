@@ -763,10 +763,9 @@ class HttpFront(ServingFront):
             cache_rows=settings.cache_rows,
             ended=lambda: ended() or stop.exists(),
             figures=Figures(),
-            opened=lambda service: self._desk.take_over(service),
         )
         kept = clients or folder / FOLDER
-        self.service = self._make()
+        self.service = self._make(opened=self._opened)
         self._desk = Desk(self.service)
         token_file = Path(settings.token or folder / _TOKEN_FILE)
         named = Clients(kept, owner)
@@ -842,16 +841,15 @@ class HttpFront(ServingFront):
     def successor(self) -> HttpFront:
         """See `ServingFront.successor`."""
         following = copy(self)
-        following.service = self._make(waits=False)  # the present run answers meanwhile
+        # The present run answers meanwhile.
+        following.service = self._make(opened=following._opened, waits=False)
         following.service.loop = self.service.loop
         return following
 
     def play(self, serving: ServingParty) -> None:
         """See `Service.play`."""
-        told = running_service(self._state.parent)
-        if told is None or told.run != self._run:
-            with suppress(StorageError):  # a full disk must not prevent answers
-                self._tell(run=self._run)
+        if self._desk.now is self.service:  # requests wait for this run
+            self._tell_run()
         self.service.play(serving)
 
     def retire(self) -> None:
@@ -864,6 +862,17 @@ class HttpFront(ServingFront):
         now = None if told is None else told.run
         with suppress(StorageError):
             self._tell(run=now, refused={"run": run, "at": time.time(), **error.record()})
+
+    def _opened(self, service: Service) -> None:
+        """Answer from now on; `vfl promote` returns once the file names this run."""
+        self._desk.take_over(service)
+        self._tell_run()
+
+    def _tell_run(self) -> None:
+        told = running_service(self._state.parent)
+        if told is None or told.run != self._run:
+            with suppress(StorageError):  # a full disk must not prevent answers
+                self._tell(run=self._run)
 
     def _tell(self, **more: Any) -> None:
         write_json(self._state, {"address": self.address, "process": os.getpid(), **more})
