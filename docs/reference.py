@@ -137,13 +137,18 @@ def pages() -> dict[str, str]:
     }
 
 
+def models_of_files() -> dict[str, Any]:
+    """The model of each file of settings, by the file's name."""
+    models: dict[str, Any] = {"EXPERIMENT.toml": Experiment, "party.toml": PartyFile}
+    for product in products().values():
+        models |= {name: named(path) for name, path in product.files.items()}
+    return models
+
+
 def settings_page() -> str:
     """Every setting of every file with its type, default and meaning."""
     lines = ["# Settings", "", "A default that reads `-` means that the setting must be given.", ""]
-    models = {"EXPERIMENT.toml": Experiment, "party.toml": PartyFile}
-    for product in products().values():
-        models |= {name: named(path) for name, path in product.files.items()}
-    for name, model in models.items():
+    for name, model in models_of_files().items():
         lines += [f"## {name}", "", FILES[name], ""]
         for path, table in tables_of(model):
             if path:

@@ -74,7 +74,7 @@ class Apps(Flower):
         self.file, self.replies = file, []
 
     def pull_messages(self, identifiers):
-        failed = [one for one in self.replies if "failure" in one["session"]]
+        failed = [one for one in self.replies if one["failure"] != "{}"]
         return [reply_of(identifier, one) for identifier in identifiers for one in failed]
 
     def _play(self, asked, name, identifier):

@@ -349,7 +349,8 @@ def test_other_tops_on_label_free_bottoms():
     ahead = zip(gains, false_discovery_control(chances) <= 0.05, strict=True)
     said = ", ".join(f"{top} on `{defense}` ({task})" for (task, defense, top), ok in ahead if ok)
     text = (RESULTS / "frontier.md").read_text(encoding="utf-8")
-    assert f"{said} of {len(gains)} tries" in text
+    assert f" {len(gains)} tries of " in text
+    assert f"ahead by more than 1 point: {said}." in text
 
 
 # --- private training -----------------------------------------------------------------------------

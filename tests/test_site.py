@@ -136,7 +136,8 @@ def test_questions_of_the_first_week_are_answered_within_two_clicks(site, page):
 
 def test_every_setting_has_a_type_and_a_meaning(reference):
     shown = reference.settings_page()
-    for model, _ in reference.FILES.values():
+    assert set(reference.models_of_files()) == set(reference.FILES)
+    for model in reference.models_of_files().values():
         for path, table in reference.tables_of(model):
             for name, kind, default, meaning in reference.rows_of(table):
                 assert kind, f"{path}.{name}"
