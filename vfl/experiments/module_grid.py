@@ -174,7 +174,9 @@ class Recipe:
         """Return a digest of the code and the settings that modules come from."""
         behind = [_behind(one) for role in _ROLES if callable(one := getattr(self, role))]
         code = code_of(*(one for functions, _ in behind for one in functions))
-        code += "".join(_ADDRESS.sub("", text) for _, text in behind)
+        held = "".join(_ADDRESS.sub("", text) for _, text in behind)
+        if held.strip():  # a digest, since what a callable holds may be rows
+            code += hashlib.sha256(held.encode()).hexdigest()
         how = sorted(recipe_of(self.train).model_dump(include={*RECIPE}).items())
         settings = "" if self.fit else f"{how} {self.loss}"
         return f"{code} {settings}".strip()
@@ -266,7 +268,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def _behind(given: object) -> tuple[list[FunctionType | type], str]:
-    """Return the functions and classes behind a callable, and the values that it holds."""
+    """Return the functions and classes behind a callable, and its values as `repr` shows them."""
     if isinstance(given, FunctionType | type):
         return [given], ""
     if isinstance(given, partial):

@@ -4,7 +4,7 @@ A machine of the cluster shares no disk with this one. So an actor works in a fo
 receives a copy of the cell's folder, continues the cell, and returns the folder. Ray's object store
 holds the rows once on each machine. If a worker dies, only its cell's progress is lost, and another
 worker begins the cell again. Inside the cluster Ray passes objects in its own form, as
-pickles: all of its machines have to be one's own.
+pickles: use only machines that belong to you.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from vfl.config.experiment import memory_bytes
 from vfl.core.errors import ConfigError, PeerError, UserError
@@ -49,6 +49,8 @@ _ENVIRONMENT = {
 #: Ray itself replaces 127.0.0.1 by the address of another interface unless this is set before it is
 #: imported; it listens on all interfaces then.
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+#: Variables with which this process, and the cluster that it starts, know each other.
+_TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 _HOST = "127.0.0.1"
 #: Address of a cluster of this machine alone, which starts and ends with the command.
 LOCAL = "local"
@@ -150,7 +152,7 @@ def _memory(text: str) -> int | None:
     return None if text == "auto" else memory_bytes(text)
 
 
-class RayCluster:
+class RayCluster(AbstractContextManager["RayCluster"]):
     """A connection to a cluster, and the rows that it holds; as a context manager it ends.
 
     Args:
@@ -168,8 +170,9 @@ class RayCluster:
         self._head: Service | None = None
         loopback = address == LOCAL or is_loopback(address.rpartition(":")[0])
         os.environ |= _ENVIRONMENT | (_LOOPBACK if loopback else {})
+        self._before = {name: os.environ.get(name) for name in _TOKEN}
         if address == LOCAL:
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            os.environ |= zip(_TOKEN, ("token", secrets.token_hex(32)), strict=True)
         early = "ray" in sys.modules
         try:
             ray: Any = importlib.import_module("ray")
@@ -241,16 +244,12 @@ class RayCluster:
             self._head.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        for name, value in self._before.items():  # the next cluster has another token, or none
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
+        """See `close`."""
         self.close()
 
     @classmethod

@@ -72,7 +72,7 @@ OnToken = Callable[[int, int], bool]
 
 
 def has_token(shape: DecoderShape, token: int) -> bool:
-    """Whether a question may have a token; padding has no position, and P0 does not see where."""
+    """Return whether questions may contain a token: not padding, whose place P0 cannot see."""
     return 0 <= token < shape.vocabulary and token != getattr(shape, "padding", -1)
 
 

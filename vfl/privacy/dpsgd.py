@@ -203,7 +203,7 @@ class RowClipper:
         return torch.cat([one.reshape(-1) for one in parts]), norms
 
     def follows_rules(self, calls: Sequence[Call], rows: int) -> bool:
-        """Whether rules of layers can compute the gradients of a batch of this size."""
+        """Return whether every layer has a rule for gradients by row at this batch size."""
         ruled = bool(self.trusts_rules and not self._shared and calls)
         return ruled and self._recorder.ruled(calls, rows)
 

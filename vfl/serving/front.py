@@ -869,8 +869,8 @@ class HttpFront(ServingFront):
         self._tell_run()
 
     def _tell_run(self) -> None:
-        told = running_service(self._state.parent)
-        if told is None or told.run != self._run:
+        stored = running_service(self._state.parent)
+        if stored is None or stored.run != self._run:
             with suppress(StorageError):  # a full disk must not prevent answers
                 self._tell(run=self._run)
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vfl.config.toml import Settings
 from vfl.core.errors import DisagreementError, ProtocolError
-from vfl.core.frame import LIMIT_BYTES, Kind, Link
+from vfl.core.frame import Kind, Link
 from vfl.datasets import Split
-from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes
+from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes, require_frame
 from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.session.secure_mode import OwnRows
 from vfl.trees.sums import Summing, largest_frame
@@ -101,13 +101,7 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
             raise other_parties()
         self._check(facts)
         sizes = self._sizes(facts)
-        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
-            raise ProtocolError(
-                "the masks of all rows fit no frame",
-                got=f"{sizes.frame_bytes} bytes",
-                want=f"at most {LIMIT_BYTES} bytes",
-                fix="fewer rows or columns",
-            )
+        require_frame(sizes.frame_bytes, "the masks of all rows")
         return sizes
 
     def _sizes(self, facts: _Facts) -> Sizes:

@@ -420,7 +420,7 @@ def codec_tables(
 
 
 def verdict_on(line: Line, measure: str) -> str:
-    """Whether a codec is as good as the reference within a point; empty for the reference."""
+    """Return the verdict on a codec beside the reference; the text is empty for the reference."""
     if line.reference is None or line.difference(measure) is None:
         return ""
     ours, theirs = line.values(measure), line.reference.values(measure)

@@ -28,14 +28,14 @@ from torch import Tensor
 from vfl.config import TrainSettings
 from vfl.config.toml import Settings
 from vfl.core.errors import ProtocolError, RunFolderError
-from vfl.core.frame import Frame, Kind, Link
+from vfl.core.frame import LIMIT_BYTES, Frame, Kind, Link
 from vfl.core.torch_internals import Compute
 from vfl.mpc.engine import Peer, traffic
 from vfl.mpc.in_process import Star
 from vfl.mpc.ring import multiply_on
 from vfl.mpc.rules import name_of
 from vfl.mpc.secure.base import KeyedMode, offers_bytes
-from vfl.mpc.secure.keys import OFFER_BYTES, Agreement, pair_seals
+from vfl.mpc.secure.keys import OFFER_BYTES, TAG_BYTES, Agreement, pair_seals
 from vfl.session import relay, rules
 from vfl.session.exchange import expect
 from vfl.session.relay import SealedLinks, Switchboard
@@ -76,8 +76,27 @@ class NetworkSizes(ABC):
         """Return the largest payloads in either direction, for a number of rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Refuse: the size depends on values, or on the drawn rows, and is not known in advance."""
+        """Return 0: the size depends on values or on the drawn rows, so no estimate exists."""
         return 0
+
+
+def require_frame(size_bytes: int, content: str) -> None:
+    """Check that the largest frame of a session can be sent.
+
+    Args:
+        size_bytes: size of its payload, without the seal.
+        content: content of the frame, for the message.
+
+    Raises:
+        ProtocolError: it cannot.
+    """
+    if size_bytes + TAG_BYTES > LIMIT_BYTES:
+        raise ProtocolError(
+            f"{content} fit no frame",
+            got=f"{size_bytes} bytes",
+            want=f"at most {LIMIT_BYTES} bytes",
+            fix="fewer rows or columns",
+        )
 
 
 class NetworkMode(KeyedMode):

@@ -33,14 +33,21 @@ from vfl.core.errors import (
     PrivacyError,
     ProtocolError,
 )
-from vfl.core.frame import LIMIT_BYTES, Kind, Link
+from vfl.core.frame import Kind, Link
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
 from vfl.datasets import Split
 from vfl.mpc.many.members import MOST_HOLDERS, Member
 from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.secure.base import check_training, refuse_work_on_cuts
-from vfl.mpc.secure.ends import NetworkEnd, NetworkMode, NetworkSizes, Place, read_description
+from vfl.mpc.secure.ends import (
+    NetworkEnd,
+    NetworkMode,
+    NetworkSizes,
+    Place,
+    read_description,
+    require_frame,
+)
 from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.mpc.secure_dpsgd import (
     Form,
@@ -407,13 +414,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             classes=len(facts.classes),
             batch_rows=facts.asked if plan is None else plan.most_rows,
         )
-        if sizes.frame_bytes + TAG_BYTES > LIMIT_BYTES:
-            raise ProtocolError(
-                "the inputs of all rows fit no frame",
-                got=f"{sizes.frame_bytes} bytes",
-                want=f"at most {LIMIT_BYTES} bytes",
-                fix="fewer rows or columns",
-            )
+        require_frame(sizes.frame_bytes, "the inputs of all rows")
         return sizes
 
     def _player_of(self, links: Mapping[int, Link]) -> Member:

@@ -456,7 +456,7 @@ def updates_bytes(layers: Sequence[LayerAxes]) -> int:
 
 
 def fits(columns: int, width: int) -> bool:
-    """Whether a layer of some columns can be shared: its opening must fit half a frame."""
+    """Return whether a layer can be shared: the values that it opens must fit half a frame."""
     return 1 <= columns <= MOST_COLUMNS and 2 * ELEMENT_BYTES * columns * width <= LIMIT_BYTES
 
 
