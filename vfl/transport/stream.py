@@ -78,9 +78,7 @@ class Stream:
         self.wire_limit_bytes: int | None = None
         self.window = WINDOW_FRAMES
         self._socket = connection
-        # Without TLS, a frame is one write or two, so nothing is held back.
         tls = isinstance(connection, ssl.SSLSocket)
-        self._cork: int | None = getattr(socket, "TCP_CORK", None) if tls else None
         self._payload_checked = not tls
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -165,14 +163,9 @@ class Stream:
         """
         with self._busy:
             header = pack_header(frame, payload_checked=self._payload_checked)
-            if len(frame.payload) < _RECORD_BYTES:
-                return self._push(memoryview(header + frame.payload), deadline, beside)
-            self._hold_back(True)
-            try:
-                for piece in self._pieces(header, memoryview(frame.payload)):
-                    self._push(piece, deadline, beside)
-            finally:
-                self._hold_back(False)
+            # No TCP_CORK: the kernel then delays full windows by some 100 ms, also on the loopback.
+            for piece in self._pieces(header, memoryview(frame.payload)):
+                self._push(piece, deadline, beside)
 
     def end(self, linger_s: float = 0.0) -> None:
         """Close, from any thread; a thread inside `read` or `write` gets `ConnectionError`.
@@ -197,15 +190,9 @@ class Stream:
                 if not socket.socket.recv(self._socket, JOINED_BYTES):
                     return
 
-    def _hold_back(self, held: bool) -> None:
-        """Let only full segments leave, so that the other end wakes once, not at every record."""
-        if self._cork is not None:
-            with contextlib.suppress(OSError):  # the connection broke, which the write reports
-                self._socket.setsockopt(socket.IPPROTO_TCP, self._cork, held)
-
     def _pieces(self, header: bytes, payload: memoryview) -> Iterator[memoryview]:
         yield memoryview(header + payload[:JOINED_BYTES])
-        size = JOINED_BYTES if self._tls else len(payload)
+        size = JOINED_BYTES if self._tls else sys.maxsize
         for start in range(JOINED_BYTES, len(payload), size):
             yield payload[start : start + size]
 
