@@ -75,6 +75,16 @@ def test_a_party_enters_and_leaves_and_every_comment_stays(well, refused, loans)
     assert [name in log for name in ("added: shop", "removed: shop")] == [True, True]
 
 
+def test_a_party_enters_with_a_table_in_an_encoding_of_its_own(well, refused, loans):
+    table = "id;town\n" + "".join(
+        f"{row};\u041c\u043e\u0441\u043a\u0432\u0430\n" for row in range(9)
+    )
+    Path("shop.csv").write_bytes(table.encode("cp1251"))
+    well("party", "add", "shop", "loans", "--table", "shop.csv", "--encoding", "Windows-1251")
+    assert read_party_file(loans / "shop/party.toml").table.encoding == "cp1251"
+    refused("party", "add", "mill", "loans", "--table", "shop.csv", "--encoding", "cp9")
+
+
 def test_a_party_of_another_host_makes_its_own_keys(well, refused, apart, tmp_path):
     told = json.loads(well("party", "add", "shop", "loans", "--json").out)["then"]
     assert [who for who, _ in told] == ["lender", "shop", "lender", "bank", "shop", "shop",

@@ -8,7 +8,9 @@ import gzip
 import io
 import lzma
 import zipfile
+from dataclasses import replace
 from decimal import Decimal
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -72,10 +74,13 @@ MONEY = {
     "minus behind": (["5.00-", "1,000.00"], [-5.0, 1000.0]),
     "percent": (["12,5%", "100%"], [0.125, 1.0]),
     "full width": (["\uff15\uff10\uff05", "\uff17\uff05"], [0.5, 0.07]),
+    "Arabic digits": (["\u0661\u066b\u0665", "\u0662\u0660"], [1.5, 20.0]),
+    "Devanagari": (["\u0967\u0968.\u096b", "\u0969"], [12.5, 3]),
     "per mille": (["3‰", "4.5‰"], [0.003, 0.0045]),
     "with missing words": (["$5.00", "n/a"], [5.0, np.nan]),
     "with a dash for none": (["$5.00", "-"], [5.0, np.nan]),
-    "two locales": (["1.234,50 €", "$1,999.50"], [1234.5, 1999.5]),
+    "two locales": (["1.234,50 €", "EUR 1,999.50"], [1234.5, 1999.5]),
+    "none in a cell of zero": (["1.234,50 €", "0"], [1234.5, 0.0]),
 }
 
 
@@ -94,6 +99,67 @@ def test_numbers_of_people(tmp_path, name, kind):
     assert frame["x"].head(2).tolist() == pytest.approx(want, nan_ok=True)
 
 
+@pytest.mark.parametrize(
+    "texts", [["€ 5", "$ 6"], ["5 EUR", "CHF 6", "7"], ["5 kr", "SEK 6"], ["5 %", "€ 6"]]
+)
+@pytest.mark.parametrize("large", [False, True])
+def test_a_column_of_several_currencies_is_left_out_and_has_no_sum(
+    tmp_path, monkeypatch, texts, large
+):
+    monkeypatch.setattr("vfl.datasets.facts.COLUMN_ROWS", 1 if large else 8192)
+    path = written(tmp_path, table(texts, ["1", "2"], names="id,x,y"))
+    report = describe(path)
+    assert report.features == ["y"]
+    (line,) = report.left_out
+    assert "'x' (amounts in several currencies or units" in line
+    assert not any(sign in line for sign in "€$5")
+    with pytest.raises(DataError, match="neither classes nor numbers") as caught:
+        describe(path, label="x")
+    assert "several currencies" in str(caught.value.got)
+    own = OwnTable(path, "id", ["x"], form=TableFormat(numbers={"x": "."}))
+    with pytest.raises(DataError, match="column 'x' mixes several currencies"):
+        load_own("bank", own, None, Dealing(0))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "good"),
+    [
+        (["€ 5", "6 EUR"], "7 Euro", True),
+        (["€ 5", "6 EUR"], "7", True),
+        (["€ 5", "6 EUR"], "$ 7", False),
+        (["$5.00", "$6"], "US$ 7", False),
+        (["5 %", "6%"], "7 ‰", True),
+        (["5 %", "6%"], "7", False),  # of percent, it would be a hundred times as much
+    ],
+)
+def test_a_later_table_has_the_unit_of_the_first_one(tmp_path, first, later, good):
+    report = describe(written(tmp_path, table(first)))
+    path = written(tmp_path, table([later]), "later.csv")
+    if good:
+        assert read_table(path, report.form)["x"].iloc[0] == pytest.approx(
+            0.007 if "‰" in later else 7
+        )
+        return
+    with pytest.raises(DataError, match="not a column of numbers") as caught:
+        read_table(path, report.form)
+    assert f"{ROWS} cells that are no number in" in str(caught.value.got)
+
+
+@pytest.mark.parametrize(
+    ("texts", "note"),
+    [(["€ 5", "6"], "others none"), (["5 %", "6"], "count as hundredths"), (["€ 5"], None)],
+)
+def test_numbers_without_the_unit_of_others_are_noted(tmp_path, texts, note):
+    notes = (
+        describe(
+            written(tmp_path, table([*texts, "€ 7" if note != "count as hundredths" else "7 %"]))
+        )
+        .columns[1]
+        .notes
+    )
+    assert [note in one for one in notes] == [True] * bool(note)
+
+
 DATES = {
     "open end": (["2024-01-31", "9999-12-31"], ["2024-01-31", "9999-12-31"]),
     "year one": (["0001-01-01", "2024-01-31"], ["0001-01-01", "2024-01-31"]),
@@ -106,6 +172,14 @@ DATES = {
     "none yet": (["2024-01-31", "NULL"], ["2024-01-31", "NaT"]),
     "digits": (["20240131", "20240229"], ["2024-01-31", "2024-02-29"]),
     "of Oracle": (["31-JAN-24", "29-FEB-24"], ["2024-01-31", "2024-02-29"]),
+    "of SAS": (["31JAN2024", "29FEB2024"], ["2024-01-31", "2024-02-29"]),
+    "times of SAS": (["31JAN2024:12:00:00", "29FEB2024:00:00:00"], ["2024-01-31T12", "2024-02-29"]),
+    "Chinese": (
+        ["2024\u5e741\u670831\u65e5", "2024\u5e7402\u670829\u65e5"],
+        ["2024-01-31", "2024-02-29"],
+    ),
+    "months": (["01/2024", "12/2023"], ["2024-01-01", "2023-12-01"]),
+    "months by name": (["Jan 2024", "Dec 2023"], ["2024-01-01", "2023-12-01"]),
     "none in MySQL": (["2024-01-31", "0000-00-00"], ["2024-01-31", "NaT"]),
     "none in Excel": (["2024-01-31", "1900-01-00"], ["2024-01-31", "NaT"]),
 }
@@ -219,9 +293,42 @@ def test_an_id_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(DataError) as caught:
         describe(tmp_path / "t.parquet")
     assert "'key' contains neither texts nor numbers" in str(caught.value.got)
+    assert "str(uuid.UUID(bytes=cell))" in str(caught.value.fix)
+    with pytest.raises(DataError, match="'key' contains neither texts nor numbers"):
+        describe(tmp_path / "t.parquet", id_column="key")
     frame = pd.DataFrame({"x": np.arange(ROWS) / 7}, index=pd.Index(range(ROWS), name="key"))
     with pytest.raises(DataError, match=r"reset_index"):
         describe(frame)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(3)])
+@pytest.mark.parametrize("frame", [False, True])
+def test_ids_that_are_bytes_are_never_compared_as_python_shows_them(tmp_path, kind, frame):
+    ids = pa.array([b"c%02d" % row for row in range(ROWS)], kind)
+    table = pa.table({"id": ids, "x": np.arange(ROWS) / 7})
+    pq.write_table(table, tmp_path / "t.parquet")
+    own = OwnTable(table.to_pandas() if frame else tmp_path / "t.parquet", "id", ["x"])
+    with pytest.raises(DataError, match="ids of a table are bytes") as caught:
+        load_own("bank", own, None, Dealing(0))
+    assert "cell.decode()" in str(caught.value.fix)
+
+
+def test_uuids_of_a_frame_are_ids():
+    ids = [UUID(int=row) for row in range(ROWS)]
+    frame = pd.DataFrame({"id": ids, "x": np.arange(ROWS) / 7})
+    assert describe(frame).id == "id"
+    found = align({"a": frame, "b": frame.assign(id=frame["id"].astype(str))}, "id")
+    assert found.ids.tolist() == [*map(str, ids)]
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e4"])
+@pytest.mark.parametrize("cell", ["1.5\0", "\x001.5", "1\0.5"])
+def test_zero_bytes_far_below_the_first_rows_are_refused(tmp_path, letter, cell):
+    lines = ["id,x,t", *(f"{row},{cell if row == 1900 else 1.5},{letter}" for row in range(2000))]
+    with pytest.raises(DataError) as caught:
+        describe(written(tmp_path, "\n".join(lines)))
+    assert caught.value.got == "line 1902: text with zero bytes (NUL) in it"
+    assert "tr -d" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("written_as", ["1.{:02d}E+10", "1.{:02d}E+15", "1.0{:d}e+07"])
@@ -266,12 +373,14 @@ def test_classes_that_differ_in_spelling_are_noted(tmp_path, labels, many):
     assert [note.split()[0] for note in told] == [str(many)] * bool(many)
 
 
-@pytest.mark.parametrize("cells", [["Infinity", "1"], ["1e400", "2"], ["-inf", "3.5"]])
+@pytest.mark.parametrize(
+    "cells", [["Infinity", "1"], ["1e400", "2"], ["-inf", "3.5"], ["1.8e308", "-1e300", "5"]]
+)
 def test_infinite_numbers_are_noted_before_training(tmp_path, cells):
     path = written(tmp_path, table(cells, ["1", "2"], names="id,x,y"))
     report = describe(path)
     assert "infinite" in report.columns[1].notes[0]
-    with pytest.raises(DataError, match="replace infinite numbers"):
+    with pytest.raises(DataError, match="replace infinite numbers, and those beyond"):
         load_own("bank", OwnTable(path, "id", ["x"], form=report.form), None, Dealing(0))
 
 
@@ -330,6 +439,35 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("cells", "sep", "noted"),
+    [
+        (["1.234", "999", "12.500", "7.251"], ";", True),
+        (["1.234", "-12.500", "NA", "7.251"], "\t", True),
+        (["1.234", "999", "12.500", "7.251"], ",", False),  # commas would group thousands here
+        (["1.234", "0.999", "12.500", "7.251"], ";", False),
+        (["1.234", "12.5", "7.251"], ";", False),
+        (["1.234", "1500", "12.500", "7.251"], ";", False),
+        (["1.234", "5"], ";", False),
+    ],
+)
+def test_points_that_may_group_thousands_are_noted(tmp_path, cells, sep, noted):
+    path = written(tmp_path, table(cells, names="id,x", sep=sep))
+    report = describe(path)
+    assert ['numbers = { "x" = "," }' in note for note in report.notes] == [True] * noted
+    form = replace(report.form, numbers={"x": ","})
+    if noted:
+        assert {*read_table(path, form)["x"]} >= {1234.0, 7251.0}
+
+
+def test_numbers_whose_first_digits_are_equal_are_not_called_equal(tmp_path):
+    path = written(tmp_path, table([str(2**64 - 1 - row) for row in range(ROWS)], names="id,x"))
+    assert (
+        describe(path).columns[1].becomes
+        == "left out: the first 15 digits of all numbers are equal"
+    )
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(tmp_path, name):
     content, want = LAYOUTS[name]
@@ -382,6 +520,8 @@ REFUSED = {
         "line 2 is UTF-8",
     ),
     "footer": (PLAIN + "(30 rows)\n", "line 32: 1 cells"),
+    "a cell without an end": (PLAIN + "9," + "x" * (1 << 24) + "x\n", "line 32: a cell of more"),
+    "half of a packed file": (gzip.compress(PLAIN.encode())[:-20], "ends too early"),
     "twice": ("a,a\n1,2\n", "1 different names"),
     "a second table": (f"{PLAIN}\nid,z\n1,2\n", "line 33: column names, others than those above"),
     "a second table, wider": (f"{PLAIN}\nid,z,w\n1,2,3\n", "line 33: column names"),

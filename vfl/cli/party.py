@@ -33,6 +33,9 @@ def add(
     ids: Annotated[
         str | None, option("Its id column, if it is not found.", "COLUMN", "--id")
     ] = None,
+    encoding: Annotated[
+        str | None, option("Encoding of a CSV that is not found, such as cp1251.", "NAME")
+    ] = None,
     serve: Annotated[
         bool, option("Let it answer requests, as with vfl init --serve.", "--serve")
     ] = False,
@@ -51,8 +54,11 @@ def add(
     label = LabelFolder.find(path)
     found = None
     if table is not None:
-        given = [] if ids is None else [f"{name}={ids}"]
-        found = described([f"{name}={table}"], given, [], [], [], {"": ""}, "", project=True)[name]
+        own_ids, written = (
+            [] if given is None else [f"{name}={given}"] for given in (ids, encoding)
+        )
+        tables = [f"{name}={table}"]
+        found = described(tables, own_ids, [], [], written, {"": ""}, "", project=True)[name]
     _say(members.add(label, name, found, serves=serve), json)
 
 

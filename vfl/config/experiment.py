@@ -114,7 +114,7 @@ class TableSettings(Settings):
         dates: text columns that contain dates, and their form, such as "%d.%m.%Y"; several forms
             are joined with "|".
         numbers: text columns that contain numbers with currency, grouping or percent, and their
-            decimal separator: "." or ",", and after a blank their unit, as in ". kg".
+            decimal separator: "." or ",", and after a blank their unit, as in ", EUR" or ". kg".
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
         bins: largest number of bins of a number (`vfl.datasets.encode.BinnedColumn`); 0
             standardises numbers.

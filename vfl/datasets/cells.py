@@ -9,6 +9,7 @@ number.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
@@ -41,6 +42,14 @@ _CODES = (
 _MONEY = rf"(?:[A-Z]{{0,3}}\p{{Sc}}[A-Z]{{0,3}}|{_CODES})"
 _UNIT_BEHIND = re.compile(r"[-+\u2212(]?\d(?:[\d.,'\s]*\d)?\s*([^\W\d_][^\d\s]{0,7}|°[^\d\s]{0,3})")
 _UNIT = rf"(?:%|\x{{2030}}|{_MONEY})"
+_OTHER_DIGITS = r"[\x{0660}-\x{0669}\x{06F0}-\x{06F9}\x{0966}-\x{096F}\x{09E6}-\x{09EF}]"
+_NO_UNIT = r"\d[eE][-+]?\d|[-+\x{2212}\x{2013}\x{2014}()\s\d.,'\x{2019}]"
+_UNITS = {
+    **{"%": "%", "\u2030": "%", "€": "EUR", "Euro": "EUR", "euro": "EUR", "£": "GBP", "₹": "INR"},
+    **{"₽": "RUB", "₺": "TRY", "₩": "KRW", "₴": "UAH", "₪": "ILS", "zł": "PLN", "Kč": "CZK"},
+    **{"Ft": "HUF", "lei": "RON", "US$": "USD", "R$": "BRL", "C$": "CAD", "CA$": "CAD"},
+    **{"A$": "AUD", "AU$": "AUD", "NZ$": "NZD", "HK$": "HKD", "S$": "SGD"},
+}
 
 
 def _written_number(decimal: str) -> str:
@@ -161,6 +170,8 @@ def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
         return cells.cast(pa.bool_()) if pc.all(known).as_py() else None
     if not re.match(r"[-+.,\d]|[iI]nf", first):
         return None
+    if not first.isascii():
+        cells = _alike(cells)
     if decimal == ",":
         if pc.any(pc.match_substring(cells, ".")).as_py():
             return None
@@ -185,14 +196,43 @@ def unit_of(texts: Sequence[str]) -> str:
     return found[1] if found and all(text.endswith(found[1]) for text in texts) else ""
 
 
+def _unit_named(mark: str) -> str:
+    """One name for the marks of a currency: €, EUR and Euro are alike, $ may be of any dollar."""
+    codes = [code for code in re.findall("[A-Z]{3}", mark) if code in _CODES.split("|")]
+    return _UNITS.get(mark) or (codes[0] if codes else mark)
+
+
+def _is_currency_or_percent(unit: str) -> bool:
+    known = unit in _UNITS.values() or unit in re.sub(r"\\.\?", "", _CODES).split("|")
+    return known or any(unicodedata.category(sign) == "Sc" for sign in unit)
+
+
+def _units(numbers: pa.Array) -> pa.Array:
+    """The unit of each number in a text: a currency, "%", or "" for none; null if missing."""
+    marks = pc.replace_substring_regex(numbers, _NO_UNIT, "").dictionary_encode()
+    named = [_unit_named(mark) for mark in marks.dictionary.to_pylist()]
+    return pa.array(named, pa.string()).take(marks.indices)
+
+
+def units_of(numbers: pa.Array) -> frozenset[str]:
+    """The currencies and percent signs of numbers in texts; "" if some number has none.
+
+    >>> sorted(units_of(pa.array(["€ 5", "6,50 EUR", "$7", "8", "1e5"])))
+    ['', '$', 'EUR']
+    """
+    found = _units(_alike(numbers.cast(pa.string())))
+    return frozenset(found.drop_null().unique().to_pylist())
+
+
 def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
     """Parse texts as numbers, with any currency, grouping, percent sign or sign.
 
     Args:
         cells: texts, missing ones null.
-        written: the decimal separator, point or comma, and after a blank the unit that each text
-            ends with, if they have one. The other separator, blanks and apostrophes group
-            thousands. A text that can only be read with the other separator is read that way.
+        written: the decimal separator, point or comma, and after a blank the unit of the numbers,
+            if they have one: a currency, which a text may lack; a percent sign; or the end of each
+            text. A text with another unit is no number. The other separator, blanks and apostrophes
+            group thousands. A text that can only be read with the other separator is read that way.
 
     Returns:
         Numbers as float64, null where a cell is missing or no number; and the count of the latter.
@@ -203,9 +243,12 @@ def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
     [75997.97, 73208.4, -1234.0, 0.125, 5.0, 5156.91, None]
     >>> numbers_of(pa.array(["1.250 kg", "0,5 kg", "3 lb"]), ", kg")[0].to_pylist()
     [1250.0, 0.5, None]
+    >>> numbers_of(pa.array(["€ 5", "6", "$7"]), ". EUR")[0].to_pylist()
+    [5.0, 6.0, None]
     """
-    decimal, texts, unit = written[0], cells.cast(pa.string()), written[1:].strip()
-    if unit:
+    decimal, texts, unit = written[0], cells.cast(pa.string()), _unit_named(written[1:].strip())
+    named = _is_currency_or_percent(unit)
+    if unit and not named:
         texts = pc.utf8_trim_whitespace(texts)
         bare = pc.utf8_slice_codeunits(texts, 0, -len(unit))
         texts = pc.if_else(pc.ends_with(texts, unit), bare, None)
@@ -213,12 +256,25 @@ def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
     values = _numbers_written(texts, decimal)
     if values.null_count > cells.null_count:
         values = pc.coalesce(values, _numbers_written(texts, "." if decimal == "," else ","))
+    if named:
+        meant = pa.array([unit] if unit == "%" else [unit, ""], pa.string())
+        values = pc.if_else(pc.is_in(_units(texts), meant), values, None)
     return values, values.null_count - cells.null_count
 
 
 def _alike(texts: pa.Array) -> pa.Array:
-    """Unify blanks, digits and percent signs (NFKC)."""
-    return pc.utf8_trim_whitespace(pc.utf8_normalize(texts, form="NFKC"))
+    """Unify blanks, percent signs (NFKC), and digits of all scripts."""
+    alike = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, form="NFKC"))
+    if not pc.any(pc.match_substring_regex(alike, _OTHER_DIGITS)).as_py():
+        return alike
+    digits = {ord(sign): str(unicodedata.digit(sign)) for sign in _digits_in(alike)}
+    signs = digits | {0x66B: ".", 0x66C: ","}  # of Arabic numbers
+    words = [None if text is None else text.translate(signs) for text in alike.to_pylist()]
+    return pa.array(words, alike.type)
+
+
+def _digits_in(texts: pa.Array) -> set[str]:
+    return {sign for text in texts.to_pylist() for sign in text or "" if sign.isdecimal()}
 
 
 def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
@@ -291,7 +347,8 @@ DAY_FIRST, MONTH_FIRST, DIGITS = "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d"
 DATE_FORMS = (
     *("%Y-%m-%d", "%d.%m.%Y", DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", DIGITS, "ISO8601"),
     *("%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d %B %Y"),
-    *("%d-%b-%y", "%d %b %y"),
+    *("%d-%b-%y", "%d %b %y", "%Y年%m月%d日", "%m/%Y", "%b %Y"),
+    *("%d%b%Y", "%d%b%Y:%H:%M:%S"),  # of SAS
     *("%B %d, %Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
     *("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
     *("%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p"),
@@ -305,7 +362,7 @@ _SHAPES = {
     form: re.sub(r"%[bBp]", "a", re.sub(r"(%[YymdHMSI])+", "9", form)) for form in DATE_FORMS
 }
 _MAY_BE_DATE = re.compile(
-    r"(?=(?:\D*\d){4})(?:[\d ,./:+-]|T|Z|[AaPp][Mm]"
+    r"(?=(?:\D*\d){4})(?:[\d ,./:+年月日-]|T|Z|[AaPp][Mm]"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}){6,40}",
     re.IGNORECASE,
 )

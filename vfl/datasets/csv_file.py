@@ -45,6 +45,11 @@ _PACKED: dict[bytes, Callable[..., Any]] = {
 }
 _LONGEST_CELL = 1 << 24
 _KIND_BYTES = 4096
+_ZERO_BYTES = "text with zero bytes (NUL) in it", "remove them: tr -d '\\000' < OLD > NEW"
+_TOO_LONG = (
+    "a cell of more than 16 MiB begins",
+    "close the quotation mark in it, or write long texts to a file of their own",
+)
 _BINARY = re.compile(rb"[\0-\x06\x0e-\x19]")  # never in a table of text
 #: An extra last line for the reader: it is a row of its own unless a quotation mark is open.
 _END = "\x1eend-of-file"
@@ -230,6 +235,28 @@ def _unzipped(path: Path) -> IO[bytes]:
     raise DataError("this file is no CSV", where=str(path), got=got, want="one CSV", fix=fix)
 
 
+def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) -> list[str]:
+    """Columns whose points may group thousands: their first numbers are like 1.234 or 999.
+
+    A table separated by commas groups thousands by commas. A column of other decimals, such as
+    12.5, shows that the point is the decimal separator; no column is then returned.
+
+    Args:
+        source: the table.
+        form: its format.
+        names: its columns of numbers with decimals.
+    """
+    if not names or not is_csv(source) or form.separator == "," or form.decimal != ".":
+        return []
+    assert not isinstance(source, pd.DataFrame), "a frame is no CSV"
+    rows = next(CsvRows(Path(source), form).blocks(_TOP_LINES, names, as_text=names))
+    cells = [pc.utf8_trim_whitespace(rows.column(name)).unique() for name in names]
+    pointed = [pc.match_substring_regex(each, r"^[-+]?[1-9]\d{0,2}\.\d{3}$") for each in cells]
+    short = [pc.match_substring_regex(each, r"^([-+]?\d{1,3}|\D*)$") for each in cells]
+    grouped = all(pc.all(pc.or_(*each)).as_py() for each in zip(pointed, short, strict=True))
+    return list(names) if grouped and any(pc.sum(each).as_py() >= 3 for each in pointed) else []
+
+
 class CsvRows:
     """Rows of a CSV, in blocks.
 
@@ -262,17 +289,19 @@ class CsvRows:
 
     def _reader(self, text: IO[str]) -> _Rows:
         def lines() -> Iterator[str]:
-            for line in islice(text, self._form.skip_lines, None):
-                if line.isascii():
-                    if line[:1] in _PADDING and not line.strip(_PADDING + "\r\n"):
-                        line = "\n"
-                else:
+            skipped = self._form.skip_lines
+            for number, line in enumerate(islice(text, skipped, None), skipped + 1):
+                if line[:1] in _PADDING and not line.strip(_PADDING + "\r\n"):
+                    line = "\n"
+                elif "\0" in line and "\0" in line.rstrip(_PADDING + "\r\n"):
+                    raise _bad_line(self._path, number, *_ZERO_BYTES)
+                if not line.isascii():
                     for sign in _INVISIBLE:
                         line = line.replace(sign, "")
                 yield line
             yield _END
 
-        return _Rows(lines(), self._form)
+        return _Rows(lines(), self._form, self._path)
 
     def blocks(
         self, rows: int, columns: Sequence[str] | None = None, as_text: Sequence[str] = ()
@@ -368,8 +397,9 @@ class CsvRows:
 class _Rows:
     """Cells of lines, with the first and last line of each row, counted from 1."""
 
-    def __init__(self, lines: Iterator[str], form: TableFormat) -> None:
+    def __init__(self, lines: Iterator[str], form: TableFormat, path: Path) -> None:
         self._rows = _reader(lines, form.separator)
+        self._path, self._skipped = path, form.skip_lines
         self.begin = self.line = 0
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -377,9 +407,18 @@ class _Rows:
 
     def __next__(self) -> list[str]:
         self.begin = self._rows.line_num + 1
-        row: list[str] = next(self._rows)
+        try:
+            row: list[str] = next(self._rows)
+        except csv.Error:
+            raise _bad_line(self._path, self.begin + self._skipped, *_TOO_LONG) from None
         self.line = self._rows.line_num
         return row
+
+
+def _bad_line(path: Path, line: int, got: str, fix: str) -> DataError:
+    return DataError(
+        "this file cannot be read as a table", where=str(path), got=f"line {line}: {got}", fix=fix
+    )
 
 
 def _names(row: Sequence[str], path: Path) -> list[str]:
@@ -413,7 +452,7 @@ def _check_kind(path: Path) -> None:
         if whole[257:262] == b"ustar":
             got, fix = "a tar archive", "unpack it"
         elif b"\n" in whole and not _BINARY.search(whole.replace(b"\0", b"")):
-            got, fix = "text with zero bytes (NUL) in it", "remove them: tr -d '\\000' < OLD > NEW"
+            got, fix = _ZERO_BYTES
         raise DataError(
             "this file is no CSV", where=str(path), got=got, want="CSV or Parquet", fix=fix
         )

@@ -18,13 +18,14 @@ from vfl.core.errors import ConfigError, DataError, MisalignedError
 from vfl.core.storage import is_database
 from vfl.datasets.alignment.join import align
 from vfl.datasets.alone import Truth, sampled, scores
-from vfl.datasets.csv_file import is_csv, sniff
+from vfl.datasets.csv_file import is_csv, may_be_thousands, sniff
 from vfl.datasets.encode import MAX_CATEGORIES, DateColumn
 from vfl.datasets.encodings import WESTERN
 from vfl.datasets.facts import Facts, facts_of
 from vfl.datasets.files import column_names, first_rows, read_table
 from vfl.datasets.repeats import Repeats
 from vfl.datasets.table import (
+    AS_TEXT,
     OwnTable,
     Source,
     Table,
@@ -200,7 +201,8 @@ def describe(
         form = _found_form(source, form, facts, classes)
         if changed := [name for name, fact in facts.items() if fact.changed(form)]:
             table = read_table(source, form)
-            facts |= facts_of(table, changed, form, id_column)
+            found = facts_of(table, changed, form, id_column)
+            facts |= {name: replace(fact, units=facts[name].units) for name, fact in found.items()}
     letters = dict[str, Facts]()  # columns that would lose digits as numbers
     if found_out and (long := [name for name, fact in facts.items() if fact.long]):
         texts = read_table(source, form, long, columns=long)
@@ -208,6 +210,12 @@ def describe(
         letters = {name: replace(fact, long=True) for name, fact in found.items()}
     ids = id_column or _id_of(source, facts | letters, len(table), label, form)
     facts[ids] = letters.get(ids, facts[ids])
+    if facts[ids].kind == "other":
+        raise DataError(
+            f"the id column '{ids}' contains neither texts nor numbers",
+            where="data.id",
+            fix=AS_TEXT,
+        )
     _require_exact(source, form, facts[ids])
     whole = facts[ids].whole_numbers
     if found_out:
@@ -227,6 +235,17 @@ def describe(
         notes += (
             f"its text is no UTF-8 and is read as Western European ({form.encoding}); if letters "
             "look wrong, set encoding in [data]",
+        )
+    decimals = [
+        name
+        for name, fact in facts.items()
+        if fact.kind == "number" and not fact.whole_numbers and name not in form.numbers
+    ]
+    if found_out and (grouped := may_be_thousands(source, form, decimals)):
+        how = ", ".join(f'"{name}" = ","' for name in grouped)
+        notes += (
+            "do the points in numbers such as 1.234 group thousands? They are read as decimals; "
+            f"otherwise set numbers = {{ {how} }} in [data]",
         )
     return TableReport(
         len(table), columns, form, ids, label, None if truth is None else truth.task, notes, whole
@@ -294,7 +313,7 @@ def _id_of(
     got, fix = f"{len(facts)} columns, none of them with texts or whole numbers", None
     if keys := list(filter(_KEY_NAME.search, unread)):
         got = f"'{keys[0]}' contains neither texts nor numbers"
-        fix = "if it is the id, write it as text"
+        fix = f"if it is the id, {AS_TEXT}"
     elif close:
         fact = min((facts[name] for name in close), key=lambda fact: fact.repeated + fact.missing)
         _require_exact(source, form, fact)
@@ -341,13 +360,17 @@ def _truth(
     table: Table, label: str, facts: Mapping[str, Facts], task: str | None, rows: int
 ) -> Truth:
     fact = facts[label]
-    if fact.kind in ("date", "other"):
+    unread = {"date": "dates", "other": "values that are neither number nor text"}.get(fact.kind)
+    if fact.mixes_units:
+        unread = "amounts in several currencies or units"
+    if unread is not None:
         raise DataError(
             f"the label column '{label}' contains neither classes nor numbers",
             where="data.label",
-            got="dates" if fact.kind == "date" else "values that are neither number nor text",
+            got=unread,
             want="classes as text or whole numbers, or numbers for a regression",
-            fix="name another column, or make it a number, such as days until a date",
+            fix="name another column, or make it a number, such as days until a date, or amounts "
+            "in one currency",
         )
     if task is None:
         few = fact.different is not None and fact.different <= FEW_CLASSES
@@ -437,10 +460,17 @@ def _report(
         kind, becomes, inputs = "label", "learning target", 0
     elif kind in ("text", "category"):
         notes += _mostly_numbers(fact)
+    if "" in fact.units and fact.units != {""} and not fact.mixes_units:
+        notes.append(
+            "some cells have a percent sign and count as hundredths, others count as they stand; "
+            "write them in one way"
+            if "%" in fact.units
+            else "some amounts name a currency and others none; they count as of the same currency"
+        )
     if fact.infinite:
         notes.append(
-            "some numbers are infinite, which training refuses; name them in 'missing', or mend "
-            "them"
+            "some numbers are infinite or beyond 1e150, which training refuses; name them in "
+            "'missing', or mend them"
         )
     if truth is not None and scored is not None:
         score = scored[0]
@@ -475,6 +505,8 @@ def _becomes(fact: Facts, form: TableFormat) -> tuple[Role, str, int]:
     if fact.kind == "other":
         return "other", "left out: neither number, text nor date", 0
     if fact.different is not None and fact.different <= 1 and not (fact.missing and fact.different):
+        if fact.long:
+            return "constant", "left out: the first 15 digits of all numbers are equal", 0
         return "constant", "left out: all cells are equal", 0
     if fact.kind == "date":
         days = min(bins, (fact.different or bins + 1) - 1) if bins else 1
@@ -490,6 +522,8 @@ def _becomes(fact: Facts, form: TableFormat) -> tuple[Role, str, int]:
     if fact.kind in ("number", "boolean"):
         of = "standardised" if fact.kind == "number" else "0 or 1"
         return fact.kind, f"{1 + more} input{'s' * more}: {of}{also}", 1 + more
+    if fact.mixes_units:
+        return "text", "left out: amounts in several currencies or units; convert them into one", 0
     count = fact.different
     present = fact.rows - fact.missing
     if count is None or count > MAX_CATEGORIES or (count > 20 and count > present / 2):

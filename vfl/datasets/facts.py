@@ -32,9 +32,11 @@ from vfl.datasets.cells import (
     forms_of_each,
     is_open_end,
     unit_of,
+    units_of,
 )
 from vfl.datasets.table import (
     COLUMN_ROWS,
+    LARGEST,
     Table,
     TableFormat,
     as_days,
@@ -77,7 +79,8 @@ class Facts:
         words: number of text cells that are among `WORDS`.
         open: whether some days are placeholders, such as 9999-12-31.
         numeric: number of text cells that are plain numbers.
-        infinite: whether some numbers are infinite.
+        infinite: whether some numbers are infinite or beyond `LARGEST`.
+        units: currencies and percent signs of numbers that are texts; "" if some have none.
     """
 
     name: str
@@ -97,6 +100,12 @@ class Facts:
     open: bool = False
     numeric: int = 0
     infinite: bool = False
+    units: frozenset[str] = frozenset()
+
+    @property
+    def mixes_units(self) -> bool:
+        """Whether its numbers are amounts of several currencies, which have no common sum."""
+        return len(self.units - {""}) > 1
 
     @property
     def share_missing(self) -> float:
@@ -175,6 +184,7 @@ class _Column:
     many: bool = False
     mixed: str = ""
     unit: str = ""
+    units: frozenset[str] = frozenset()
     numeric: int = 0
     hashed: int = 0
     hashes: list[np.ndarray] = field(default_factory=list)
@@ -216,6 +226,11 @@ class _Column:
         unique = counted and not repeated and not self.missing and bool(self.rows)
         if self.unit and decimal:  # codes such as 1000X are ids
             decimal = None if unique else f"{decimal} {self.unit}"
+        units = self.units if decimal else frozenset()
+        if len(named := units - {""}) > 1:
+            decimal = None
+        elif named and units != {"", "%"}:
+            decimal = f"{decimal} {next(iter(named))}"
         read = dates or decimal
         others = form.words_of(self.name)[1 if read else 0]
         signs = tuple(sign for sign in self.signs if sign not in others and (read or sign == "?"))
@@ -237,6 +252,7 @@ class _Column:
             self.open,
             self.numeric,
             self.infinite,
+            units,
         )
 
     def add_numbers(self, texts: list[str], counts: Mapping[str, int] | None) -> None:
@@ -253,6 +269,8 @@ class _Column:
                 counts = decimal_counts([text.removesuffix(unit) for text in texts])
         elif self.unit:
             counts = None
+        elif counts is not None:
+            self.units |= units_of(pa.array(texts, pa.string()))
         known = self.decimals
         self.decimals = None if counts is None or known is None else known + Counter(counts)
 
@@ -338,7 +356,7 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
             continue
         column.kinds.add(kind)
         column.open |= bool(opened[at])
-        column.infinite |= bool(np.isinf(low[at]) or np.isinf(high[at]))
+        column.infinite |= bool(max(high[at], -low[at]) > LARGEST)
         column.whole = column.whole and kind == "number" and bool(whole[at])
         column.long |= column.whole and bool(large[at])
         column.add_hashes(hashes[at][fresh[at]], int(present[at]))

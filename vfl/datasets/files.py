@@ -218,6 +218,8 @@ def _readable(path: Path | str) -> Iterator[None]:
             raise
         if isinstance(error, UnicodeError) and isinstance(path, Path):
             text_encoding(path)  # a better error, if this names likely ones
+        if isinstance(error, EOFError) and isinstance(path, Path):
+            raise _cut_short(path) from None
         raise _unreadable(path, type(error).__name__) from None  # its text may quote cells
 
 
@@ -245,10 +247,23 @@ def _unreadable(path: Path | str, got: str) -> DataError:
     )
 
 
+def _cut_short(path: Path) -> DataError:
+    return DataError(
+        "this file cannot be read as a table",
+        where=str(path),
+        got="a packed file that ends too early",
+        fix="copy or pack it again; was it being written just now?",
+    )
+
+
 def _cure(path: Path) -> str:
     if path.is_dir():
         return "write the Parquet files of this folder again"
     if path.suffix == ".parquet":
+        with path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+        if not is_parquet:
+            return "it is no Parquet file: give its name the ending of its kind, such as .csv"
         return "write the file again; was it being written just now?"
     return written_otherwise(path, TableFormat()) or (
         "check the ending of the name, the separator and the encoding; vfl init --from "

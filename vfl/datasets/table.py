@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,7 @@ from vfl.datasets.cells import (
     plain,
     plain_numbers,
     texts_of_decimals,
+    units_of,
     without,
 )
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 8192  # rows of a block with all columns, or where a cell becomes an object
 COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where a block's own cost counts
+LARGEST = 1e150  # of a number; the square of a larger one is beyond float64
 ROUNDING = 1e-12  # relative to the largest number; float64 itself rounds at 1e-16
 
 Classes = tuple[str | int, ...]  # names of the codes of a label column
@@ -153,7 +156,7 @@ def cells_of(
             empty cell is a missing one.
 
     Raises:
-        DataError: a column of `form.numbers` has a cell that is no number.
+        DataError: a column of `form.numbers` has a cell that is no number, or several currencies.
 
     >>> form = TableFormat(numbers={"price": ","})
     >>> cells_of(pa.array(["5.000,50 €", "n/a"]), "price", form).to_pylist()
@@ -168,17 +171,7 @@ def cells_of(
     if as_text:
         pass
     elif name in form.numbers:
-        numbers, unread = numbers_of(without(cells, ["", *others]), form.numbers[name])
-        if unread:
-            raise DataError(
-                f"column '{name}' is not a column of numbers",
-                where="data.numbers",
-                got=f"{spaced(unread)} cells that are no number",
-                want="numbers, with or without a currency, groups of thousands or a percent sign",
-                fix="name the table's own word for a missing cell in the option 'missing', or "
-                "leave the column out",
-            )
-        return numbers
+        return _numbers_of_texts(without(cells, ["", *others]), name, form.numbers[name])
     elif name in form.dates:
         return without(cells, ["", *others])
     elif of_csv:
@@ -188,6 +181,28 @@ def cells_of(
         if numbers is not None:
             return numbers
     return without(cells, ["", *words] if of_csv else words) if of_csv or words else cells
+
+
+def _numbers_of_texts(cells: pa.Array, name: str, written: str) -> pa.Array:
+    numbers, unread = numbers_of(cells, written)
+    if unread:
+        unit = written[1:].strip()
+        raise DataError(
+            f"column '{name}' is not a column of numbers",
+            where="data.numbers",
+            got=f"{spaced(unread)} cells that are no number{f' in {unit}' if unit else ''}",
+            want="numbers in one unit, with or without groups of thousands",
+            fix="name the table's own word for a missing cell in the option 'missing', convert "
+            "other units, or leave the column out",
+        )
+    if len(written) == 1 and len(units_of(cells) - {""}) > 1:
+        raise DataError(
+            f"column '{name}' mixes several currencies or units",
+            where="data.numbers",
+            want="amounts of one currency",
+            fix="convert them into one, with one column for each currency, or leave the column out",
+        )
+    return numbers
 
 
 def series_of(cells: pa.Array | pa.ChunkedArray) -> pd.Series:
@@ -347,6 +362,8 @@ def kind_of(column: pd.Series) -> Kind:
     if isinstance(dtype, pd.CategoricalDtype):
         return "text"
     kind = _OBJECT_KINDS.get(pd.api.types.infer_dtype(column, skipna=True))
+    if kind is None and all(isinstance(cell, UUID) for cell in column.dropna()):
+        return "text"
     if kind is None:
         raise DataError(
             f"column '{column.name}' contains a value that is neither number nor text",
@@ -401,7 +418,8 @@ def as_numbers(column: pd.Series) -> np.ndarray:
     """Convert a column to float64 of axes (rows,), missing cells as NaN.
 
     Raises:
-        DataError: a cell is no number, or is infinite; also for a column of dates and the like.
+        DataError: a cell is no number, infinite or beyond `LARGEST`, or the column has dates or the
+            like.
     """
     (values,) = number_blocks([column])
     return values
@@ -413,7 +431,7 @@ def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
     for block in blocks:
         values = _numbers(block)
         unread += max(0, int(np.isnan(values).sum()) - int(block.isna().sum()))
-        infinite += int(np.isinf(values).sum())
+        infinite += int((np.abs(values) > LARGEST).sum())
         yield values
     if unread or infinite:
         raise DataError(
@@ -422,7 +440,8 @@ def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
             want="numbers",
             fix="name the table's own word for a missing cell in the option 'missing'"
             if unread
-            else "replace infinite numbers by missing cells, or leave the column out",
+            else "replace infinite numbers, and those beyond 1e150, by missing cells, or leave the "
+            "column out",
         )
 
 
@@ -475,7 +494,17 @@ def id_texts(column: pd.Series) -> np.ndarray:
 
     >>> id_texts(pd.Series(["Mu\u0308ller", 7.0])).tolist() == ["Müller", "7"]
     True
+
+    Raises:
+        DataError: some ids are bytes, lists or the like, which have no common spelling as text.
     """
+    if column.dtype == object and not _UNSPELLED.isdisjoint(map(type, column)):
+        raise DataError(
+            "the ids of a table are bytes or lists, which have several spellings as text",
+            where=f"column '{column.name}'",
+            want="texts or whole numbers",
+            fix=AS_TEXT,
+        )
     texts = as_texts(column)
     for place, text in enumerate(texts):
         if text is not None and not text.isascii():
@@ -489,6 +518,12 @@ def _text(cell: object) -> str:
     return str(cell).strip()
 
 
+#: Advice for ids that are bytes.
+AS_TEXT = (
+    "write it as text, in the same way at every party: a UUID as str(uuid.UUID(bytes=cell)), "
+    "letters as cell.decode(), other bytes as cell.hex()"
+)
+_UNSPELLED = frozenset((bytes, bytearray, memoryview, list, tuple, dict, set, np.ndarray))
 _FEW_NUMBERS = 5  # fewer may be names of categories, such as sizes
 _COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _LOOKED_AT = 1000  # texts of a column that are checked
@@ -505,6 +540,8 @@ def misread(name: str, texts: Collection[str]) -> str | None:
     if some and all(map(_COMMA.fullmatch, some)):
         return 'they are numbers with a decimal comma; set decimal = "," in [data]'
     if (decimal := decimal_of(some, ".")) and not all(map(str.isdigit, some)):
+        if len(units_of(pa.array(some, pa.string())) - {""}) > 1:
+            return "they are amounts in several currencies or units; convert them into one"
         how = f'numbers = {{ {name} = "{decimal}" }}'
         return f"they are numbers; set {how} in [data], or make them numbers in the frame"
     if form := date_form(some):
