@@ -74,7 +74,8 @@ class StepRow(StepCost):
         model: "cnn" or "mlp".
         batch_size: rows of a step.
         width: width of each feature party's cut.
-        path: "monolith", "module", "inprocess", "tcp" or "tls"; "model" where the line is computed.
+        path: "monolith", "module", "split", "inprocess", "tcp" or "tls"; "model" where the line is
+            computed.
     """
 
     model: str
@@ -93,7 +94,7 @@ def bench_step(
     network: str = "auto",
     quick: bool = False,
 ) -> list[StepRow]:
-    """Measure a training step: monolith, module, in process, over TCP, TLS; ratios of one run.
+    """Measure a training step: monolith, modules, in process, over TCP, TLS; ratios of one run.
 
     Args:
         models: workloads: mlp_small (64 rows, width 128), mlp (256 rows, width 1280), cnn.
@@ -250,7 +251,7 @@ def _row(
         width=workload.width,
         path=path,
         network=kind,
-        limit_ms=None if path in ("monolith", "module", "inprocess") else limit_ms,
+        limit_ms=None if path in ("monolith", "module", "split", "inprocess") else limit_ms,
         **compared([turn[path] for turn in turns], [turn["monolith"] for turn in turns]),
     )
 

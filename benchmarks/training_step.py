@@ -36,14 +36,15 @@ from vfl.session.label.party import Classification, Meter
 from vfl.session.ranks.group import ALONE, Ranks
 from vfl.session.ranks.processes import store_at
 from vfl.session.secure_mode import shares_weights
+from vfl.training.cutting import split
 from vfl.training.local import Connect, LocalSession
 from vfl.training.split import SplitModule
 from vfl.transport import HubLink, Observed, TcpLink, local_pair
 
-#: In one piece, as a `SplitModule` in the same loop, all parties in one process, over streams
-#: without and with TLS, on computed lines.
-Path = Literal["monolith", "module", "inprocess", "tcp", "tls", "model"]
-PATHS: tuple[Path, ...] = ("monolith", "module", "inprocess", "tcp", "tls")
+#: In one piece, as a `SplitModule` and cut by `vfl.split` in the same loop, all parties in one
+#: process, over streams without and with TLS, on computed lines.
+Path = Literal["monolith", "module", "split", "inprocess", "tcp", "tls", "model"]
+PATHS: tuple[Path, ...] = ("monolith", "module", "split", "inprocess", "tcp", "tls")
 #: Paths that need no stream where lines are computed.
 MODEL_PATHS: tuple[Path, ...] = ("monolith", "inprocess", "model")
 FEATURE_PARTIES = ("left", "right")
@@ -127,7 +128,7 @@ def _mlp(batch_size: int, width: int, steps: int, **aims: float) -> Workload:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "mlp_small": _mlp(batch_size=64, width=128, steps=500, module=1.3, tls=2.2),
+    "mlp_small": _mlp(batch_size=64, width=128, steps=500, module=1.3, split=1.3, tls=2.2),
     "mlp": _mlp(batch_size=256, width=1280, steps=60, inprocess=1.15),
     "cnn": Workload(
         model="cnn",
@@ -138,7 +139,7 @@ WORKLOADS: dict[str, Workload] = {
         top="mlp:hidden=64",
         outputs=10,
         steps=60,
-        aims={"module": 1.1, "inprocess": 1.05, "tls": 1.35},
+        aims={"module": 1.1, "split": 1.1, "inprocess": 1.05, "tls": 1.35},
     ),
 }
 
@@ -409,6 +410,14 @@ def module(setup: Setup) -> Measurement:
     return _in_a_loop(setup, SplitModule(bottoms, setup.top(), widths), "cpu")
 
 
+def cut(setup: Setup) -> Measurement:
+    """Train the network in one piece, cut by `vfl.split` behind its bottoms, in the same loop."""
+    network = Monolith(setup.bottoms(), setup.top())
+    at = {name: f"bottoms.{name}" for name in setup.workload.parties}
+    example = {name: torch.zeros(2, *setup.workload.shape) for name in at}
+    return _in_a_loop(setup, split(network, at, (example,)), "cpu")
+
+
 def _in_a_loop(setup: Setup, network: nn.Module, device: str) -> Measurement:
     """Train a network in a plain torch loop.
 
@@ -508,6 +517,8 @@ def work(parent: Parent) -> None:
             measured = monolith(Setup(job))
         elif job.path == "module":
             measured = module(Setup(job))
+        elif job.path == "split":
+            measured = cut(Setup(job))
         elif job.path == "inprocess":
             measured = in_process(Setup(job))
         elif job.party == LABEL_PARTY:

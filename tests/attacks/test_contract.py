@@ -332,6 +332,7 @@ class TestPictures(Few, InputAttackContract):
         "inversion:steps=200",
         "unsplit:rounds=10,input_learning_rate=0.05",
         "fora:steps=200,learning_rate=0.01",
+        "sdar:steps=200,learning_rate=0.01,labels=no",
     )
 
     def recipe(self):
@@ -341,6 +342,15 @@ class TestPictures(Few, InputAttackContract):
         """Pictures of 4 x 2: a bright corner for each class."""
         inputs, labels = super()._rows(draw)
         return inputs.repeat_interleave(2, dim=1).view(-1, 1, 4, 2), labels
+
+
+class TestLabelsOfAUShape(TestPictures):
+    """The server has neither labels of the rows nor the last layers."""
+
+    specs = ("sdar_labels:steps=200,learning_rate=0.01",)
+    wins = 0.9
+    require_win = AttackContract.require_win
+    require_guess = AttackContract.require_guess
 
 
 class TestAttribute(AttackContract):

@@ -42,6 +42,7 @@ def holdings():
         partners=[View(ThreatModel("feature party", "inference", frozenset()), 2, Holdings(rows))],
         exchanges=[],
         told="what a protocol tells",
+        middle=lambda: torch.nn.Linear(WIDTH, WIDTH),
     )
 
 
@@ -62,6 +63,7 @@ REACHES = {
     Grant.PARTNERS: lambda view: view.partners[0],
     Grant.QUERIES: lambda view: view.targets.sent[0],
     Grant.PROTOCOL: lambda view: view.told,
+    Grant.MIDDLE: lambda view: view.middle(),
 }
 #: Grants that share a door with others, or are of the training phase.
 SHARED = {
@@ -70,6 +72,7 @@ SHARED = {
     Grant.LEAKED: lambda view: view.leaked.labels,
     Grant.LEAKED_ATTRIBUTES: lambda view: view.leaked.labels,
     Grant.LEAKED_INPUTS: lambda view: view.leaked.inputs,
+    Grant.AUXILIARY: lambda view: (view.leaked.inputs, view.leaked.labels),
 }
 
 

@@ -340,6 +340,45 @@ def test_calls_that_mean_nothing_are_refused(tmp_path, given, options, error, wo
     assert not list(tmp_path.iterdir())
 
 
+def fails(codec, defense, seed):
+    raise ValueError("17.5 is a value of a row")
+
+
+@pytest.mark.parametrize("role", ["build", "loader"])
+def test_an_error_of_the_callers_function_names_its_line_and_is_the_cause(tmp_path, role):
+    given = {"build": (fails, *loaders()), "loader": (build, lambda seed: fails(1, 2, seed))}
+    with pytest.raises(UserError, match=f"gave as {role} ended with an error") as caught:
+        vfl.compare(*given[role], codecs=["topk:k=2"], seeds=[0], out=tmp_path, **QUIET)
+    line = fails.__code__.co_firstlineno + 1
+    assert caught.value.where == f"{__file__}:{line} in fails"
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "17.5" not in str(caught.value)
+
+
+def towers(codec, defense, seed):
+    bottoms = {name: nn.Linear(COLUMNS_OF_ROWS, 4) for name in ("bank", "shop")}
+    codecs = {"bank": "quantise:values=4", "shop": codec}
+    widths = dict.fromkeys(bottoms, 4)
+    return vfl.SplitModule(
+        bottoms, nn.Linear(8, 3), widths, codec=codecs, defense=defense, seed=seed
+    )
+
+
+def test_a_table_says_the_codec_of_each_party(tmp_path):
+    train, test = ([((x, x), y) for x, y in one] for one in loaders())
+    found = vfl.grid(towers, train, test, epochs=1, out=tmp_path, **QUICK, **QUIET).table
+    assert set(found.codec) == {"bank: quantise:values=4; shop: none"}
+    table = vfl.attack(towers("none", "none", 0), train, test, pack="logistic", leaks=[5],
+                       draws=1, baselines=["raw"], **QUIET).table  # fmt: skip
+    assert set(table.codec) == {"bank: quantise:values=4; shop: none"}
+    with pytest.raises(ConfigError, match="other settings than requested") as caught:
+        vfl.compare(
+            lambda codec, defense, seed: towers("none", defense, seed),
+            train, test, codecs=["topk:k=2"], seeds=[0], out=tmp_path / "other", **QUIET,
+        )  # fmt: skip
+    assert "bank: quantise:values=4; shop: none" in caught.value.got
+
+
 @pytest.mark.parametrize("ends_with", [lambda model: [{"epoch": 1}], AveragedModel])
 def test_a_loop_may_return_its_history_or_a_wrapped_module(tmp_path, ends_with):
     train, test = loaders()

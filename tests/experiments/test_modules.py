@@ -172,6 +172,27 @@ def test_in_a_u_shape_the_server_looks_for_labels_and_columns():
             vfl.attack(model, train, test, pack=pack, party=party, **QUICK)
 
 
+def test_sdar_simulates_the_last_layers_of_a_u_shape():
+    inputs, _ = rows()
+    train, test = loaders(inputs)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.PReLU(), nn.Linear(COLUMNS, 5), nn.Linear(5, 3))
+    model = vfl.split(net, ["0", "1"], inputs[:2])
+    vfl.fit(model, train, epochs=5, learning_rate=0.01)
+    pack = [
+        "sdar_labels:steps=300,learning_rate=0.01",
+        "sdar:steps=300,learning_rate=0.01,labels=no",
+    ]
+    found = vfl.attack(model, train, test, pack=pack, known_columns=100, **QUICK)
+    assert headline(found).value.item() > 0.8
+    errors = found.table[found.table.measure == "mse"]
+    assert (errors.value < 0.6 * errors.guess).all()
+    assert "its own layers between the two cuts" in found.rows[0].threat
+    for spec, of in ((pack[0], vfl.split(net, "1", inputs[:2])), ("sdar", model)):
+        with pytest.raises(UserError, match="no party of this module holds"):
+            vfl.attack(of, train, test, pack=spec, **QUICK)
+
+
 def test_layers_that_read_more_than_a_cut_are_no_top_of_an_attack():
     inputs, _ = rows()
     pictures = torch.randn(ROWS, 1, 4, 4, generator=torch.Generator().manual_seed(1))

@@ -236,6 +236,12 @@ def test_a_cut_that_a_forward_pass_leaves_out_or_repeats_is_refused():
             cut(torch.ones(2, 3), times=times)
 
 
+def test_a_call_without_inputs_names_the_setting_of_a_trainer():
+    with pytest.raises(DataError, match="no inputs") as refused:
+        vfl.split(Pictures(), "stem", pictures(2)[0])(labels=torch.zeros(2).long())
+    assert "remove_unused_columns=False" in refused.value.fix
+
+
 @pytest.mark.parametrize("defense", ["max_norm", "marvell", "dcor"])
 def test_a_defense_acts_on_a_cut_by_name(defense):
     settings = {"at": "stem", "example": pictures(2)[0], "defense": defense}

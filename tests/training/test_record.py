@@ -112,6 +112,18 @@ def test_rows_that_are_drawn_anew_are_known_by_their_positions():
     assert "rows=" in caught.value.fix
 
 
+def test_a_trace_of_another_module_is_refused():
+    model, asked = module(), {"pack": "gradient_direction", **QUICK}
+    trace = recorded(model)
+    other = module()
+    with pytest.raises(DataError, match="another module's training") as caught:
+        vfl.attack(other, loader(), trace=trace, **asked)
+    assert "final weights" in caught.value.want
+    other.load_state_dict(model.state_dict())
+    for own in (other, copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model)):
+        assert len(vfl.attack(own, loader(), trace=trace, **asked).table)
+
+
 def test_what_is_not_there_is_refused():
     model = module()
     with pytest.raises(UserError, match="reads a recorded training") as caught:

@@ -75,6 +75,7 @@ ATTACKS: Registry[Attack] = Registry(
         "unsplit": "vfl.attacks.inputs.unsplit:UnSplit",
         "pseudo_client": "vfl.attacks.inputs.pseudo_client:PseudoClient",
         "sdar": "vfl.attacks.inputs.sdar:SDAR",
+        "sdar_labels": "vfl.attacks.inputs.sdar:SDARLabels",
         "fora": "vfl.attacks.inputs.fora:FORA",
         "generative": "vfl.attacks.inputs.generative:Generative",
         "attribute": "vfl.attacks.inputs.attribute:Attribute",

@@ -792,6 +792,25 @@ def recalled_of(
     return columns_case(parts, party, (order[leaks:], first), (order[:leaks], second), threat)
 
 
+#: Grants of the server of a U-shape, which has neither columns nor labels of the rows.
+SERVING = frozenset(
+    {Grant.CUTS, Grant.AUXILIARY, Grant.MIDDLE, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
+)
+
+
+def served_case(received: Case, middle: Maker, new_top: TopMaker) -> Case:
+    """Return the case of a U-shape's server that knows a few rows of the same kind whole.
+
+    Args:
+        received: rows and cuts, of `received_case`.
+        middle: makes a copy of the server's layers.
+        new_top: makes untrained last layers for what these return.
+    """
+    threat = ThreatModel("label party", "inference", SERVING)
+    view = received.view.instead(middle=middle, new_top=new_top)
+    return replace(received, view=view.under(threat))
+
+
 #: Grants of a label party that learned the attribute of a few rows.
 ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
 #: Further grants, as far as the case of the rows has them.

@@ -56,6 +56,8 @@ class Grant(StrEnum):
     OTHERS_TOP = "the label party's top"
     PARTNERS = "the holdings of its partners"
     PROTOCOL = "messages of the model's own protocol"
+    AUXILIARY = "a few rows of the same kind with their labels"
+    MIDDLE = "its own layers between the two cuts"
 
 
 #: Grants that exist in the training phase only.
@@ -73,7 +75,7 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
     ),
     "label party": frozenset(
         {Grant.LABELS, Grant.TOP, Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED_INPUTS}
-        | {Grant.LEAKED_ATTRIBUTES, *_BOTH, *_PUBLIC}
+        | {Grant.LEAKED_ATTRIBUTES, Grant.AUXILIARY, Grant.MIDDLE, *_BOTH, *_PUBLIC}
     ),
     # An outsider holds the rows of its queries, and other rows of the same kind.
     "outsider": frozenset(
@@ -268,6 +270,8 @@ class Holdings:
         partners: holdings of colluding parties for the same groups of rows.
         shape: axes of one of the victim's rows, without the rows axis.
         told: further messages that a product's model sent to the attacker, in the product's type.
+        middle: makes a copy of the layers of a U-shape's server, from the victim's cuts to the cut
+            that goes back, axes (rows, width).
     """
 
     targets: Evidence = field(default_factory=Evidence)
@@ -286,11 +290,17 @@ class Holdings:
     partners: Sequence[View] | None = None
     shape: tuple[int, ...] | None = None
     told: object | None = None
+    middle: Maker | None = None
 
 
 #: Any of these grants opens a group of rows; they are opened column by column as well.
 _GROUPS = {
-    "leaked": (Grant.LEAKED, Grant.LEAKED_INPUTS, Grant.LEAKED_ATTRIBUTES),
+    "leaked": (
+        Grant.LEAKED,
+        Grant.LEAKED_INPUTS,
+        Grant.LEAKED_ATTRIBUTES,
+        Grant.AUXILIARY,
+    ),
     "unlabelled": (Grant.UNLABELLED,),
 }
 
@@ -331,7 +341,7 @@ class GrantedRows:
     @property
     def inputs(self) -> Tensor:
         """Columns, float32, axes (rows, ...)."""
-        leaked = (Grant.LEAKED_INPUTS,) if self.leaked else ()
+        leaked = (Grant.LEAKED_INPUTS, Grant.AUXILIARY) if self.leaked else ()
         return self._view.opened(self._evidence.inputs, *leaked, Grant.INPUTS)
 
     @property
@@ -352,7 +362,8 @@ class GrantedRows:
     @property
     def labels(self) -> Tensor:
         """The labels (of leaked rows, or an attribute's), int64 or float32, axes (rows,)."""
-        leaked = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES) if self.leaked else ()
+        own = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES, Grant.AUXILIARY)
+        leaked = own if self.leaked else ()
         return self._view.opened(self._evidence.labels, *leaked, Grant.LABELS)
 
     @property
@@ -391,6 +402,7 @@ class View:
     snapshots = _Opened[Sequence[Maker]](Grant.SNAPSHOTS)
     shape = _Opened[tuple[int, ...]](Grant.BOTTOM_RECIPE, Grant.OTHERS_BOTTOM)
     told = _Opened[Any](Grant.PROTOCOL)
+    middle = _Opened[Maker](Grant.MIDDLE)
 
     def __init__(self, threat: ThreatModel, classes: int, holdings: Holdings) -> None:
         self.threat = threat
@@ -409,6 +421,10 @@ class View:
                 self.require(grant)
         colluding = self.threat.colluding if Grant.PARTNERS in wanted else ()
         threat = replace(self.threat, grants=wanted, colluding=colluding)
+        return View(threat, self.classes, self._holdings)
+
+    def under(self, threat: ThreatModel) -> View:
+        """Return a view of the same holdings under another threat model."""
         return View(threat, self.classes, self._holdings)
 
     def instead(self, **held: Any) -> View:

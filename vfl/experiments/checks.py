@@ -28,6 +28,7 @@ from vfl.experiments.scenarios import (
     QUERIES_ATTRIBUTE,
     RECORDED_QUERIES,
     SECURE_SUM,
+    SERVER,
     SNAPSHOTS,
     TRAINING_COLLUSION,
     TRAINING_TIME,
@@ -204,6 +205,15 @@ def grid_mistakes(
         UserError: a mistake that no setting of a grid could mend; see `attack_mistakes`.
     """
     yield from attack_mistakes(experiment, settings, data)
+    for spec, (_, scenario) in scenarios_of(settings).items():
+        if scenario == SERVER:
+            yield (
+                ("grid", "attacks"),
+                UserError(
+                    f"{spec} is of the server of a U-shape that vfl.split cuts",
+                    fix="vfl.attack(vfl.split(network, [first, second], example), loader)",
+                ),
+            )
     changed = {"defenses": settings.defenses, "codecs": settings.codecs, "models": settings.models}
     for key, specs in changed.items():
         for spec in specs:

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
-from vfl.core.errors import ConfigError, DataError, RunFolderError, UserError
+from vfl.core.errors import ConfigError, DataError, RunFolderError, UserError, VFLError
 from vfl.core.registry import named
 from vfl.core.seeds import Secret, derive, scoped
 from vfl.core.storage import stamp, weights_digest, write_json
@@ -81,6 +82,7 @@ _MEASURED_BYTES = 2**26
 #: Number of batches of which one is held out if no test rows are given.
 _HELD_OUT = 5
 _ROLES = ("build", "loader", "test", "fit")
+_PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(eq=False)
@@ -192,6 +194,7 @@ class Recipe:
         Raises:
             DataError: `build` gives something else.
             ConfigError: the module has another codec, defense or seed than requested.
+            UserError: `build` ends with an error.
         """
         asked = codec, defense, seed
         try:
@@ -203,13 +206,13 @@ class Recipe:
                 got=str(error),
                 want="build(codec, defense, seed)",
             ) from None
-        with scoped(derive(seed, "build")):
+        with scoped(derive(seed, "build")), _running("build"):
             made = crossings_of(self.build(*asked))
-        found = made.experiment.codec, made.experiment.defense, made.experiment.seed
-        if found != asked:
+        own = made.experiment
+        if codec not in made.codec_specs or (own.defense, own.seed) != (defense, seed):
             raise ConfigError(
                 "build returned a module with other settings than requested",
-                got=_settings_text(*found),
+                got=_settings_text(made.codec_text, own.defense, own.seed),
                 want=_settings_text(*asked),
                 fix="build(codec, defense, seed) hands all three on to vfl.split or SplitModule",
             )
@@ -309,7 +312,38 @@ def _imported(role: str, name: str) -> Any:
 
 def _made(given: Any, seed: int) -> Any:
     """Return a loader, or the loader that a function makes from a seed."""
-    return given(seed) if isinstance(given, FunctionType | type) else given
+    if not isinstance(given, FunctionType | type):
+        return given
+    with _running("loader"):
+        return given(seed)
+
+
+@contextmanager
+def _running(role: str) -> Iterator[None]:
+    """Convert an error of the caller's function to a coded one with its line, not its text.
+
+    Raises:
+        UserError: the function ended with an error, which is the cause.
+    """
+    try:
+        yield
+    except VFLError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [one for one in frames if _is_of_caller(one.filename)]
+        last = (theirs or frames)[-1]
+        raise UserError(
+            f"the function that you gave as {role} ended with an error",
+            where=f"{last.filename}:{last.lineno} in {last.name}",
+            got=type(error).__name__,
+            fix="the error itself stands above, as the cause",
+        ) from error
+
+
+def _is_of_caller(file: str) -> bool:
+    """Whether a file is neither of vfl nor of an installed package."""
+    return "-packages" not in file and not Path(file).is_relative_to(_PACKAGE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -458,7 +492,7 @@ def _trained_module(
         "steps": model.step,
         "steps_per_second": round(model.step / seconds, 1),
         "seconds": round(seconds, 3),
-        "codec": experiment.codec,
+        "codec": found.codec_text,
         "defense": experiment.defense,
         **traffic,
         "secure": experiment.secure,

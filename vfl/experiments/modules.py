@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from vfl.attacks.cases import (
     labels_of,
     recalled_of,
     received_of,
+    served_case,
     training_case,
 )
 from vfl.attacks.scoring import Case
@@ -46,6 +47,7 @@ from vfl.experiments.scenarios import (
     QUERIES_ATTRIBUTE,
     RECORDED_QUERIES,
     RECORDED_TRAINING,
+    SERVER,
     TRAINING_ATTRIBUTE,
     TRAINING_TIME,
     Cases,
@@ -142,10 +144,7 @@ class _Bottom(nn.Module):
         for name, (axes, dtype) in self._others.items():
             by_name[name] = torch.zeros(len(flat), *axes, dtype=dtype, device=flat.device)
 
-        def stop(module: nn.Module, inputs: Any, output: Any) -> None:
-            raise _Reached(output)
-
-        hook = self.core.get_submodule(self._layer).register_forward_hook(stop)
+        hook = self.core.get_submodule(self._layer).register_forward_hook(_stop)
         try:
             self.core(*given, **by_name)
         except _Reached as reached:
@@ -167,18 +166,23 @@ class _Bottom(nn.Module):
 
 
 class _Top(nn.Module):
-    """The layers of a model behind its only cut, as a module of cuts.
+    """The layers of a model behind a cut, as a module of cuts.
 
     The layers before the cut run on zeros, and what they make is replaced.
 
     Args:
         model: a copy that is changed no more.
+        party: sender of the cut.
         like: the party's inputs of some batch, which are all that the model takes.
+        until: sender of the cut whose values it returns; None for the model's outputs.
     """
 
-    def __init__(self, model: CutModel, party: str, like: _Columns) -> None:
+    def __init__(
+        self, model: CutModel, party: str, like: _Columns, until: str | None = None
+    ) -> None:
         super().__init__()
         self.core, self._layer = model.model, model.layer_of(party)
+        self._last = None if until is None else model.layer_of(until)
         self._like = {name: (one.shape[1:], one.dtype) for name, one in like.arguments.items()}
 
     def forward(self, cut: Tensor) -> Tensor:
@@ -191,11 +195,16 @@ class _Top(nn.Module):
         def instead(module: nn.Module, inputs: Any, output: Any) -> Any:
             return mapped(output, lambda one: cut.reshape(one.shape).to(one))
 
-        hook = self.core.get_submodule(self._layer).register_forward_hook(instead)
+        hooks = [self.core.get_submodule(self._layer).register_forward_hook(instead)]
+        if self._last is not None:
+            hooks.append(self.core.get_submodule(self._last).register_forward_hook(_stop))
         try:
             outputs = self.core(**zeros)
+        except _Reached as reached:
+            return reached.cut.flatten(1).float()
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
         return logits_in(outputs).float()
 
 
@@ -204,6 +213,10 @@ class _Reached(Exception):
 
     def __init__(self, cut: Tensor) -> None:
         self.cut = cut
+
+
+def _stop(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    raise _Reached(output)
 
 
 @dataclass(eq=False)
@@ -222,6 +235,7 @@ class _Seen:
     outputs: list[Tensor] = field(default_factory=list)
     bottom: _Bottom | None = None
     top: nn.Module | None = None
+    middle: nn.Module | None = None
 
 
 def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
@@ -264,6 +278,7 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
                 seen.bottom = bottom if _runs_on_rows(bottom, columns.flat()) else None
                 if seen.bottom is not None and not others:
                     seen.top = _top_behind(model, party, columns)
+                    seen.middle = _middle_of(model, party, columns)
     finally:
         for hook in hooks:
             hook.remove()
@@ -428,6 +443,24 @@ def _top_behind(model: Crossings, party: str, like: _Columns) -> nn.Module | Non
     return nn.Sequential(copy.deepcopy(model.decoders[party]).float(), top)
 
 
+def _middle_of(model: Crossings, party: str, like: _Columns) -> nn.Module | None:
+    """Return the layers of a U-shape's server as a module of the feature party's cuts.
+
+    Args:
+        model: the module.
+        party: the feature party.
+        like: its inputs of some batch, which are all that the module takes.
+
+    Returns:
+        None where there is no server, or where it reads or sends more than one cut.
+    """
+    server = server_of(model)
+    if not isinstance(model, CutModel) or list(model.experiment.parties) != [party, server]:
+        return None
+    middle = _Top(model, party, like, until=server)
+    return nn.Sequential(copy.deepcopy(model.decoders[party]).float(), middle)
+
+
 def _fresh(module: nn.Module) -> nn.Module:
     """Return a copy with new initial weights, from the caller's random numbers."""
     made = copy.deepcopy(module)
@@ -447,6 +480,7 @@ class _ModuleParts(TrainedParts):
         top: the label party's layers; None where these read more than the party's cut.
         outputs: outputs of all rows, axes (rows, outputs); None where a row has no output of its
             own.
+        middle: layers of a U-shape's server; None where these read more than the party's cut.
     """
 
     def __init__(
@@ -456,12 +490,15 @@ class _ModuleParts(TrainedParts):
         victim: _ModuleVictim,
         top: nn.Module | None,
         outputs: Tensor | None,
+        middle: nn.Module | None,
     ) -> None:
         super().__init__(model.experiment, data, {})
         self._victim, self._last, self._outputs = victim, top, outputs
+        self._middle = middle
         lacking = set() if victim.has_bottom else {Grant.OTHERS_BOTTOM, Grant.BOTTOM_RECIPE}
         lacking |= {Grant.TOP} if top is None else set()
         lacking |= {Grant.OUTPUTS} if outputs is None else set()
+        lacking |= {Grant.MIDDLE} if middle is None else set()
         if server_of(model) is not None:  # it stands in the place of the label party
             lacking |= {Grant.LABELS, Grant.OUTPUTS}
         self.lacking = frozenset(lacking)
@@ -477,6 +514,10 @@ class _ModuleParts(TrainedParts):
     def top(self) -> nn.Module:
         """Return a copy of the label party's layers."""
         return copy.deepcopy(_held(self._last))
+
+    def middle(self) -> nn.Module:
+        """Return a copy of the server's layers."""
+        return copy.deepcopy(_held(self._middle))
 
     def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
         """Return the outputs for some rows, axes (rows, outputs)."""
@@ -536,6 +577,9 @@ class _ModuleCases(Cases):
         return recalled_of(self._own_parts, self._trained(), self.party, leaks, draw)
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
+        if scenario == SERVER:
+            own = self._own_parts
+            return served_case(self._received(draw), own.middle, self._own_victim.new_top)
         if scenario != TRAINING_TIME:
             return super().case(scenario, k, draw)
         found, new_top = self._trained(), self._own_victim.new_top
@@ -611,7 +655,7 @@ class ModuleAttacks:
         top = _top_of(asked, party) if by_class else None
         victim = _ModuleVictim(asked, party, self.data, self.cuts, seen[0].bottom, top)
         last = seen[0].top if by_class else None
-        parts = _ModuleParts(asked, self.data, victim, last, whole)
+        parts = _ModuleParts(asked, self.data, victim, last, whole, seen[0].middle)
         none = frozenset[Grant]()
         settings = _with_held(settings, parts.lacking, none if victim.has_bottom else _LAYERS)
         if not victim.has_bottom:
@@ -676,12 +720,18 @@ def attack_module(
         out: a folder that keeps scores; what has one is not run again.
         on_end: gets every attack as it ends.
         trace: trace of the module's training, for attacks that read it.
+
+    Raises:
+        DataError: the trace is of another module's training.
     """
+    if trace is not None:
+        trace.require_of(model)
     attacked = ModuleAttacks(model, loader, test, settings, trace)
     jobs = [*attacked.on_victim(), *attacked.baselines()]
     with tempfile.TemporaryDirectory() as forgotten:
         scores = attacked.run(jobs, out or Path(forgotten), on_end)
-    return attacks_of(model.experiment, scores, attacked.settings.baselines)
+    found = attacks_of(model.experiment, scores, attacked.settings.baselines)
+    return [replace(one, codec=model.codec_text) for one in found]
 
 
 def reads_training(settings: GridSettings) -> bool:
@@ -691,7 +741,7 @@ def reads_training(settings: GridSettings) -> bool:
 
 #: Attackers of a module, and those of them that recorded its training.
 _RECORDED = (TRAINING_TIME, RECORDED_TRAINING, TRAINING_ATTRIBUTE)
-_KNOWN = (INFERENCE_TIME, RECORDED_QUERIES, QUERIES_ATTRIBUTE, *_RECORDED)
+_KNOWN = (INFERENCE_TIME, RECORDED_QUERIES, QUERIES_ATTRIBUTE, SERVER, *_RECORDED)
 
 
 def _require_granted(settings: GridSettings, recorded: bool) -> None:

@@ -264,9 +264,9 @@ class LoadedGrid:
         asked = settings_of(self.experiment).accuracy if self.folder.kind == "codecs" else ()
         for cell in self.cells:
             if cell.victim != BASELINES and (run := self.runs.get(cell.name)) is not None:
-                yield from _measured(_about(cell, cell.name), run)
+                yield from _measured(_about(cell, cell.name, run), run)
                 for least in asked:
-                    yield from _bytes_to(_about(cell, cell.name), run, self.compared, least)
+                    yield from _bytes_to(_about(cell, cell.name, run), run, self.compared, least)
 
     @cached_property
     def attacks(self) -> list[Record]:
@@ -298,7 +298,7 @@ class LoadedGrid:
             elif scores:
                 mine = [one for one in scores if is_wanted(one)]
                 changed |= of_free[seed]
-                about = _about(cell, cell.name)
+                about = _about(cell, cell.name, self.runs.get(cell.name))
                 for one in _attacks(about, mine, free[seed], settings.baselines, changed):
                     by = attackers.get(one.subject)
                     signed = one if by is None else replace(one, author=by.author, date=by.date)
@@ -394,14 +394,16 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
     write_text(path / RESULTS, csv_text(COLUMNS, [one.row() for one in records]))
 
 
-def _about(cell: Cell, name: str) -> dict[str, Any]:
+def _about(cell: Cell, name: str, run: LoadedRun | None = None) -> dict[str, Any]:
+    """Return the columns of a training; a run knows the codecs of a module's parties."""
     one = cell.experiment
+    used = run.summary.get("codec") if run is not None and run.has_ended else None
     again = (f"seed={one.seed}", cell.repeat)
     training = " ".join(word for word in cell.title.split() if word not in again)
     return {
         "training": cell.victim or training,
         "cell": name,
-        "codec": one.codec,
+        "codec": used or one.codec,
         "defense": one.defense,
         "secure": one.secure,
         "adversary": cell.adversary,

@@ -22,6 +22,7 @@ from vfl.attacks.cases import (
     QUERYING,
     RECALLING,
     RECEIVING,
+    SERVING,
     SUMMING,
     TRAINING,
     Queried,
@@ -129,10 +130,12 @@ TRAINING_ATTRIBUTE = Scenario(
 SECURE_SUM = Scenario("secure sum", "label party", ("inputs",), SUMMING)
 #: An outsider that asks for predictions.
 PREDICTIONS = Scenario("predictions", "outsider", ("scores",), QUERYING)
+#: The server of a U-shape, of a module that a caller cut.
+SERVER = Scenario("server of a U-shape", "label party", ("inputs", "labels"), SERVING)
 #: An attack belongs to the first one that grants what it needs.
 SCENARIOS = (
     INFERENCE_TIME, TRAINING_TIME, SNAPSHOTS, COLLUSION, TRAINING_COLLUSION, RECORDED_QUERIES,
-    RECORDED_TRAINING, SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS,
+    RECORDED_TRAINING, SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS, SERVER,
 )  # fmt: skip
 #: Paths of the parties' recordings in a run folder.
 _TRACES = "parties/*/trace"

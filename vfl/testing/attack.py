@@ -155,6 +155,13 @@ def _bottom(width: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def _linear(weight: Tensor) -> nn.Module:
+    """Return a linear layer with a weight and no bias."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    made.weight.data.copy_(weight)
+    return made
+
+
 class GradientAttackContract(AttackContract):
     """`AttackContract` on a training that a feature party recorded.
 
@@ -227,7 +234,8 @@ class GradientAttackContract(AttackContract):
 class InputAttackContract(AttackContract):
     """`AttackContract` on the cuts that a label party received of one feature party.
 
-    Without a leak, cuts and predictions are those of other rows.
+    Without a leak, cuts and predictions are those of other rows. In a U-shape the top is behind the
+    middle and a last layer, which the label party lacks.
 
     Attributes:
         joint: whether the label party has two columns of its own, which its top reads as well.
@@ -254,6 +262,7 @@ class InputAttackContract(AttackContract):
             cuts = through(bottom, inputs)
             merged = torch.cat([cuts, through(own_bottom, own)], 1) if self.joint else cuts
             top = nn.Linear(merged.shape[1], self.classes)
+            middle = nn.init.orthogonal_(torch.empty(cuts.shape[1], cuts.shape[1]))
         fit(top, merged, labels, 200, 0.05, draw)
         outputs = through(top, merged)
         order = torch.arange(self.rows)
@@ -272,6 +281,8 @@ class InputAttackContract(AttackContract):
             merge=(lambda victims, own: torch.cat([victims, own], 1)) if self.joint else None,
             others_bottom=lambda: copy.deepcopy(bottom),
             shape=tuple(inputs.shape[1:]),
+            middle=lambda: _linear(middle),
+            new_top=lambda width: nn.Linear(width, self.classes),
         )
         view = View(ThreatModel("label party", "inference", grants), self.classes, holdings)
         return Case(view, labels[rest], inputs[rest])

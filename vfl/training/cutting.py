@@ -212,9 +212,16 @@ class CutModel(Crossings):
 
         Raises:
             SpecError: see `SplitModule.forward`.
-            DataError: this forward pass does not reach a cut.
+            DataError: this forward pass does not reach a cut, or there are no inputs.
             WidthError: a cut has other rows than the example's.
         """
+        if not inputs and not named:
+            raise DataError(
+                "the model got no inputs",
+                want=", ".join(self._signature.parameters),
+                fix="remove_unused_columns=False in the TrainingArguments of a Hugging Face "
+                "Trainer, which drops columns that this module's forward does not name",
+            )
         if labels is not None and self._takes_labels:
             named["labels"] = labels
         if rows is not None and self._takes_rows:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vfl.compression import Codec, StepContext
 from vfl.core.errors import DataError, SpecError
 from vfl.core.frame import Kind
+from vfl.core.storage import weights_digest
 from vfl.session.trace import TRAINING, Recorded, Replayed, Trace
 from vfl.training.cutting import CutModel
 from vfl.training.fitting import columns_of, row_digests
@@ -62,6 +63,7 @@ class ModuleTrace:
         self._began: dict[str, Codec] = {}
         self._steps: dict[int, _Step] = {}
         self._open: ExitStack | None = None
+        self._ended_with = ""
 
     def __enter__(self) -> Self:
         """Begin to record.
@@ -88,9 +90,25 @@ class ModuleTrace:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Record no more."""
+        """Record no more, and keep the digest of the weights that the training ended with."""
         if self._open is not None:
             self._open.close()
+        self._ended_with = _weights_of(self._model)
+
+    def require_of(self, model: Crossings) -> None:
+        """Refuse a module that is neither the recorded one nor a copy, and has other weights.
+
+        Raises:
+            DataError: the trace is of another module's training.
+        """
+        if model.lineage != self._model.lineage and _weights_of(model) != self._ended_with:
+            raise DataError(
+                "this trace is of another module's training",
+                where="trace",
+                got="a module of another origin, whose weights are not those at the trace's end",
+                want="the module that was trained in the block 'with vfl.record(model) as trace:', "
+                "a copy or an average of it, or a module with its final weights",
+            )
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -179,6 +197,12 @@ class ModuleTrace:
                 "in the training, and 'rows' in the batches, which are dicts",
             )
         return found
+
+
+def _weights_of(model: Crossings) -> str:
+    """Return the digest of a module's weights and buffers."""
+    state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
+    return weights_digest(state)
 
 
 def _listed(rows: np.ndarray | None) -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
+from secrets import token_hex
 from typing import Any, Self
 
 import numpy as np
@@ -89,6 +90,8 @@ class Crossings(nn.Module):
         self._watching: tuple[Observer, ...] = ()
         self._defense = _reachable(defense, elsewhere)
         self._codecs = {name: compression.make(codecs[name]) for name in widths}
+        self._specs = {name: codecs[name] for name in widths}
+        self._lineage = token_hex(8)  # the same in copies, as in an average of weights
         self._secrets = {name: Secret.of_simulation(seed, name) for name in widths}
         self._label_secret = Secret.of_simulation(seed, _LABEL)
         self._end_secrets = {name: secret_of_end(self._label_secret, name) for name in widths}
@@ -102,6 +105,23 @@ class Crossings(nn.Module):
     def codecs(self) -> Mapping[str, Codec]:
         """The codec of each cut, with what it has learned."""
         return self._codecs
+
+    @property
+    def codec_specs(self) -> frozenset[str]:
+        """Specs of the codecs, as given."""
+        return frozenset(self._specs.values())
+
+    @property
+    def codec_text(self) -> str:
+        """The codec's spec; if parties have different codecs, the spec of each."""
+        if len(self.codec_specs) == 1:
+            return next(iter(self.codec_specs))
+        return "; ".join(f"{name}: {spec}" for name, spec in self._specs.items())
+
+    @property
+    def lineage(self) -> str:
+        """Random name of this module, which its copies share."""
+        return self._lineage
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:

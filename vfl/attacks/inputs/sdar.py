@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, one_hot, softplus
 
-from vfl.attacks.base import Attack, key_of, require_at_least, scale_by, through
+from vfl.attacks.base import Attack, Goal, key_of, require_at_least, scale_by, through
 from vfl.attacks.inputs.inversion import decoder
-from vfl.attacks.view import Grant, View
+from vfl.attacks.view import Grant, GrantedRows, View
 from vfl.core.seeds import scoped
 from vfl.models.optimizers import descend
 
 _HIDDEN = 128
 _BATCH_SIZE = 64
+
+
+#: Needs of the attack where the label party has labels and the top; and of a U-shape's server.
+_WITH_LABELS = frozenset(
+    {Grant.CUTS, Grant.LEAKED_INPUTS, Grant.LABELS, Grant.TOP, Grant.BOTTOM_RECIPE}
+)
+_WITHOUT = frozenset(
+    {Grant.CUTS, Grant.AUXILIARY, Grant.MIDDLE, Grant.TOP_RECIPE, Grant.BOTTOM_RECIPE}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Simulated:
+    """Networks of an attack after their training.
+
+    Attributes:
+        scale: standardises cuts.
+        inverse: decodes standardised cuts to rows.
+        behind: the layers behind the cut, from cuts to logits.
+    """
+
+    scale: Callable[[Tensor], Tensor]
+    inverse: nn.Module
+    behind: nn.Module
 
 
 class SDAR(Attack):
@@ -27,31 +52,36 @@ class SDAR(Attack):
     Both discriminators read the label beside the cut or the row. Of the leaked rows the attack uses
     columns and labels, not their cuts: they need not be the victim's own.
 
+    With `labels=no` the attacker is the server of a U-shape, which has neither labels of the rows
+    nor the last layers: discriminators read no label, and last layers are simulated beside the
+    bottom, around the server's own layers. `sdar_labels` reads labels with them.
+
     Unlike the source, it runs after the training, on the last cut of each row; its decoder reads no
-    label, so that it cannot answer with the mean of a class; discriminators have dense layers. The
-    bottom's owner must be the only party that feeds the top.
+    label, so that it cannot answer with the mean of a class; discriminators have dense layers;
+    labels of the own rows are not flipped at random, which the authors' code can do. The bottom's
+    owner must be the only party that feeds the top.
 
     Source: Zhu, Luo, Wu, Jiang, Xiao, Ooi 2025, "Passive inference attacks on split learning via
-    adversarial regularization" (NDSS), the attack on vanilla split learning. `pseudo_client` is its
-    relative with moments in place of discriminators.
+    adversarial regularization" (NDSS), the attacks on vanilla and on U-shaped split learning; of
+    the latter the authors' code was read. `pseudo_client` is its relative with moments in place of
+    discriminators.
 
     Args:
-        steps: Adam steps of all four networks, each on 64 rows.
+        steps: Adam steps of all networks, each on 64 rows.
         learning_rate: their learning rate.
         alike: weight of the discriminator of cuts in the simulator's loss.
         real: weight of the discriminator of rows in the decoder's loss.
+        labels: whether the attacker has the labels and the top; if not, it is a U-shape's server.
 
-    >>> Grant.OTHERS_BOTTOM in SDAR(steps=100).needs
-    False
+    >>> Grant.OTHERS_BOTTOM in SDAR(steps=100).needs, Grant.MIDDLE in SDAR(labels=False).needs
+    (False, True)
 
     Raises:
         BadOptionError: an option out of range.
     """
 
-    goal = "inputs"
-    needs = frozenset(
-        {Grant.CUTS, Grant.LEAKED_INPUTS, Grant.LABELS, Grant.TOP, Grant.BOTTOM_RECIPE}
-    )
+    goal: Goal = "inputs"
+    needs = _WITH_LABELS
 
     def __init__(
         self,
@@ -59,33 +89,41 @@ class SDAR(Attack):
         learning_rate: float = 0.001,
         alike: float = 1.0,
         real: float = 0.001,
+        labels: bool = True,
     ) -> None:
         require_at_least(0, steps=steps, learning_rate=learning_rate, alike=alike, real=real)
         self.steps = steps
         self.learning_rate = learning_rate
         self.alike = alike
         self.real = real
+        self.labels = labels
+        self.needs = _WITH_LABELS if labels else _WITHOUT
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
+        found = self._simulated(view, draw)
+        return through(found.inverse, found.scale(view.targets.cuts))
+
+    def _simulated(self, view: View, draw: torch.Generator) -> _Simulated:
         known, targets, classes = view.leaked, view.targets, view.classes
         inputs, labels = known.inputs, one_hot(known.labels, classes).float()
-        cuts, theirs = targets.cuts, one_hot(targets.labels, classes).float()
-        scale, top = scale_by("standard", cuts), view.top().eval().requires_grad_(False)
+        cuts, theirs = targets.cuts, self._beside(targets, classes)
+        scale, beside = scale_by("standard", cuts), classes if self.labels else 0
         with scoped(key_of(draw)):
+            behind, tail = self._behind(view, cuts)
             simulator = view.new_bottom().train()
             inverse = decoder(cuts.shape[1], tuple(inputs.shape[1:])).train()
-            of_cuts = discriminator(cuts.shape[1] + classes)
-            of_rows = discriminator(inputs[0].numel() + classes)
-            step_of = {one: adam(one.parameters(), self.learning_rate) for one in (
-                simulator, inverse, of_cuts, of_rows
+            of_cuts = discriminator(cuts.shape[1] + beside)
+            of_rows = discriminator(inputs[0].numel() + beside)
+            step_of = {one: adam([*one.parameters(), *more], self.learning_rate) for one, more in (
+                (simulator, tail), (inverse, []), (of_cuts, []), (of_rows, [])
             )}  # fmt: skip
             for _ in range(self.steps):
                 own = torch.randint(len(inputs), (_BATCH_SIZE,), generator=draw)
                 other = torch.randint(len(cuts), (_BATCH_SIZE,), generator=draw)
                 rows, own_label, label = inputs[own], labels[own], theirs[other]
-                simulated, cut = simulator(rows), scale(cuts[other])
-                made = torch.cat([scale(simulated), own_label], 1)
-                task = cross_entropy(top(simulated), own_label)
+                simulated, cut, read = simulator(rows), scale(cuts[other]), own_label[:, :beside]
+                made = torch.cat([scale(simulated), read], 1)
+                task = cross_entropy(behind(simulated), own_label)
                 descend(step_of[simulator], task + self.alike * taken_for_real(of_cuts, made))
                 descend(
                     step_of[of_cuts], told_apart(of_cuts, torch.cat([cut, label], 1), made.detach())
@@ -94,9 +132,52 @@ class SDAR(Attack):
                 written = torch.cat([decoded.flatten(1), label], 1)
                 error = mse_loss(inverse(scale(simulated.detach())), rows)
                 descend(step_of[inverse], error + self.real * taken_for_real(of_rows, written))
-                real = torch.cat([rows.flatten(1), own_label], 1)
+                real = torch.cat([rows.flatten(1), read], 1)
                 descend(step_of[of_rows], told_apart(of_rows, real, written.detach()))
-        return through(inverse, scale(cuts))
+        return _Simulated(scale, inverse, behind)
+
+    def _beside(self, targets: GrantedRows, classes: int) -> Tensor:
+        """Labels that the discriminators read beside the victim's rows, axes (rows, classes)."""
+        if self.labels:
+            return one_hot(targets.labels, classes).float()
+        return torch.empty(targets.rows, 0)
+
+    def _behind(self, view: View, cuts: Tensor) -> tuple[nn.Module, list[nn.Parameter]]:
+        """Return the layers behind the cut, and those weights that the simulator trains."""
+        held = (view.top() if self.labels else view.middle()).eval().requires_grad_(False)
+        if self.labels:
+            return held, []
+        tail = view.new_top(through(held, cuts[:1]).shape[1]).train()
+        return nn.Sequential(held, tail), list(tail.parameters())
+
+
+class SDARLabels(SDAR):
+    """Reads the labels of a U-shape with the last layers that `sdar:labels=no` simulates.
+
+    The victim's cuts go through the server's own layers, and then through the simulated ones.
+
+    Source: see `SDAR`.
+
+    Args:
+        steps: Adam steps of all networks, each on 64 rows.
+        learning_rate: their learning rate.
+        alike: weight of the discriminator of cuts in the simulator's loss.
+
+    >>> Grant.LEAKED in SDARLabels(steps=100).needs
+    False
+
+    Raises:
+        BadOptionError: an option out of range.
+    """
+
+    goal = "labels"
+
+    def __init__(self, steps: int = 1000, learning_rate: float = 0.001, alike: float = 1.0) -> None:
+        super().__init__(steps, learning_rate, alike, labels=False)
+
+    def run(self, view: View, draw: torch.Generator) -> Tensor:
+        found = self._simulated(view, draw)
+        return through(found.behind, view.targets.cuts)
 
 
 def discriminator(width: int) -> nn.Module:
