@@ -257,7 +257,7 @@ class TestGradientAttacks(GradientAttackContract):
 class TestGradientAttacksOnTwoClasses(GradientAttackContract):
     specs = (
         "gradient_norm:epochs=2", "gradient_direction", "gradient_direction:epochs=2",
-        "gradient_mixture:steps=40", "batch_sums:epochs=2",
+        "gradient_mixture:steps=40", "batch_sums:epochs=2", "gradient_teacher:epochs=2,steps=40",
     )  # fmt: skip
     classes, positive = 2, 0.1
 

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import Ridge
+from sklearn.metrics import roc_auc_score
 
 from vfl.attacks import Evidence, Grant, Holdings, RecordedExchange, ThreatModel, View, make
 from vfl.attacks.labels.batch_sums import Equations, grouped
 from vfl.attacks.labels.gradient_mixture import densities
+from vfl.attacks.labels.orientation import by_shares, is_upward
 from vfl.attacks.scoring import Case, attempt_all
 from vfl.attacks.transcript import SentCuts, Transcript
 from vfl.core.seeds import generator
@@ -18,7 +20,18 @@ ROWS, WIDTH, COLUMNS, BATCH = 1200, 6, 5, 60
 SHARE = 0.2  # of class 1
 
 
-def training(epochs=8, noise=0.0, law="normal", group=1, columns=1.0):
+def training(
+    epochs=8,
+    noise=0.0,
+    law="normal",
+    group=1,
+    columns=1.0,
+    share=SHARE,
+    start=SHARE,
+    leaked=10,
+    seed=3,
+    flip=0.0,
+):
     """A training whose gradients are residuals along one direction, behind a defense.
 
     Args:
@@ -26,16 +39,24 @@ def training(epochs=8, noise=0.0, law="normal", group=1, columns=1.0):
         law: law of the noise.
         group: rows whose mean each of them is sent, in a batch; 0 is the batch.
         columns: distance of the classes in the columns, in deviations.
+        share: share of class 1.
+        start: probability of class 1 of the untrained network; it learns the share.
+        leaked: leaked rows of each class.
+        flip: share of labels that are swapped before the training.
     """
-    draw = generator(3, "training")
-    labels = (torch.rand(ROWS, generator=draw) < SHARE).long()
+    draw = generator(seed, "training")
+    labels = (torch.rand(ROWS, generator=draw) < share).long()
     inputs = torch.randn(ROWS, COLUMNS, generator=draw)
     inputs[:, 0] += columns * labels
+    taught = labels.float()
+    if flip:
+        taught = (taught - (torch.rand(ROWS, generator=draw) < flip).float()).abs()
     direction = torch.nn.functional.normalize(torch.randn(WIDTH, generator=draw), dim=0)
     exchanges = []
     for epoch in range(1, epochs + 1):
         for rows in torch.randperm(ROWS, generator=draw).split(BATCH):
-            sent = (SHARE - labels[rows].float())[:, None] * direction
+            believed = share + (start - share) * 0.9 ** len(exchanges)
+            sent = (believed - taught[rows])[:, None] * direction
             drawn = torch.randn(sent.shape, generator=draw)
             if law == "laplace":
                 drawn = torch.distributions.Laplace(0, 1).icdf(
@@ -46,7 +67,7 @@ def training(epochs=8, noise=0.0, law="normal", group=1, columns=1.0):
             sent = sent.view(-1, size, WIDTH).mean(1).repeat_interleave(size, 0)
             up = SentCuts(len(exchanges), epoch, rows, torch.zeros_like(sent))
             exchanges.append(RecordedExchange.of(up, sent))
-    known = torch.cat([torch.nonzero(labels == code)[:10, 0] for code in (0, 1)])
+    known = torch.cat([torch.nonzero(labels == code)[:leaked, 0] for code in (0, 1)])
     rest = torch.ones(ROWS, dtype=torch.bool)
     rest[known] = False
     order = torch.empty(ROWS, dtype=torch.int64)
@@ -59,13 +80,18 @@ def training(epochs=8, noise=0.0, law="normal", group=1, columns=1.0):
         targets=Evidence(inputs[rest]),
         leaked=Evidence(inputs[known], labels=labels[known]),
         exchanges=exchanges,
-        prior=torch.tensor([1 - SHARE, SHARE]),
+        prior=torch.tensor([1 - share, share]),
     )
     holdings = replace(holdings, unlabelled=holdings.targets)
     grants = frozenset({Grant.GRADIENTS, Grant.LEAKED, Grant.INPUTS, Grant.PRIOR})
     grants |= {Grant.UNLABELLED}
     view = View(ThreatModel("feature party", "training", grants), 2, holdings)
     return Case(view, labels[rest], positive=labels[rest] == 1)
+
+
+def posterior(column, distance, share):
+    """Chance of class 1 of two normal laws."""
+    return ((share / (1 - share)) * (distance * column - distance**2 / 2).exp()).log().sigmoid()
 
 
 def area(case, spec):
@@ -79,6 +105,51 @@ def test_noise_that_is_drawn_anew_averages_out_over_the_epochs():
     assert max(one, area(case, "gradient_direction")) < 0.93
     # Two normal laws at a distance of 1, each of deviation .6 / sqrt(8): an AUC above .999 at best.
     assert all_of_them > 0.98
+
+
+def misread(spec, **options):
+    """Trainings with one leaked row a class of which an attack takes class 0 for class 1."""
+    return sum(
+        area(training(noise=2.0, columns=0.3, leaked=1, seed=seed, **options), spec) < 0.5
+        for seed in range(12)
+    )
+
+
+@pytest.mark.parametrize("spec", ["gradient_mixture:steps=0", "batch_sums"])
+def test_first_gradients_say_which_class_is_rare(spec):
+    by_leaked_rows_alone = misread(spec)
+    assert by_leaked_rows_alone >= 1
+    assert misread(spec, start=0.5) < by_leaked_rows_alone
+
+
+def test_equal_shares_leave_the_classes_to_leaked_rows():
+    """Their first gradients drift to a side as well, and this side says nothing."""
+    axis = torch.nn.functional.normalize(torch.ones(WIDTH), dim=0)
+    drifting = [
+        RecordedExchange(step, 1, torch.arange(50), lambda: None, 0.1 + torch.randn(50, WIDTH))
+        for step in range(10)
+    ]
+    seen = Transcript(50, drifting)
+    found = {share: by_shares(seen, lambda one: one.gradients, axis, share) for share in (0.1, 0.5)}
+    assert found[0.1] < -3  # the mean lies on the side of class 0
+    assert found[0.5] == 0.0
+    turned = by_shares(seen, lambda one: one.gradients, -axis, 0.1)
+    assert turned == pytest.approx(-found[0.1])
+    scores, labels = torch.tensor([0.0, 3.0, -3.0, -1.0, 1.0]), torch.tensor([0, 1])
+    assert is_upward([scores], labels, found[0.5])
+    assert not is_upward([scores], labels, found[0.1])
+
+
+@pytest.mark.parametrize(("flip", "room"), [(0.1, 0.02), (0.27, 0.03), (0.38, 0.1)])
+def test_randomised_labels_and_own_columns_count_by_how_many_labels_are_right(flip, room):
+    """As well as by the law of the columns, which the attacker does not know."""
+    case = training(columns=1.5, flip=flip, leaked=2)
+    known = posterior(case.view.targets.inputs[:, 0], 1.5, SHARE).logit()
+    sides = case.view.transcript.mean(lambda one: one.gradients)[: len(known), 0]
+    taught = (sides > 0).float()
+    taught = taught if (taught == case.labels).float().mean() > 0.5 else 1 - taught
+    best = roc_auc_score(case.labels, known + (2 * taught - 1) * np.log((1 - flip) / flip))
+    assert area(case, "gradient_teacher:epochs=8,steps=100") > best - room
 
 
 def test_a_student_on_own_columns_adds_what_they_tell():

@@ -132,7 +132,7 @@ def partial_view(flip, share=0.3, rows=1200, batch=100):
         exchanges=exchanges,
         prior=torch.full((CLASSES,), 1 / CLASSES),
     )
-    grants = frozenset({Grant.GRADIENTS, Grant.LEAKED, Grant.INPUTS})
+    grants = frozenset({Grant.GRADIENTS, Grant.LEAKED, Grant.INPUTS, Grant.PRIOR})
     view = View(ThreatModel("feature party", "training", grants), CLASSES, holdings)
     return view, labels[:-known]
 

@@ -14,12 +14,13 @@ from torch.nn.functional import normalize, one_hot
 from vfl.attacks.base import scale_by
 from vfl.attacks.labels.gradient_mixture import nearness
 from vfl.attacks.labels.gradients import GradientAttack, components_of
+from vfl.attacks.labels.orientation import by_shares, is_upward, ridge
 from vfl.attacks.transcript import RecordedExchange, Transcript, at_scale
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 
 _MOST = 512  # columns that are used as they are
-_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-2, 13))
+_LEAST = 1e-6  # share of a class
 
 
 class BatchSums(GradientAttack):
@@ -33,7 +34,7 @@ class BatchSums(GradientAttack):
     cross-validation chooses its penalty (Golub, Heath and Wahba 1979). Penalised least squares
     gives the residuals. Before that, gradients are divided by the root mean square of their batch,
     centred in each epoch and projected on their principal directions, one fewer than classes.
-    Leaked rows identify the classes.
+    Leaked rows identify the classes; of two, also the side that the first gradients drift to.
 
     Args:
         epochs: number of epochs to read; 0 reads all.
@@ -43,7 +44,7 @@ class BatchSums(GradientAttack):
         BadOptionError: an option is out of range.
     """
 
-    uses = frozenset({Grant.LEAKED, Grant.INPUTS})
+    uses = frozenset({Grant.LEAKED, Grant.INPUTS, Grant.PRIOR})
     fewest = 0
 
     def __init__(self, epochs: int = 0, penalty: float = 1.0) -> None:
@@ -57,16 +58,24 @@ class BatchSums(GradientAttack):
         if inputs.shape[1] > _MOST:
             inputs = components_of(inputs, _MOST)
         columns = scale_by("standard", inputs)(inputs).double()
-        equations = Equations.of(self.transcript(view), view.classes - 1)
+        seen = self.transcript(view)
+        equations = Equations.of(seen, view.classes - 1)
+        prior = view.prior.double().clamp_min(_LEAST).log()
         if equations is None:  # no gradient at all
-            return torch.zeros(rows, view.classes)
-        found = columns @ equations.slopes(columns)
-        found = found + equations.own(found, self.penalty)
+            return prior.expand(rows, -1).float()
+        explained = columns @ equations.slopes(columns)
+        own = equations.own(explained, self.penalty)
+        found = explained + own
         found = (found - found.mean(0)) / found.std(0).clamp_min(1e-12)
         known = one_hot(labels, view.classes).double()
-        if view.classes == 2:
-            return nearness(found, known, rounds=0)[:rows].float()
-        return nearness(normalize(found, dim=1), known, rounds=10)[:rows].float()
+        if view.classes > 2:
+            return (nearness(normalize(found, dim=1), known, rounds=10)[:rows] + prior).float()
+        drift = by_shares(seen, at_scale, equations.axes[:, 0], float(view.prior[1]))
+        scores = nearness(found, known, rounds=0)
+        rises = bool(found[:, 0] @ (scores[:, 1] - scores[:, 0]) > 0)
+        if rises != is_upward([found[:, 0]], labels, drift):
+            scores = scores.flip(1)
+        return (scores[:rows] + prior).float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +86,13 @@ class Equations:
         groups: the share of each row in each group's mean, axes (groups, rows).
         sizes: rows of each group, float64, axes (groups,).
         values: the mean of each group, float64, axes (groups, dimensions).
+        axes: directions of these dimensions, float64, axes (width, dimensions).
     """
 
     groups: sparse.csr_array
     sizes: Tensor
     values: Tensor
+    axes: Tensor
 
     @classmethod
     def of(cls, seen: Transcript[RecordedExchange], dimensions: int) -> Equations | None:
@@ -109,12 +120,13 @@ class Equations:
             means[here] -= centre
         weighed = means * all_sizes.sqrt()[:, None]
         _, axes = torch.linalg.eigh(weighed.T @ weighed)
-        found = means @ axes[:, -dimensions:]
+        axes = axes[:, -dimensions:]
+        found = means @ axes
         found = found / (found * all_sizes.sqrt()[:, None]).std(0).clamp_min(1e-12)
         places, rows = torch.cat(members), torch.cat(columns)
         shares = (1 / all_sizes[places]).numpy()
         matrix = sparse.csr_array((shares, (places.numpy(), rows.numpy())), (count, seen.rows))
-        return cls(matrix, all_sizes, found)
+        return cls(matrix, all_sizes, found, axes)
 
     def slopes(self, columns: Tensor) -> Tensor:
         """Ridge regression of the groups' values on the means of columns.
@@ -127,23 +139,7 @@ class Equations:
         """
         root = self.sizes.sqrt()[:, None]
         means = root * torch.from_numpy(self.groups @ columns.numpy())
-        wanted = root * self.values
-        variances, axes = torch.linalg.eigh(means.T @ means)
-        variances = variances.clamp_min(1e-9)
-        along = axes.T @ (means.T @ wanted)
-        squares, count = wanted.square().sum(), len(wanted)
-
-        def error(penalty: float) -> float:
-            """Generalised cross-validation."""
-            kept = variances / (variances + penalty)
-            explained = along.square() / variances[:, None]
-            left = squares - ((2 * kept - kept.square())[:, None] * explained).sum()
-            freedom = (1 - kept.sum() / count).clamp_min(1e-6)
-            return float(left / freedom.square())
-
-        best = min(_PENALTIES, key=error)
-        found: Tensor = axes @ (along / (variances + best)[:, None])
-        return found
+        return ridge(means, root * self.values)
 
     def own(self, explained: Tensor, penalty: float) -> Tensor:
         """Return the rows' residuals beside the explained part, by penalised least squares.

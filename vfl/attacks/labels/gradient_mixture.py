@@ -10,6 +10,7 @@ from torch.nn.functional import normalize, one_hot
 
 from vfl.attacks.base import through
 from vfl.attacks.labels.gradients import GradientAttack, components_of, directions, student
+from vfl.attacks.labels.orientation import by_shares, is_upward, ridge
 from vfl.attacks.transcript import RecordedExchange, Transcript, at_scale
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
@@ -30,7 +31,8 @@ class GradientMixture(GradientAttack):
     network learns; those of more classes count by their directions. They are projected on the
     principal directions of their means by row, one fewer than classes. Expectation maximisation
     (Dempster, Laird and Rubin 1977) finds a mean of each class in each epoch, for the top moves,
-    and one spread around it; leaked rows keep their labels and say which class is which. Noise may
+    and one spread around it; leaked rows keep their labels. They say which class is which; of two,
+    so do the side that the first gradients drift to and a regression on own columns. Noise may
     be normal or heavy-tailed (Student's law, Peel and McLachlan 2000): that of the higher
     likelihood counts, so that no label chooses. A student learns the posterior of all rows from the
     attacker's own columns, and its answers are the prior of the rows in a second fit.
@@ -66,19 +68,21 @@ class GradientMixture(GradientAttack):
         rows, leaked = view.targets.rows, view.leaked
         known = one_hot(leaked.labels, view.classes).double()
         prior = view.prior.double().clamp_min(_LEAST).log()
-        points, seen = _points(self.transcript(view), view.classes)
+        columns = torch.zeros(rows + leaked.rows, 0)
+        if self.steps:
+            inputs = torch.cat([view.targets.inputs, leaked.inputs]).flatten(1)
+            columns = components_of(inputs, self.components)
+        points, seen, drift = _points(self.transcript(view), view.prior)
         if not seen.any():  # no gradient at all: leaked rows teach the student
             found = prior.expand(rows + leaked.rows, -1)
         else:
-            start = _first_guess(points, seen, known, view.prior.double())
+            start = _first_guess(points, seen, known, view.prior.double(), columns, drift)
             found = fitted(points, seen, known, prior, start, self.rounds)
         if self.steps:
             taught = seen.any(1)
             taught[rows:] = True
             shares = found.softmax(1)
             shares[rows:] = known
-            inputs = torch.cat([view.targets.inputs, leaked.inputs]).flatten(1)
-            columns = components_of(inputs, self.components)
             network = student(
                 columns[taught], shares[taught].float(), view.classes, self.steps, draw
             )
@@ -87,12 +91,14 @@ class GradientMixture(GradientAttack):
         return found[:rows].log_softmax(1).float()
 
 
-def _points(seen: Transcript[RecordedExchange], classes: int) -> tuple[Tensor, Tensor]:
+def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, Tensor, float]:
     """Return each row's gradients by epoch in a few dimensions, and a mask of rows with one.
 
     Returns:
-        float64, axes (rows, epochs, dimensions), and bool, axes (rows, epochs).
+        float64, axes (rows, epochs, dimensions), and bool, axes (rows, epochs); log odds that
+        class 1 of two has the higher points, see `by_shares`.
     """
+    classes = len(prior)
 
     def had(one: RecordedExchange) -> Tensor:
         return (one.gradients != 0).any(1, keepdim=True).float()
@@ -100,14 +106,18 @@ def _points(seen: Transcript[RecordedExchange], classes: int) -> tuple[Tensor, T
     value = at_scale if classes == 2 else directions
     means, any_seen = seen.mean(value), seen.mean(had)[:, 0] > 0
     if not any_seen.any():
-        return torch.zeros(seen.rows, 1, 1).double(), torch.zeros(seen.rows, 1, dtype=torch.bool)
+        unseen = torch.zeros(seen.rows, 1, dtype=torch.bool)
+        return torch.zeros(seen.rows, 1, 1).double(), unseen, 0.0
     _, _, axes = principal(means[any_seen])
     axes = axes[:, : classes - 1].float()
     points = seen.by_epoch(lambda one: value(one) @ axes)
-    return points.double(), seen.by_epoch(had)[:, :, 0] > 0
+    drift = by_shares(seen, value, axes[:, 0], float(prior[1])) if classes == 2 else 0.0
+    return points.double(), seen.by_epoch(had)[:, :, 0] > 0, drift
 
 
-def _first_guess(points: Tensor, seen: Tensor, known: Tensor, prior: Tensor) -> Tensor:
+def _first_guess(
+    points: Tensor, seen: Tensor, known: Tensor, prior: Tensor, columns: Tensor, drift: float
+) -> Tensor:
     """Shares of the classes by the nearest leaked rows; of two classes as many as the prior says.
 
     Args:
@@ -115,12 +125,17 @@ def _first_guess(points: Tensor, seen: Tensor, known: Tensor, prior: Tensor) -> 
         seen: second result of `_points`.
         known: codes of the last rows, one-hot, axes (leaked, classes).
         prior: share of each class.
+        columns: the attacker's columns, or none, axes (rows, columns).
+        drift: third result of `_points`.
     """
     if len(prior) == 2:
-        means = points.sum(1) / seen.sum(1, keepdim=True).clamp(min=1)
-        scores = nearness(means, known, rounds=0)
-        above = scores[:, 1] - scores[:, 0]
-        codes = (above > above[seen.any(1)].quantile(prior[0])).long()
+        above, there = (points.sum(1) / seen.sum(1, keepdim=True).clamp(min=1))[:, 0], seen.any(1)
+        above = torch.where(there, above - above[there].mean(), torch.nan)
+        centred = columns.double() - columns[there].double().mean(0)
+        explained = (centred @ ridge(centred[there], above[there][:, None]))[:, 0]
+        if not is_upward([explained, above - explained], known.argmax(1), drift):
+            above = -above
+        codes = (above > above[there].quantile(prior[0])).long()
     else:
         sides = normalize(points.flatten(1), dim=1)
         codes = nearness(sides, known, rounds=10).argmax(1)

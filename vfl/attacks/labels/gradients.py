@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot
 
 from vfl.attacks.base import Attack, fit, key_of, rarest, require_two_classes, through
+from vfl.attacks.labels.orientation import by_shares, is_upward
 from vfl.attacks.transcript import RecordedExchange, Transcript
 from vfl.attacks.view import Grant, View
 from vfl.core.errors import DataError, UserError
@@ -21,6 +22,7 @@ _HIDDEN, _BATCH = 128, 256
 #: Below this probability a line continues the logarithm. A correction may make it negative, and the
 #: order of such rows is still informative.
 _SMALL = 0.05
+_SHARES = 100.0  # leaked rows that quite unequal shares of classes are worth
 
 
 class GradientAttack(Attack):
@@ -186,9 +188,10 @@ class GradientTeacher(GradientSimilarity):
     A defense may send gradients of few rows, or of labels that were randomised. The first leave
     most rows to be guessed, by what the others look like; the second are wrong about single rows,
     and right about all together. So the guesses of `gradient_similarity` are labels that a network
-    learns from the inputs; how often they are true follows from leaked rows that had gradients, and
-    what the network believes is corrected for it (Patrini et al. 2017, backward correction). Of a
-    row with a gradient, both count.
+    learns from the inputs; how often they are true follows from the shares of the classes among
+    them, and from leaked rows that had gradients. What the network believes is corrected for it
+    (Patrini et al. 2017, backward correction). Of a row with a gradient, both count. The side that
+    the first gradients drift to and leaked rows say which of two classes is which.
 
     Args:
         epochs: number of epochs to read.
@@ -200,7 +203,7 @@ class GradientTeacher(GradientSimilarity):
         BadOptionError: an option out of range.
     """
 
-    uses = frozenset({Grant.LEAKED, Grant.INPUTS})
+    uses = frozenset({Grant.LEAKED, Grant.INPUTS, Grant.PRIOR})
 
     def __init__(
         self, epochs: int = 1, rounds: int = 10, components: int = 64, steps: int = 600
@@ -215,15 +218,19 @@ class GradientTeacher(GradientSimilarity):
         scores, has_gradient = self.clustered(view)
         rows, truth, classes = view.targets.rows, view.leaked.labels, view.classes
         guesses = scores.argmax(1)
+        if classes == 2 and has_gradient.any():
+            guesses = self._upright(view, scores[:, 1] - scores[:, 0], has_gradient)
+        known = has_gradient[:rows]
+        right, weight = right_by_shares(guesses[:rows][known], view.prior.double())
         # A row more of either kind, so that a few that agree are not taken for certainty.
         agreed = (guesses[rows:] == truth)[has_gradient[rows:]].double()
-        right = (agreed.sum() + 1) / (len(agreed) + 2)
+        right = (agreed.sum() + 1 + weight * right) / (len(agreed) + 2 + weight)
         right = right.clamp(min=1.1 / classes)  # guesses that are no better teach nothing anyway
         wrong = (1 - right) / (classes - 1)
         inputs = torch.cat([view.targets.inputs, view.leaked.inputs]).flatten(1)
         seen = components_of(inputs, self.components)
         labels = torch.cat([guesses[:rows], truth])
-        known = torch.cat([has_gradient[:rows], torch.ones(len(truth), dtype=torch.bool)])
+        known = torch.cat([known, torch.ones(len(truth), dtype=torch.bool)])
         network = student(seen[known], labels[known], classes, self.steps, draw)
         believed = through(network, seen[:rows]).double().softmax(1)
         believed = (believed - wrong) / (right - wrong)
@@ -232,6 +239,47 @@ class GradientTeacher(GradientSimilarity):
         answers[~has_gradient[:rows]] = 1.0
         shares = torch.where(believed < _SMALL, line, believed.clamp_min(_SMALL).log())
         return (shares + answers.log()).float()
+
+    def _upright(self, view: View, above: Tensor, has_gradient: Tensor) -> Tensor:
+        """Guesses of two classes, after the likelier of the two orders.
+
+        Args:
+            view: the attacker's view.
+            above: similarity to class 1 less that to class 0, axes (rows,).
+            has_gradient: whether a row had a gradient, axes (rows,).
+        """
+        guesses, first = (above > 0).long(), self.transcript(view).first(1)
+        sides = one_hot(guesses, 2).float()[has_gradient].T @ first.mean(directions)[has_gradient]
+        drift = by_shares(first, directions, sides[1] - sides[0], float(view.prior[1]))
+        scores = torch.where(has_gradient, above, torch.nan)
+        return guesses if is_upward([scores], view.leaked.labels, drift) else 1 - guesses
+
+
+def right_by_shares(guesses: Tensor, prior: Tensor) -> tuple[Tensor, float]:
+    """Share of right guesses where wrong ones are alike in all classes, and what it is worth.
+
+    A class of share p is guessed with a share of p r + (1 - p)(1 - r)/(K - 1). Least squares over
+    the classes give r. Equal shares are no evidence.
+
+    >>> right, _ = right_by_shares(torch.tensor([1] * 26 + [0] * 74), torch.tensor([0.9, 0.1]))
+    >>> round(float(right), 4)  # .1 * .8 + .9 * .2 is .26
+    0.8
+
+    Args:
+        guesses: codes, axes (rows,).
+        prior: share of each class.
+
+    Returns:
+        The share, and the number of leaked rows that would say as much.
+    """
+    classes = len(prior)
+    if not len(guesses):
+        return torch.tensor(0.0), 0.0
+    shares = guesses.bincount(minlength=classes) / len(guesses)
+    apart = prior - (1 - prior) / (classes - 1)
+    size = float(apart.square().sum())
+    right = ((shares - (1 - prior) / (classes - 1)) * apart).sum() / max(size, 1e-12)
+    return right.clamp(1 / classes, 1), _SHARES * size
 
 
 def components_of(inputs: Tensor, count: int) -> Tensor:

@@ -1,0 +1,131 @@
+"""The order of two classes along a score: the evidence of leaked rows and of class shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from vfl.attacks.transcript import RecordedExchange, Transcript
+
+_EARLY = 10  # exchanges from the first, in which a new network still learns the classes' shares
+_DISTANCE = 1.0  # prior deviation of the distance between classes, in deviations of a score
+_FIRST = 0.1  # deviation of a new network's mean probability from 1/2
+_DRIFT = 10.0  # prior variance of a drift, in variances of its estimate
+_ODDS = 4.0  # prior odds of a drift against none
+_OTHER = 0.02  # share of drifts that have another reason
+_CERTAIN = 1e-6
+_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-2, 13))
+_NORMAL = NormalDist()
+
+
+def is_upward(parts: Sequence[Tensor], labels: Tensor, *further: float) -> bool:
+    """Whether the rows of class 1 probably have the higher scores.
+
+    Args:
+        parts: independent parts of the scores, leaked rows last; NaN where a row has none.
+        labels: codes of the leaked rows.
+        further: other evidence, as log odds.
+    """
+    return sum(by_leaked(part, labels) for part in parts) + sum(further) >= 0
+
+
+def by_leaked(scores: Tensor, labels: Tensor) -> float:
+    """Log odds that class 1 has the higher scores, by the means of leaked rows.
+
+    The scores have one deviation in both classes. The distance between the classes is normal with
+    mean 0 a priori.
+
+    >>> scores = torch.tensor([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
+    >>> round(by_leaked(scores, torch.tensor([0, 1])), 2), by_leaked(scores, torch.tensor([0, 0]))
+    (1.34, 0.0)
+
+    Args:
+        scores: axes (rows,), leaked rows last; NaN where a row has none.
+        labels: codes of the leaked rows.
+    """
+    known = scores[len(scores) - len(labels) :]
+    sides = [known[(labels == code) & known.isfinite()] for code in (0, 1)]
+    deviation = float(scores[scores.isfinite()].std(correction=0))
+    if not (len(sides[0]) and len(sides[1]) and deviation > 0):
+        return 0.0
+    distance = float(sides[1].mean() - sides[0].mean()) / deviation
+    variance = 1 / len(sides[0]) + 1 / len(sides[1])
+    known_by = _DISTANCE / math.sqrt(variance * (_DISTANCE**2 + variance))
+    return _log_odds(_NORMAL.cdf(distance * known_by))
+
+
+def by_shares(
+    seen: Transcript[RecordedExchange],
+    value: Callable[[RecordedExchange], Tensor],
+    axis: Tensor,
+    share: float,
+) -> float:
+    """Log odds that class 1 has the higher values along an axis, by the first gradients.
+
+    The gradient of a cross-entropy is (probability less label) times a direction. A new network
+    gives class 1 a probability near 1/2. So the mean of its first gradients lies on the side of the
+    more frequent class, until the network has learned the shares. A mean over whole batches has
+    little of the noise of single rows. Four of five trainings drift a priori. Shares of 1/2 are no
+    evidence.
+
+    Args:
+        seen: messages of a training from its first exchange on.
+        value: returns gradients in the units of the axis, axes (rows of the message, width).
+        axis: axes (width,).
+        share: share of class 1.
+    """
+    sent = sorted(seen.messages, key=lambda one: one.step)[:_EARLY]
+    means = torch.stack(
+        [(value(one).double() @ axis.double()).mean() for one in sent if one.gradients.any()]
+        or [torch.tensor(0.0).double()]
+    )
+    if len(means) < 2 or not (error := float(means.std()) / math.sqrt(len(means))):
+        return 0.0
+    drift = float(means.mean()) / error
+    exponent = min(drift**2 * _DRIFT / (1 + _DRIFT) / 2, 700.0)
+    odds = _ODDS * math.exp(exponent) / math.sqrt(1 + _DRIFT)  # with the Bayes factor
+    exists = (1 - _OTHER) * odds / (1 + odds)
+    learns = 2 * _NORMAL.cdf((share - 0.5) / _FIRST) - 1
+    return _log_odds((1 + exists * learns * (2 * _NORMAL.cdf(drift) - 1)) / 2)
+
+
+def _log_odds(chance: float) -> float:
+    chance = min(max(chance, _CERTAIN), 1 - _CERTAIN)
+    return math.log(chance / (1 - chance))
+
+
+def ridge(inputs: Tensor, wanted: Tensor) -> Tensor:
+    """Ridge regression; generalised cross-validation chooses the penalty (Golub et al. 1979).
+
+    >>> ridge(torch.eye(3).double() * 100, torch.tensor([[100.0], [0], [0]]).double()).round()
+    tensor([[1.],
+            [0.],
+            [0.]], dtype=torch.float64)
+
+    Args:
+        inputs: float64, axes (rows, columns).
+        wanted: float64, axes (rows, dimensions).
+
+    Returns:
+        Slopes, axes (columns, dimensions).
+    """
+    variances, axes = torch.linalg.eigh(inputs.T @ inputs)
+    variances = variances.clamp_min(1e-9)
+    along = axes.T @ (inputs.T @ wanted)
+    squares, count = wanted.square().sum(), len(wanted)
+
+    def error(penalty: float) -> float:
+        """Generalised cross-validation."""
+        kept = variances / (variances + penalty)
+        explained = along.square() / variances[:, None]
+        left = squares - ((2 * kept - kept.square())[:, None] * explained).sum()
+        freedom = (1 - kept.sum() / count).clamp_min(1e-6)
+        return float(left / freedom.square())
+
+    best = min(_PENALTIES, key=error)
+    found: Tensor = axes @ (along / (variances + best)[:, None])
+    return found
