@@ -1,10 +1,12 @@
 """Memory and processor time of each party that aligns a table of its own.
 
     python -m benchmarks.alignment --ids 1000000 --ids 10000000 --protocol server_aided
+    python -m benchmarks.alignment --ids 10000000 --small 1000 --protocol ecdh:reuse=true --times 3
 
 Each party, and the helper where there is one, is a process of its own. It reads its ids from a
 Parquet file, plays its role over the loopback in the pieces that a session sends, and writes its
-positions. Half of the ids are common. Memory is counted from the size right after the imports to
+positions. Half of the ids of the smaller set are common; with --times, that set has other ids in
+each alignment. Memory is counted from the size right after the imports to
 the peak.
 """
 
@@ -14,7 +16,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -33,6 +35,7 @@ from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
 from vfl.datasets.alignment.ids import OwnIds
 from vfl.datasets.alignment.positions import Agreed, Alignment
 from vfl.datasets.alignment.protocols import HELPER, PROTOCOLS, Message, Own, Protocol
+from vfl.datasets.alignment.reused import Keys
 from vfl.datasets.on_disk import OnDisk
 from vfl.session.alignment import Player, Post
 
@@ -68,16 +71,22 @@ class AlignmentRow(Settings):
 
     Attributes:
         role, protocol, memory: see `AlignmentJob`.
-        ids: number of ids of each party.
+        ids: number of ids of the role's party; for the helper, of the larger set.
+        turn: number of the alignment, from 1.
+        sent_mb: payload that the role sent, in 10^6 bytes.
         peak_mb: peak resident memory minus the memory after the imports, in 10^6 bytes.
         cpu_s: processor seconds.
-        common: number of common ids found; half of them is right. None at the helper.
+        common: number of common ids found; None at the helper.
+        expected: number of common ids of the tables.
     """
 
     role: str
     protocol: str
     memory: str
     ids: int = 0
+    turn: int = 1
+    expected: int = 0
+    sent_mb: float
     peak_mb: float
     cpu_s: float
     common: int | None = None
@@ -85,13 +94,16 @@ class AlignmentRow(Settings):
     @property
     def right(self) -> bool:
         """Whether the right number of common ids was found."""
-        return self.common in (None, self.ids // 2)
+        return self.common in (None, self.expected)
 
 
 def bench_alignment(
     ids: Sequence[int] = (1_000_000,),
     protocol: str = "server_aided",
     memory: str = "256MiB",
+    small: int | None = None,
+    small_at: str = "label",
+    times: int = 1,
 ) -> list[AlignmentRow]:
     """Measure memory and processor time of each party of an alignment.
 
@@ -99,23 +111,34 @@ def bench_alignment(
         ids: number of ids of each party, in each alignment; half of them are common.
         protocol: server_aided, or ecdh.
         memory: memory limit of each role.
+        small: number of ids of one party instead.
+        small_at: that party, label or bank.
+        times: number of alignments in turn, which share the keys that `ecdh:reuse=true` keeps.
 
     Raises:
         LostPeerError: a role ended early; its standard error says why.
     """
     rows = []
     for count in ids:
-        harness.say(f"{protocol}: {count} ids, {memory}")
+        sizes = dict.fromkeys(PARTIES, count) | ({} if small is None else {small_at: small})
         with tempfile.TemporaryDirectory() as folder:
-            rows += _aligned(Path(folder), count, protocol, memory)
+            for turn in range(1, times + 1):
+                harness.say(f"{protocol}: {sizes} ids, {memory}, alignment {turn}")
+                rows += _aligned(Path(folder), sizes, protocol, memory, turn)
     return rows
 
 
-def _aligned(folder: Path, count: int, protocol: str, memory: str) -> list[AlignmentRow]:
+def _aligned(
+    folder: Path, sizes: Mapping[str, int], protocol: str, memory: str, turn: int
+) -> list[AlignmentRow]:
     roles = [*PARTIES, *([HELPER] if PROTOCOLS.make(protocol).helper else [])]
     tables = {name: folder / name / "ids.parquet" for name in PARTIES}
-    for rank, path in enumerate(tables.values()):
-        write_ids(path, rank, count)
+    small, large = sorted(PARTIES, key=lambda name: (sizes[name], name == "bank"))
+    if turn == 1:
+        write_ids(tables[large], np.arange(sizes[large]))
+    shared, half = sizes[large] - turn * (sizes[small] // 2), sizes[small] // 2
+    others = sizes[large] + (turn - 1) * (sizes[small] - half) + np.arange(sizes[small] - half)
+    write_ids(tables[small], np.concatenate([shared + np.arange(half), others]))
     with ExitStack() as until_done:
         workers = {name: until_done.enter_context(BenchmarkWorker("alignment")) for name in roles}
         ports = dict[str, int]()
@@ -126,16 +149,18 @@ def _aligned(folder: Path, count: int, protocol: str, memory: str) -> list[Align
         for worker in workers.values():
             worker.put(Ports(ports=ports))
         found = [worker.get(AlignmentRow) for worker in workers.values()]
-    return [row.model_copy(update={"ids": count}) for row in found]
+    facts = {"turn": turn, "expected": half}
+    return [
+        row.model_copy(update=facts | {"ids": sizes.get(row.role, sizes[large])}) for row in found
+    ]
 
 
-def write_ids(path: Path, rank: int, count: int) -> None:
-    """Write a party's ids in an uninformative order; two parties have half of them in common."""
-    path.parent.mkdir(parents=True)
-    first = rank * (count - count // 2)
-    order = np.random.default_rng(rank).permutation(count) + first
+def write_ids(path: Path, numbers: np.ndarray) -> None:
+    """Write a party's ids in an uninformative order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    order = np.random.default_rng(len(numbers)).permutation(numbers)
     with pq.ParquetWriter(path, pa.schema([("id", pa.string())])) as writer:
-        for start in range(0, count, _BLOCK_ROWS):
+        for start in range(0, len(order), _BLOCK_ROWS):
             own = [f"person-{number:09d}" for number in order[start : start + _BLOCK_ROWS]]
             writer.write_table(pa.table({"id": own}))
 
@@ -153,6 +178,7 @@ class Mesh:
     def __init__(self, name: str, listener: Listener, ports: Ports, place: OnDisk) -> None:
         roles, self._place, self._roles = list(ports.ports), place, list(ports.ports)
         self._came: queue.Queue[tuple[str, Message]] = queue.Queue()
+        self.sent_bytes = 0
         self._links: dict[str, Connection] = {}
         for other in roles[: roles.index(name)]:
             self._links[other] = Client(("127.0.0.1", ports.ports[other]))
@@ -170,6 +196,7 @@ class Mesh:
         """Send a message, one piece after another."""
         post = self._post()
         post.put(to, payload)
+        self.sent_bytes += len(payload)
         while post.waiting:
             self._links[to].send_bytes(to_bytes(post.frame()))
 
@@ -198,13 +225,18 @@ def work(parent: Parent) -> None:
         parent.put(Ports(ports={job.role: listener.address[1]}))
         mesh = Mesh(job.role, listener, parent.get(Ports), place)
     before, cpu = harness.resident_bytes("VmRSS"), time.process_time()
-    ids = None
+    ids, used = None, dict[Path, Keys]()
+
+    def keys(peer: str) -> Keys:
+        path = folder / f"{peer}.reused"
+        return used.setdefault(path, Keys.kept(path, job.protocol, place))
+
     if job.role == HELPER:
         player = Player(_helping(protocol, place))
     else:
         form = TableFormat()
         ids = OwnIds.read(Path(job.table), "id", form, f"party '{job.role}'", "plain", place)
-        own = Own(job.role, ids.keys, place=place)
+        own = Own(job.role, ids.keys, place=place, keys=keys)
         player = Player(role_of(protocol, own, PARTIES, "label", "intersection"))
     while player.found is None:
         for sent in player.advance():
@@ -217,11 +249,15 @@ def work(parent: Parent) -> None:
         made = Alignment.of(job.role, agreed, 1, "session", ids, player.found)
         made.keep(folder / "kept")
         common = made.common
+    for path, kept in used.items():
+        kept.stage(path, job.role)
+        Keys.commit(path)
     parent.put(
         AlignmentRow(
             role=job.role,
             protocol=job.protocol,
             memory=job.memory,
+            sent_mb=mesh.sent_bytes / 1e6,
             peak_mb=(harness.resident_bytes("VmHWM") - before) / 1e6,
             cpu_s=time.process_time() - cpu,
             common=common,
@@ -234,7 +270,7 @@ def _helping(protocol: Protocol, place: OnDisk) -> FoundRole:
 
 
 def _mark(row: AlignmentRow) -> str:
-    return "" if row.right else f"  WRONG: {row.common} common"
+    return "" if row.right else f"  WRONG: {row.common} common, of {row.expected}"
 
 
 TABLE = harness.table(
@@ -243,6 +279,8 @@ TABLE = harness.table(
     ("setting", ">9", "memory"),
     ("", "<2", lambda row: ""),
     ("role", "<8", "role"),
+    ("turn", ">4", "turn"),
+    ("sent MB", ">9.3f", "sent_mb"),
     ("peak MB", ">9.0f", "peak_mb"),
     ("CPU s", ">9.1f", "cpu_s"),
     ("", "<0", _mark),

@@ -10,3 +10,14 @@ def test_parties_in_processes_of_their_own_find_half_of_the_ids():
     ]
     assert all(row.peak_mb >= 0 and row.cpu_s > 0 for row in rows)
     assert "WRONG" not in TABLE(rows)
+
+
+def test_a_second_alignment_with_reused_keys_sends_only_the_new_ids():
+    rows = bench_alignment([300], "ecdh:reuse=true", "64MiB", small=20, times=2)
+    assert [(row.role, row.turn, row.common) for row in rows] == [
+        ("bank", 1, 10),
+        ("label", 1, 10),
+        ("bank", 2, 10),
+        ("label", 2, 10),
+    ]
+    assert sum(row.sent_mb for row in rows[2:]) < sum(row.sent_mb for row in rows[:2]) / 5

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfl.core.errors import BadOptionError, ConsentError, ProtocolError
+from vfl.core.errors import BadOptionError, ConsentError, ProtocolError, RunFolderError
 from vfl.datasets.alignment import ristretto
 from vfl.datasets.alignment.ids import DiskIds
 from vfl.datasets.alignment.protocols import (
@@ -22,6 +22,7 @@ from vfl.datasets.alignment.protocols import (
     Send,
     play,
 )
+from vfl.datasets.alignment.reused import Keys
 from vfl.datasets.alignment.tags import common_rows, count_repeated, tags_of
 from vfl.datasets.on_disk import OnDisk, bucket_count, scratch
 
@@ -409,3 +410,177 @@ def test_repeated_ids_are_counted_in_little_memory(most, small):
     ids = [b"%d" % (number // most) for number in range(60_000)]
     blocks = (ids[start : start + 1000] for start in range(0, len(ids), 1000))
     assert count_repeated(blocks, len(ids), small) == len(ids) - len(set(ids))
+
+
+# --- keys that are reused -------------------------------------------------------------------------
+
+
+class Stores:
+    """Two parties with a store each, which align again and again."""
+
+    def __init__(self, folder):
+        self.folder, self.place, self.terms = folder, OnDisk(folder, 1 << 20), "terms"
+        self.wire = []
+
+    def path(self, party):
+        return self.folder / f"{party}.reused"
+
+    def align(self, bank, label, bounds=ANY, keep=True, spec="ecdh:reuse=true"):
+        """Positions of both parties as ids; `wire` then has the messages."""
+        brought, used, self.wire = [], {}, []
+        for own in owns(bank, label, bounds=bounds):
+            party = "label" if own.party == "shop" else own.party
+
+            def kept(peer, party=party):
+                used[party] = Keys.kept(self.path(party), self.terms, self.place)
+                return used[party]
+
+            brought.append(replace(own, party=party, place=self.place, keys=kept))
+        found, self.traffic = play(
+            spec, brought, "label", lambda *message: self.wire.append(message)
+        )
+        for party, keys in used.items() if keep else ():
+            keys.stage(self.path(party), party)
+            Keys.commit(self.path(party))
+        return [[own.ids[row] for row in found[own.party]] for own in brought]
+
+    def pieces(self):
+        """All parts of points and tags in the messages."""
+        sent = [bytes(payload) for *_, payload in self.wire if len(payload) > 32]
+        return {each[at : at + 16] for each in sent for at in range(len(each) - 15)}
+
+    def points(self, sender, to):
+        """Bytes of one direction, without the messages that do not depend on a set."""
+        return self.traffic.payload_bytes[sender, to]
+
+
+@pytest.fixture
+def stores(tmp_path):
+    return Stores(tmp_path)
+
+
+ROUNDS = [
+    (range(60), range(40, 90)),
+    (range(60), range(40, 90)),
+    (range(10, 75), range(30, 95)),
+    (range(5), range(200, 240)),
+    ([*range(80, 20, -1)], [70, 300, 25]),
+]
+
+
+def test_reused_keys_find_what_fresh_ones_find(stores):
+    for bank, label in ROUNDS:
+        first, second = stores.align(bank, label)
+        assert first == second
+        assert set(first) == {b"id %d" % each for each in {*bank} & {*label}}
+
+
+@pytest.mark.parametrize("large", ["bank", "label"])
+def test_a_set_that_was_sent_before_costs_only_its_new_ids(stores, large, monkeypatch):
+    """200 ids at one party and 10 others at each alignment: 10 points go each way."""
+    multiplied, multiply = [], ristretto.multiply
+    monkeypatch.setattr(
+        ristretto,
+        "multiply",
+        lambda points, *rest: multiplied.append(len(points) // 32) or multiply(points, *rest),
+    )
+    for number in range(3):
+        small = range(190 + 10 * number, 200 + 10 * number)
+        sets = (range(200), small) if large == "bank" else (small, range(200))
+        multiplied.clear()
+        first, _ = stores.align(*sets)
+        assert len(first) == (10 if number == 0 else 0)
+        assert sum(multiplied) == (2 * 210 if number == 0 else 2 * 10)
+    assert sum(stores.traffic.payload_bytes.values()) < 32 * 30
+
+
+def test_other_terms_never_meet_the_same_keys(stores):
+    stores.align(range(30), range(30))
+    before = stores.pieces()
+    stores.align(range(30), range(25, 60), keep=False)
+    assert before & stores.pieces() == set()  # recurring ids are one bit each
+    stores.terms = "others"
+    stores.align(range(30), range(30))
+    assert before & stores.pieces() == set()
+    assert stores.points("bank", "label") > 32 * 30
+
+
+@pytest.mark.parametrize("party", ["bank", "label"])
+@pytest.mark.parametrize("loss", ["gone", "older"])
+def test_parties_whose_kept_sets_differ_draw_fresh_keys(stores, party, loss):
+    stores.align(range(30), range(20, 50))
+    old = stores.path(party).read_bytes()
+    stores.align(range(35), range(20, 55))
+    before = stores.pieces()
+    if loss == "gone":
+        stores.path(party).unlink()
+    else:
+        stores.path(party).write_bytes(old)
+    first, second = stores.align(range(40), range(20, 60))
+    assert first == second
+    assert len(first) == 20
+    assert before & stores.pieces() == set()
+    assert stores.points("bank", "label") > 32 * 40
+
+
+def test_limits_count_all_ids_that_were_ever_sent_under_the_keys(stores):
+    """A dictionary in parts would meet every later table too."""
+    stores.align(range(60), range(50))
+    for victim in ("bank", "label"):
+        sets = (range(60), range(100, 120)) if victim == "bank" else (range(100, 120), range(50))
+        with pytest.raises(ConsentError, match="so large a set"):
+            stores.align(*sets, bounds=replace(ANY, max_asked=65))
+    with pytest.raises(ConsentError, match="so small an intersection"):
+        stores.align(range(60), range(100, 120), bounds=replace(ANY, min_common=5))
+
+
+def test_a_refused_alignment_keeps_nothing(stores):
+    with pytest.raises(ConsentError):
+        stores.align(range(60), range(55, 100), bounds=replace(ANY, min_common=10))
+    assert not list(stores.folder.iterdir())
+
+
+def test_a_file_of_reused_keys_has_no_id_and_is_refused_if_damaged(stores):
+    stores.align(range(60), range(50))
+    for party in ("bank", "label"):
+        content = stores.path(party).read_bytes()
+        assert b"id 7" not in content
+        stores.path(party).write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+        with pytest.raises(RunFolderError, match="not as it was written"):
+            stores.align(range(60), range(50))
+        stores.path(party).write_bytes(content)
+
+
+def test_two_alignments_at_once_leave_no_set_that_belongs_to_no_other(stores):
+    """The bank keeps the result of the first, the label party that of the second."""
+    stores.align(range(30), range(20, 50))
+    before = {party: stores.path(party).read_bytes() for party in ("bank", "label")}
+    stores.align(range(35), range(20, 55))
+    first = stores.path("bank").read_bytes()
+    for party, content in before.items():
+        stores.path(party).write_bytes(content)
+    stores.align(range(35), range(20, 55))
+    stores.path("bank").write_bytes(first)
+    bank, label = stores.align(range(35), range(20, 55))
+    assert bank == label
+    assert set(bank) == {b"id %d" % each for each in range(20, 35)}
+
+
+@pytest.mark.parametrize("name", [b"", bytes(16), b"\x02" + bytes(16)])
+def test_a_name_of_keys_that_cannot_be_is_refused(stores, name):
+    own = replace(*owns(range(3)), keys=lambda peer: Keys(stores.place))
+    role = PROTOCOLS.make("ecdh:reuse=true").role(own, ["bank", "label"], "label")
+    with pytest.raises(ProtocolError):
+        driven(role, name)
+
+
+def test_what_cannot_reuse_keys_says_so(stores):
+    with pytest.raises(BadOptionError, match="padding hides"):
+        PROTOCOLS.make("ecdh:pad=5,reuse=true")
+    with pytest.raises(BadOptionError, match="federation only") as caught:
+        play("ecdh:reuse=true", owns(range(5), range(5)), "shop")
+    assert caught.value.got == "parties without a store"
+    three = [replace(own, keys=lambda peer: Keys(stores.place)) for own in owns(*[range(5)] * 3)]
+    with pytest.raises(BadOptionError, match="federation only") as caught:
+        play("ecdh:reuse=true", three, "label")
+    assert caught.value.got == "3 parties"

@@ -51,6 +51,7 @@ ELSEWHERE = {
     "consent.min_ids": "an alignment: tests/datasets/test_alignment_protocols.py",
     "consent.max_alignments": "alignments of a day: tests/promises/test_dictionary.py",
     "consent.max_id_ratio": "alignments of a day: tests/promises/test_dictionary.py",
+    "consent.reuse_alignment_keys": "an alignment: tests/server/test_alignment_session.py",
     "node.rank_host": "ranks at the label party: tests/server/test_stream_training.py",
     "monitor": "an endpoint of its own: tests/federation/test_monitor.py",
     "serve": "a service of its own: tests/promises/test_listeners.py and tests/serving",

@@ -314,6 +314,53 @@ def test_what_only_one_process_can_play_is_refused(make):
         federation.run("align", protocol="server_aided")
 
 
+REUSE = {"protocol": "ecdh:reuse=true"}
+
+
+def test_reused_keys_need_consent_and_later_send_only_new_ids(make):
+    federation, common = make(parties=("bank",))
+    with pytest.raises(VFLError, match="reuse_alignment_keys = false"):
+        federation.run("align", **REUSE)
+    federation.write(bank="reuse_alignment_keys = true")
+    sent = []
+    for _ in range(2):
+        run = federation.run("align", **REUSE)
+        sent.append(read_json(run / "alignment.json")["bytes"]["bank"])
+        assert set(federation.order("bank")) == set(federation.order("label")) == common
+    assert sent[1] < sent[0] / 10
+    federation.run("train", "trained", alignment="alignment")
+    for name in ("bank", "label"):
+        (kept,) = federation.folder.glob(f"own-{name}/**/*.reused")
+        assert kept.stat().st_mode & 0o777 == 0o600
+        assert holds(
+            federation.folder / f"own-{name}", own(federation, name).store_path, kept
+        ).forget
+        forget(own(federation, name), [str(min(common))], rewrite=True)
+        assert not kept.exists()
+
+
+def test_reused_keys_of_each_pair_where_rows_are_lacking(make, monkeypatch):
+    federation, _ = make()
+    consent = 'reuse_alignment_keys = true\nmissing_rows = ["intersection", "token"]'
+    federation.write(bank=consent, shop=consent)
+    plain = federation.experiment
+
+    def lacking(alignment=None, **align):
+        made = plain(alignment, **align)
+        return made.model_copy(
+            update={"data": made.data.model_copy(update={"missing_rows": "token"})}
+        )
+
+    monkeypatch.setattr(federation, "experiment", lacking)
+    sent = []
+    for _ in range(2):
+        facts = read_json(federation.run("align", **REUSE) / "alignment.json")
+        sent.append(sum(facts.pop("bytes").values()))
+    assert sent[1] < sent[0] / 3
+    names = {path.name for path in federation.folder.glob("own-label/**/*.reused")}
+    assert names == {"bank.reused", "shop.reused"}
+
+
 def test_a_message_of_a_training_is_no_alignment(make):
     federation, _ = make()
     terms = Terms.of(federation.experiment(), "align", "x")

@@ -173,6 +173,8 @@ class Consent(Settings):
         max_id_ratio: ids in other parties' sets in the alignments of a day, all sets together and
             padding included, for each id of this party: a larger number could be a dictionary of
             ids.
+        reuse_alignment_keys: whether alignments with `ecdh:reuse=true` may keep this party's keys
+            for later ones; the other party then sees which of its ids recur, or how many are new.
         explains: feature parties that may learn the contribution of each of their own columns to
             the answer of a row, which depends on this party's labels through the trees; see
             `--explain`.
@@ -226,6 +228,7 @@ class Consent(Settings):
     min_ids: Annotated[int, Field(ge=1)] = 100
     max_alignments: Annotated[int, Field(ge=0)] = 10
     max_id_ratio: Annotated[float, Field(gt=0, le=1e9)] = 20.0
+    reuse_alignment_keys: bool = False
     explains: tuple[PartyName, ...] = ()
     missing_rows: tuple[MissingRows, ...] = ("intersection",)
     max_rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0

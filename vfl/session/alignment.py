@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from vfl.config import PartyFile, memory_bytes
@@ -33,6 +34,7 @@ from vfl.datasets.alignment.protocols import (
     Send,
     too_many_ids,
 )
+from vfl.datasets.alignment.reused import Keys
 from vfl.datasets.on_disk import DiskBytes, OnDisk, scratch
 from vfl.datasets.table import spaced
 from vfl.session.consent import PIECE_LIMIT_BYTES
@@ -238,7 +240,10 @@ class OwnAlignment:
         consent = party.consent
         self._most_asked = math.floor(consent.max_id_ratio * len(self.ids.keys))
         bounds = Bounds(consent.min_ids, consent.max_rows, consent.min_common, self._most_asked)
-        brought = Own(party.party, self.ids.keys, bounds, self.place, self._count_ids)
+        self._keys: dict[str, Keys] = {}
+        brought = Own(
+            party.party, self.ids.keys, bounds, self.place, self._count_ids, self._kept_keys
+        )
         rows = terms.missing_rows
         role = role_of(protocol, brought, terms.everybody, terms.label_party, rows)
         self.player = Player(role)
@@ -276,11 +281,27 @@ class OwnAlignment:
         version = last_version(self.folder) + 1
         made = Alignment.of(self.party.party, agreed, version, session, self.ids, found)
         made.stage(self.folder)
+        keys = {self._path_of(peer): kept for peer, kept in self._keys.items()}
         try:
+            for path, kept in keys.items():
+                kept.stage(path, self.party.party)
             yield made
+            for path in keys:
+                Keys.commit(path)
             made.commit(self.folder)
         finally:
+            for path in keys:
+                Keys.discard(path)
             made.discard(self.folder)
+
+    def _kept_keys(self, peer: str) -> Keys:
+        """Keys of earlier alignments with a party under these terms."""
+        terms = self.terms.digest("run", "version")
+        self._keys[peer] = Keys.kept(self._path_of(peer), terms, self.place)
+        return self._keys[peer]
+
+    def _path_of(self, peer: str) -> Path:
+        return self.folder / f"{peer}.reused"
 
     def _begin(self) -> None:
         """Record on disk that an alignment begins, before anything is sent.

@@ -48,6 +48,7 @@ from vfl.core.frame import HEADER_BYTES, LIMIT_BYTES, Kind
 from vfl.core.registry import parts
 from vfl.core.version import VERSION
 from vfl.datasets import Split
+from vfl.datasets.alignment.protocols import PROTOCOLS
 from vfl.defenses.base import FIT_ROWS
 from vfl.models import Bottom, JointBottom, Merger, Shape
 from vfl.models.footprint import footprint
@@ -59,7 +60,7 @@ from vfl.session.ranges import out_of_range
 from vfl.session.schedule import QUERY_ROWS, REFUSAL_BYTES, ROW_BYTES
 from vfl.session.secure_mode import Layers
 from vfl.session.store.session_ledger import Spent
-from vfl.session.terms import Terms
+from vfl.session.terms import AlignTerms, Terms
 from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
 from vfl.transport.pairs import OFFER_BYTES, TAG_BYTES
@@ -285,6 +286,11 @@ def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
     found = [*_of_any_party(terms, party, consent), *_version(terms, consent)]
     if party != terms.label_party:  # the label party itself asks for the alignment
         found += _outside("missing_rows", terms.missing_rows, consent.missing_rows)
+        if isinstance(terms, AlignTerms) and PROTOCOLS.make(terms.protocol).reuse:
+            reuse = consent.reuse_alignment_keys
+            found += (
+                [] if reuse else [("align.protocol with reuse", "reuse_alignment_keys = false")]
+            )
     _refuse(party, found)
 
 

@@ -18,8 +18,9 @@ import secrets
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, compress
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ import numpy as np
 from vfl.core.errors import BadOptionError, ConsentError, ProtocolError, VFLError
 from vfl.core.registry import Registry, require_range
 from vfl.datasets.alignment import ristretto
+from vfl.datasets.alignment.reused import NAME_BYTES, STATE, Keys, Known, chosen
 from vfl.datasets.alignment.tags import (
     BLOCK_TAGS,
     KEY_BYTES,
@@ -105,6 +107,7 @@ class Own:
         place: where sets are stored, with the memory limit for work on them.
         count: receives each other party's name and the number of ids in its set, before anything
             that depends on the set is sent; raises ConsentError if the total is too large.
+        keys: returns the kept keys of alignments with another party; None without a store.
     """
 
     party: str
@@ -112,6 +115,7 @@ class Own:
     bounds: Bounds = Bounds()
     place: OnDisk = field(default_factory=scratch, repr=False)
     count: Callable[[str, int], None] = field(default=_counts_nothing, repr=False)
+    keys: Callable[[str], Keys] | None = field(default=None, repr=False)
 
     def blocks(self) -> Iterator[Sequence[bytes]]:
         """Yield the ids in their order, in blocks."""
@@ -142,9 +146,10 @@ class Protocol(ABC):
         helper: whether a party without ids of its own, `HELPER`, takes part.
         refused: reason why a session cannot use it; empty if it can.
         id_bytes: most bytes of a message for each id.
+        reuse: whether the parties keep their keys for the next alignment.
     """
 
-    helper = False
+    helper = reuse = False
     refused = ""
     id_bytes = ristretto.POINT_BYTES
 
@@ -290,45 +295,81 @@ class EcdhPsi(Protocol):
     Each party that multiplies learns the sizes; with `pad`, only an upper bound. The others learn
     the common ids. No party alone can test an id (decisional Diffie-Hellman).
 
+    With `reuse` two parties keep their scalars and points, and later send only ids that are new.
+    The comparing party then also learns which of the other's ids recur, and which of its own ids,
+    past ones included, are or were among them; the other party learns how many of its ids are new.
+    Limits apply to all ids that were ever sent under these keys. See `Keys`.
+
     Bytes of two parties with n ids each: 32 n + 16 n in one direction, 32 n in the other, and 4 for
-    each common id. Messages: N - 1 for each set, one more for the comparing party's, and N - 1
-    answers, votes and endings. Multiplications: N for each id.
+    each common id; with `reuse`, n is the number of new ids, and the other party sends one bit for
+    each earlier one. Messages: N - 1 for each set, one more for the comparing party's, and N - 1
+    answers, votes and endings; two more with `reuse`. Multiplications: N for each id.
+
+    Args:
+        pad: see `Protocol`.
+        reuse: whether to keep scalars and points; for two parties with a store each, without `pad`.
     """
+
+    def __init__(self, pad: int = 0, reuse: bool = False) -> None:
+        super().__init__(pad)
+        self.reuse = reuse
+        if pad and reuse:
+            raise BadOptionError(
+                "padding hides sizes, and reused keys disclose how many ids are new",
+                where="option 'reuse'",
+                want="pad or reuse",
+            )
 
     def role(self, own: Own, parties: Sequence[str], label_party: str) -> Role:
         judge = next(party for party in parties if party != label_party)
-        scalar, me, count = ristretto.fresh_scalar(), own.party, len(own.ids)
+        keys = (yield from self._kept(own, parties, judge)) if self.reuse else Keys(own.place)
+        scalar, me, known = keys.scalar, own.party, keys.known(own.blocks(), len(own.ids))
         mine, order = DiskBytes(own.place), DiskColumn(own.place, np.int64)
-        total = count + self.dummies(own)
-        for rows, points in shuffled(own.place, total, self._points(own, scalar), os.urandom):
-            mine.write(points.tobytes())
-            order.write(rows)
-        sizes = {me: total}
+        if me != judge:
+            mine.write(known.bits)
+        order.write(known.rows)
+        total = len(own.ids) - len(known.rows) + self.dummies(own)
+        points = self._points(own, keys, known)
+        for at, sent in shuffled(own.place, total, points, os.urandom):
+            mine.write(sent[:, : ristretto.POINT_BYTES].tobytes())
+            keys.ids.write(sent[:, ristretto.POINT_BYTES :].tobytes())
+            order.write(known.rows_of(at))
+        sizes = {me: len(order)}
         routes = {owner: _route(owner, parties, judge) for owner in parties}
         yield Send(routes[me][1], mine)
-        finals: dict[str, Message] = {}
+        finals: dict[str, Iterable[np.ndarray]] = {}
         for hop in range(1, len(parties)):
             for owner in (owner for owner, route in routes.items() if route[hop] == me):
                 most = ristretto.POINT_BYTES * _MOST_IDS  # a session sets its own limit
                 payload = yield Receive(routes[owner][hop - 1], most)
-                sizes[owner] = len(payload) // ristretto.POINT_BYTES
-                own.admit(owner, sizes[owner])
+                before = keys.count
+                bits = payload[: -(-before // 8) if me == judge else 0]
+                count = (len(payload) - len(bits)) // ristretto.POINT_BYTES
+                own.admit(owner, before + count)
                 last = hop + 1 == len(parties)
-                moved = _multiplied(payload, scalar, owner, own.place, short=last)
+                moved = _multiplied(payload, scalar, owner, own.place, len(bits), short=last)
+                if self.reuse:
+                    keys.count += count
                 if not last:
                     yield Send(routes[owner][hop + 1], moved)
                 elif owner == judge:
                     yield Send(judge, moved)
                 else:
-                    finals[owner] = moved
+                    recur = np.unpackbits(np.frombuffer(bits, np.uint8), count=before).astype(bool)
+                    sizes[owner] = int(recur.sum()) + count
+                    finals[owner] = chain(chosen(keys.theirs, recur), tag_blocks(moved))
+                    if self.reuse:
+                        keys.keep(keys.theirs, moved)
         if me != judge:
-            return (yield from self._from_judge(own, judge, sizes[me], order))
-        payload = yield Receive(routes[me][-1], TAG_BYTES * sizes[me])
-        finals[me] = payload
-        if len(payload) != TAG_BYTES * sizes[me]:
+            return (yield from self._from_judge(own, judge, len(order), order))
+        payload = yield Receive(routes[me][-1], TAG_BYTES * total)
+        if len(payload) != TAG_BYTES * total:
             raise other_size(routes[me][-1])
-        tags = [tag_blocks(each) for each in finals.values()]
-        each_rows = common_rows(tags, [sizes[owner] for owner in finals], own.place)
+        finals[me] = chain(chosen(keys.tags, known.present), tag_blocks(payload))
+        if self.reuse:
+            keys.keep(keys.tags, payload)
+        sets, counts = list(finals.values()), [sizes[owner] for owner in finals]
+        each_rows = common_rows(sets, counts, own.place)
         rows_of = dict(zip(finals, each_rows, strict=True))
         answers = {
             party: _as_indices(found, own.place) for party, found in rows_of.items() if party != me
@@ -351,9 +392,41 @@ class EcdhPsi(Protocol):
         yield from _vote(own, len(positions), judge)
         return positions
 
-    def _points(self, own: Own, scalar: bytes) -> Iterator[np.ndarray]:
-        for ids in own.blocks():
-            yield _as_points(ristretto.multiply(ristretto.points_of(ids), scalar))
+    def _kept(
+        self, own: Own, parties: Sequence[str], judge: str
+    ) -> Generator[Send | Receive, Message, Keys]:
+        """The kept keys of this pair, or fresh ones if the two parties kept different keys."""
+        if own.keys is None or len(parties) > 2:
+            raise BadOptionError(
+                "keys are reused by two parties of a federation only",
+                where="option 'reuse'",
+                got=f"{len(parties)} parties" if own.keys else "parties without a store",
+                want="a project of two parties, or data.missing_rows = 'token'",
+            )
+        (other,) = (party for party in parties if party != own.party)
+        keys = own.keys(other)
+        if own.party == judge:
+            yield Send(other, keys.state())
+            answer = bytes((yield Receive(other, 1 + NAME_BYTES)))
+            if len(answer) != 1 + NAME_BYTES or answer[:1] not in (YES, NO):
+                raise other_size(other)
+            keys.begin(answer[1:], same=answer[:1] == YES)
+            return keys
+        same = keys.fits(bytes((yield Receive(judge, STATE.size))))
+        keys.begin(os.urandom(NAME_BYTES), same=same)
+        yield Send(judge, (YES if same else NO) + keys.name)
+        return keys
+
+    def _points(self, own: Own, keys: Keys, known: Known) -> Iterator[np.ndarray]:
+        """Points of new ids, with the ids' own tags if keys are reused; then random points."""
+        for start in range(0, len(own.ids), BLOCK_TAGS):
+            here, new = slice(start, start + BLOCK_TAGS), known.new
+            if new is not None and not new[here].any():
+                continue
+            ids = own.ids[here]
+            ids = ids if new is None else list(compress(ids, new[here].tolist()))
+            points = _as_points(ristretto.multiply(ristretto.points_of(ids), keys.scalar))
+            yield np.hstack([points, tags_of(ids, keys.key)]) if self.reuse else points
         for count in _counts(self.dummies(own)):
             yield _as_points(ristretto.random_points(count))
 
@@ -480,15 +553,17 @@ def _as_points(points: bytes) -> np.ndarray:
 
 
 def _multiplied(
-    payload: Message, scalar: bytes, owner: str, place: OnDisk, *, short: bool
+    payload: Message, scalar: bytes, owner: str, place: OnDisk, skip: int, *, short: bool
 ) -> DiskBytes:
     """Multiply a set's points by a scalar; if `short`, return 16 bytes of each without fixed bits.
+
+    The points stand after `skip` other bytes.
 
     Raises:
         ProtocolError: see `ristretto.multiply`.
     """
     found, size = DiskBytes(place), BLOCK_TAGS * ristretto.POINT_BYTES
-    for start in range(0, len(payload), size):
+    for start in range(skip, len(payload), size):
         points = ristretto.multiply(payload[start : start + size], scalar, f"'{owner}'")
         found.write(_as_points(points)[:, 8 : 8 + TAG_BYTES].tobytes() if short else points)
     return found

@@ -82,6 +82,7 @@ _RUN, _PART = "store/runs/*/", "store/runs/*/parties/*/"
 #: Every file below the folder of a party.toml; the first matching glob describes a file.
 KEPT = (
     Kept("store/alignments/*/*/*.positions", "positions", "its places leave; older ones go"),
+    Kept("store/alignments/*/*/*.reused", "keyed tags of ids", "it is removed, with its keys"),
     Kept("store/alignments/_asked.json"),
     Kept(f"{_PART}rows.sealed", "keyed digests of ids", "its digest is overwritten"),
     Kept(f"{_RUN}{PREDICTIONS}", "ids and predictions", "its line is cut out"),
@@ -225,6 +226,8 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
         for (name, which), folder in _alignments(party)
         if which in tables
     }
+    for kept in (party.store_path / "alignments").glob("*/*/*.reused"):
+        kept.unlink()
     files = {(str(table.source), table.after): table for table in tables.values()}.values()
     if rewrite:
         for table in files:
