@@ -249,6 +249,37 @@ def test_settings_that_are_missing_are_those_of_the_family(tmp_path, name, missi
         assert relative(load_pretrained(tmp_path)(TOKENS), model(TOKENS).logits) < 1e-5
 
 
+def test_pictures_of_settings_that_people_write(tmp_path):
+    settings = PICTURES | {"num_labels": 5, "image_size": [16, 16], "patch_size": [4, 4]}
+    model = made(tmp_path, "ViT", settings, "ForImageClassification")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["id2label"], config["label2id"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_labels": 5}))
+    pictures = torch.ones(1, 3, 16, 16)
+    with torch.no_grad():
+        assert relative(load_pretrained(tmp_path)(pictures), model(pictures).logits) < 1e-5
+    (tmp_path / "config.json").write_text(json.dumps(config | {"image_size": [16, 8]}))
+    with pytest.raises(DataError, match="square"):
+        load_pretrained(tmp_path, "body")
+
+
+def test_a_vit_that_learned_from_hidden_patches(tmp_path):
+    settings = PICTURES | {"encoder_stride": 4}
+    model = made(tmp_path, "ViT", settings, "ForMaskedImageModeling")
+    pictures = torch.ones(1, 3, 16, 16)
+    with torch.no_grad():
+        want = model.vit(pictures).last_hidden_state
+        assert relative(load_pretrained(tmp_path, "body").hidden(pictures), want) < 1e-5
+
+
+def test_heads_that_turn_in_part_are_refused_where_transformers_turns_whole_ones(tmp_path):
+    made(tmp_path, "Llama", GROUPED, "ForCausalLM")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"partial_rotary_factor": 0.5}))
+    with pytest.raises(DataError, match="partial_rotary_factor"):
+        load_pretrained(tmp_path)
+
+
 def test_a_refused_model_is_cut_as_a_module_as_the_refusal_says(tmp_path):
     longrope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     settings = WIDE | {"rope_scaling": longrope, "original_max_position_embeddings": 8}

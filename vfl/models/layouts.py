@@ -271,7 +271,9 @@ _GPT_NEOX = Names(
 # Decoders that began with LLaMA.
 
 
-def _llama_like(config: Config, *, tied: bool = False, **others: Any) -> DecoderShape:
+def _llama_like(
+    config: Config, *, tied: bool = False, part: float | None = None, **others: Any
+) -> DecoderShape:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     linear = [name for names in _LLAMA_BLOCKS.values() for name in names if "norm" not in name]
     common = {
@@ -291,7 +293,8 @@ def _llama_like(config: Config, *, tied: bool = False, **others: Any) -> Decoder
     }
     if "mlp" not in others:
         common["mlp"] = config.choose("hidden_act", _GATED, "silu")
-    return DecoderShape(**(common | _rotary(config, head=others.get("head_width")) | others))
+    rope = _rotary(config, head=others.get("head_width"), part=part)
+    return DecoderShape(**(common | rope | others))
 
 
 _LLAMA_BLOCKS = _blocks(
@@ -332,7 +335,12 @@ def _phi3(config: Config) -> DecoderShape:
         raise Refused(f"rope_type = {kind!r}", "default")
     size = config.get("sliding_window", 0)
     windows = (size,) * config["num_hidden_layers"] if size else ()
-    return _llama_like(config, windows=windows, epsilon=config.get("rms_norm_eps", 1e-5))
+    return _llama_like(
+        config,
+        windows=windows,
+        epsilon=config.get("rms_norm_eps", 1e-5),
+        part=config.get("partial_rotary_factor", 1.0),
+    )
 
 
 def _qwen2(config: Config, **others: Any) -> DecoderShape:
@@ -427,13 +435,23 @@ def _rotary(
     theta: float = 10000.0,
     head: int | None = None,
 ) -> dict[str, Any]:
-    """Base, stretching and part of rotary positions, of heads of `head` numbers."""
+    """Settings of rotary positions.
+
+    Args:
+        config: the family's settings.
+        base: name of the setting of the base.
+        part: default of the part of a head that is turned; None where the family turns whole heads.
+        theta: default of the base.
+        head: numbers of a head; None is the setting.
+    """
     rope = _rope(config)
-    part = config.get("partial_rotary_factor", 1.0) if part is None else part
-    found = {
-        "theta": rope.get("rope_theta", config.get(base, theta)),
-        "rotated": rope.get("partial_rotary_factor", part),
-    }
+    default = config.get("partial_rotary_factor", 1.0) if part is None else part
+    turned = rope.get("partial_rotary_factor", default)
+    if part is None and turned != 1:  # transformers leaves it out, or fails, by the kind of rope
+        raise Refused(
+            f"partial_rotary_factor = {turned!r}", "1, as heads of this family turn whole"
+        )
+    found = {"theta": rope.get("rope_theta", config.get(base, theta)), "rotated": turned}
     kind = _rope_kind(rope)
     if kind == "yarn":
         head = head or config.get(
@@ -486,6 +504,12 @@ def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> di
 # Encoders of texts.
 
 
+def _classes(config: Config, head: str) -> int:
+    """Number of classes that the head tells apart; 0 where the folder has no head."""
+    names = config.get("id2label", range(config.get("num_labels", 2)))
+    return len(names) if config.has(f"{head}.weight") else 0
+
+
 def _bert(config: Config) -> EncoderShape:
     config.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     padding = _bert_padding(config)
@@ -499,8 +523,8 @@ def _bert(config: Config) -> EncoderShape:
         context=config["max_position_embeddings"] - padding - 1,
         mlp=config.choose("hidden_act", _PLAIN, "gelu"),
         epsilon=config.get("layer_norm_eps", 1e-12),
-        segments=config["type_vocab_size"],
-        classes=len(config.get("id2label", "01")) if config.has(f"{head}.weight") else 0,
+        segments=config.get("type_vocab_size", 2),
+        classes=_classes(config, head),
         padding=padding,
     )
 
@@ -546,7 +570,7 @@ def _distilbert(config: Config) -> EncoderShape:
         mlp=config.choose("activation", _PLAIN, "gelu"),
         epsilon=1e-12,
         segments=0,
-        classes=len(config.get("id2label", "01")) if config.has("classifier.weight") else 0,
+        classes=_classes(config, "classifier"),
         pooled="relu",
     )
 
@@ -574,6 +598,15 @@ _DISTILBERT = Names(
 # Encoders of pictures, and CLIP's two towers.
 
 
+def _side(config: Config, name: str) -> int:
+    """Side of a square, which a configuration gives once or as height and width."""
+    found = config[name]
+    sides = found if isinstance(found, list) else [found]
+    if len(set(sides)) != 1:
+        raise Refused(f"{name} = {found!r}", "a square")
+    return int(sides[0])
+
+
 def _picture(config: Config, **others: Any) -> PictureShape:
     channels = config.get("num_channels", 3)
     half = [0.5] * channels
@@ -582,8 +615,8 @@ def _picture(config: Config, **others: Any) -> PictureShape:
         layers=config["num_hidden_layers"],
         heads=config["num_attention_heads"],
         inner=config["intermediate_size"],
-        size=config["image_size"],
-        patch=config["patch_size"],
+        size=_side(config, "image_size"),
+        patch=_side(config, "patch_size"),
         channels=channels,
         mean=config.pictures.get("image_mean", half),
         deviation=config.pictures.get("image_std", half),
@@ -596,7 +629,7 @@ def _vit(config: Config) -> PictureShape:
         config,
         mlp=config.choose("hidden_act", _PLAIN, "gelu"),
         epsilon=config.get("layer_norm_eps", 1e-12),
-        classes=len(config.get("id2label", "01")) if config.has("classifier.weight") else 0,
+        classes=_classes(config, "classifier"),
     )
 
 
@@ -620,6 +653,10 @@ _VIT = Names(
         mlp_out="output.dense",
     ),
 )
+
+
+#: Weights of heads, and the vector of hidden patches (`ViTForMaskedImageModeling`).
+_VIT_UNUSED = ("pooler.", "decoder.", "embeddings.mask_token")
 
 
 def _clip_vision(config: Config) -> PictureShape:
@@ -706,7 +743,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "distilbert": Layout(
         Encoder, _distilbert, _fixed(_DISTILBERT), ("distilbert.",), ("vocab_", "qa_outputs.")
     ),
-    "vit": Layout(PictureEncoder, _vit, _fixed(_VIT), ("vit.",), ("pooler.", "decoder.")),
+    "vit": Layout(PictureEncoder, _vit, _fixed(_VIT), ("vit.",), _VIT_UNUSED),
     "clip_text_model": Layout(
         Decoder, _clip_text, _fixed(_CLIP_TEXT), ("text_model.",), ("text_projection.",)
     ),
