@@ -3,7 +3,8 @@
 Owner, dealer and user are commands, one thread each, over TLS on the loopback. A peak is the
 largest resident set of a phase. It includes interpreter and torch, and pages of mapped files (the
 model owner's weights), which the system reclaims when memory is short. The first dealing shares the
-weights; answering reads them from the disk, so that no process keeps a copy.
+weights; answering reads them from the disk, so that no process keeps a copy. In one phase a command
+of the user asks while another deals, so owner and dealer serve both.
 """
 
 from __future__ import annotations
@@ -36,19 +37,21 @@ from vfl.models.decoder import Decoder, DecoderShape
 from vfl.models.pretrained import save_decoder
 
 _POLL_S = 0.02
+#: The user's second process.
+SECOND = "user, dealing"
 
 
 class MemoryRow(Settings):
     """Cost of a phase.
 
     Attributes:
-        phase: "sharing and dealing a token", "dealing", "asking".
+        phase: "sharing and dealing a token", "dealing", "asking beside a dealing", "asking".
         weights: number of the model's weights.
-        peak_bytes: peak of each party's process.
-        cpu_s: CPU time of each party's process.
+        peak_bytes: peak of each process by its party; "user, dealing" is the user's second process.
+        cpu_s: CPU time of each process.
         sent: bytes of sharing the weights divided by their bytes in float32; only for the first
             phase.
-        same, of: tokens equal to plain torch's, and all tokens; only for the last phase.
+        same, of: tokens equal to plain torch's, and all tokens; only where the user asks.
     """
 
     phase: str
@@ -65,7 +68,7 @@ class MemoryRow(Settings):
 
     @property
     def together(self) -> float:
-        """Bytes per weight of all three together."""
+        """Bytes per weight of all processes together."""
         return sum(self.peak_bytes.values()) / self.weights
 
 
@@ -107,16 +110,20 @@ def bench_llm_memory(
         )
         del plain  # the parties need the memory
         measured = _Measured(folder, weights, start_standing(folder, held))
-        sizes = "--prompt-tokens", str(len(prompt)), "--max-tokens"
-        rows = [measured.phase("sharing and dealing a token", "deal", *sizes, "1")]
+        deal = ("deal", "--prompt-tokens", str(len(prompt)), "--max-tokens")
+        ask = ("ask", question, "--max-tokens", str(count), "--json")
+        rows = [measured.phase("sharing and dealing a token", user=(*deal, "1"))]
         record = folder / "user" / "store" / "setup.json"
         facts = read_sealed_json(record, Seal("setup", "user", None))
         rows[0] = rows[0].model_copy(update={"sent": facts["spent"]["bytes"] / (4 * weights)})
-        rows.append(measured.phase("dealing", "deal", *sizes, str(count)))
-        asked = measured.phase("asking", "ask", question, "--max-tokens", str(count), "--json")
-        found = json.loads(measured.said)["tokens"]
-        same = sum(one == other for one, other in zip(found, wanted, strict=True))
-        return [*rows, asked.model_copy(update={"same": same, "of": count})]
+        rows.append(measured.phase("dealing", user=(*deal, str(count))))
+        both = {"user": ask, SECOND: (*deal, str(count))}
+        for name, commands in (("asking beside a dealing", both), ("asking", {"user": ask})):
+            row = measured.phase(name, **commands)
+            found = json.loads(measured.said)["tokens"]
+            same = sum(one == other for one, other in zip(found, wanted, strict=True))
+            rows.append(row.model_copy(update={"same": same, "of": count}))
+        return rows
 
 
 def _random(layers: int) -> Decoder:
@@ -152,31 +159,33 @@ class _Measured:
     def __init__(self, folder: Path, weights: int, standing: Mapping[str, int]) -> None:
         self._folder, self._weights, self._standing = folder, weights, standing
 
-    def phase(self, name: str, command: str, *arguments: str) -> MemoryRow:
-        """Run a command of the user."""
+    def phase(self, name: str, **commands: Sequence[str]) -> MemoryRow:
+        """Run commands of the user at once; the first one's output becomes `said`."""
         before = {party: harness.cpu_s(pid) for party, pid in self._standing.items()}
         for pid in self._standing.values():
             harness.forget_peak(pid)
-        line = [sys.executable, "-m", "vfl", "llm", command, str(self._folder / "user"), *arguments]
+        line = [sys.executable, "-m", "vfl", "llm"]
         with tempfile.TemporaryFile("w+") as out:
-            user = subprocess.Popen(line, stdout=out, stderr=subprocess.DEVNULL)
-            peak, cpu = 0, 0.0
-            while user.poll() is None:
-                peak = max(peak, harness.resident_bytes("VmHWM", user.pid))
-                cpu = max(cpu, harness.cpu_s(user.pid))
+            running: dict[str, subprocess.Popen[bytes]] = {}
+            for who, (command, *arguments) in commands.items():
+                to = subprocess.DEVNULL if running else out
+                whole = [*line, command, str(self._folder / "user"), *arguments]
+                running[who] = subprocess.Popen(whole, stdout=to, stderr=subprocess.DEVNULL)
+            peaks, cpu = dict.fromkeys(running, 0), dict.fromkeys(running, 0.0)
+            while alive := [who for who, each in running.items() if each.poll() is None]:
+                for who in alive:
+                    pid = running[who].pid
+                    peaks[who] = max(peaks[who], harness.resident_bytes("VmHWM", pid))
+                    cpu[who] = max(cpu[who], harness.cpu_s(pid))
                 time.sleep(_POLL_S)
             out.seek(0)
             self.said = out.read()
-        assert user.returncode == 0, "the command says why"
-        spent = {p: harness.cpu_s(pid) - before[p] for p, pid in self._standing.items()}
-        peaks = {p: harness.resident_bytes("VmHWM", pid) for p, pid in self._standing.items()}
+        assert not any(each.returncode for each in running.values()), "the command says why"
+        for party, pid in self._standing.items():
+            cpu[party] = harness.cpu_s(pid) - before[party]
+            peaks[party] = harness.resident_bytes("VmHWM", pid)
         harness.say(f"{name}: done")
-        return MemoryRow(
-            phase=name,
-            weights=self._weights,
-            peak_bytes=peaks | {"user": peak},
-            cpu_s=spent | {"user": cpu},
-        )
+        return MemoryRow(phase=name, weights=self._weights, peak_bytes=peaks, cpu_s=cpu)
 
 
 SHOWN = harness.table(
@@ -184,6 +193,11 @@ SHOWN = harness.table(
     ("owner, bytes a weight", ".1f", lambda row: row.each("owner")),
     ("dealer", ".1f", lambda row: row.each("dealer")),
     ("user", ".1f", lambda row: row.each("user")),
+    (
+        "user, dealing",
+        ".1f",
+        lambda row: row.each(SECOND) if SECOND in row.peak_bytes else None,
+    ),
     ("together", ".1f", "together"),
     (
         "CPU s: owner, user, dealer",

