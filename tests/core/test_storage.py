@@ -75,6 +75,9 @@ def test_the_content_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     write_text(tmp_path / "file", "größe")
     assert calls == ["fsync", "replace"]
     assert (tmp_path / "file").read_text(encoding="utf-8") == "größe"
+    with storage.not_durable():
+        write_bytes(tmp_path / "file", b"new")
+    assert calls[2:] == ["replace"]
 
 
 def test_json_that_is_missing_or_damaged(tmp_path):

@@ -135,8 +135,11 @@ def cell(defense, seed, tiny):
 
 
 def test_what_was_tried_under_another_seed_counts_for_itself(tiny):
-    remaining = RemainingTime(jobs=1)
-    remaining.add(cell("baselines", 0, tiny), 100.0)
-    remaining.add(cell("none", 0, tiny), 4.0)
-    remaining.add(cell("none", 1, tiny), 6.0)
-    assert remaining.left_s([cell("none", 2, tiny), cell("baselines", 1, tiny)]) == 105.0
+    earlier = cell("baselines", 2, tiny)
+    ended = {("baselines", 0): 100.0, ("none", 0): 4.0, ("none", 1): 6.0}
+    ahead = [cell("none", 2, tiny), cell("baselines", 1, tiny)]
+    remaining = RemainingTime([earlier, *(cell(*one, tiny) for one in ended), *ahead], jobs=1)
+    remaining.add(earlier)
+    for one, seconds in ended.items():
+        remaining.add(cell(*one, tiny), seconds)
+    assert remaining.left_s() == 105.0

@@ -26,9 +26,10 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from vfl.core.errors import RunFolderError, StorageError
 from vfl.core.version import VERSION
@@ -52,6 +53,7 @@ _JSON_DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n}\n\Z')
 _TENSORS_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _LOCK = ".lock"
 _LOCK_POLL_S = 0.05
+_DURABLE = ContextVar("durable", default=True)
 _ASIDE = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
@@ -310,9 +312,19 @@ def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
             file.close()
 
 
-def _flush(file: BinaryIO, *, durable: bool = True) -> None:
+@contextmanager
+def not_durable() -> Iterator[None]:
+    """Make no write in the block await the disk; for a process whose folders are all temporary."""
+    token = _DURABLE.set(False)
+    try:
+        yield
+    finally:
+        _DURABLE.reset(token)
+
+
+def _flush(file: IO[Any], *, durable: bool = True) -> None:
     file.flush()
-    if durable:
+    if durable and _DURABLE.get():
         os.fsync(file.fileno())
 
 
@@ -385,8 +397,7 @@ def append_text(path: Path, text: str) -> None:
         with os.fdopen(handle, "w") as file:
             os.fchmod(handle, PRIVATE_FILE)
             file.write(text)
-            file.flush()
-            os.fsync(handle)
+            _flush(file)
 
 
 def read_lines(path: Path) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from vfl.config.experiment import memory_bytes
 from vfl.core.errors import ConfigError, PeerError, UserError
 from vfl.core.processes import Service, usable_cores
-from vfl.core.storage import write_bytes
+from vfl.core.storage import not_durable, write_bytes
 from vfl.core.version import VERSION
 from vfl.experiments.cells import CONFIG, GRID, Cell, GridFolder
 from vfl.experiments.scheduler import RetryingWorker, rows_of, run_cell
@@ -399,7 +399,7 @@ class _Remote:
             The version of vfl, the most bytes of memory that this process has taken, and the cell's
             files afterwards.
         """
-        with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place:
+        with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place, not_durable():
             root = Path(place)
             for file in (GRID, CONFIG):
                 write_bytes(root / file, files[file])

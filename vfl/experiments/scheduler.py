@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,26 +61,29 @@ class RemainingTime:
     """Estimate of the remaining time by kind of cell; baselines can take much longer than victims.
 
     Args:
+        cells: cells that have not ended.
         jobs: number of cells that run at a time.
         begun: names of cells that an earlier call began; their times do not predict other cells.
 
-    >>> remaining = RemainingTime(jobs=1)
-    >>> remaining.left_s([])
+    >>> RemainingTime([], jobs=1).left_s()
     0.0
     """
 
-    def __init__(self, jobs: int, begun: Collection[str] = ()) -> None:
+    def __init__(self, cells: Iterable[Cell], jobs: int, begun: Collection[str] = ()) -> None:
         self._jobs = jobs
         self._begun = begun
+        self._ahead = Counter(map(self._kind, cells))
         self._seconds: defaultdict[_Kind, list[float]] = defaultdict(list)
-        self._kinds: dict[str, _Kind] = {}
 
-    def add(self, cell: Cell, seconds: float) -> None:
-        """Record a finished cell with its duration in seconds."""
-        self._seconds[self._kind(cell)].append(seconds)
+    def add(self, cell: Cell, seconds: float | None = None) -> None:
+        """Record a finished cell with its duration; None if an earlier call had finished it."""
+        kind = self._kind(cell)
+        self._ahead[kind] -= 1
+        if seconds is not None:
+            self._seconds[kind].append(seconds)
 
-    def left_s(self, cells: Iterable[Cell]) -> float:
-        """Seconds until these have ended; of a new kind each counts as the mean of the others."""
+    def left_s(self) -> float:
+        """Seconds until all have ended; of a new kind each counts as the mean of the others."""
         means = {kind: fmean(seconds) for kind, seconds in self._seconds.items()}
 
         def expected(kind: _Kind) -> float:
@@ -89,13 +92,11 @@ class RemainingTime:
             alike = [seconds for (begun, _), seconds in means.items() if begun == kind[0]]
             return fmean(alike or means.values())
 
-        return sum(expected(self._kind(cell)) for cell in cells) / self._jobs
+        return sum(count * expected(kind) for kind, count in self._ahead.items()) / self._jobs
 
     def _kind(self, cell: Cell) -> _Kind:
-        if cell.name not in self._kinds:
-            about = frozenset((key, value) for key, value in cell.about.items() if key != "seed")
-            self._kinds[cell.name] = cell.name in self._begun, about
-        return self._kinds[cell.name]
+        about = frozenset((key, value) for key, value in cell.about.items() if key != "seed")
+        return cell.name in self._begun, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +180,15 @@ def run_cells(
         workers = [worker() for _ in range(jobs)]
         before = {cell.name: _measured(folder.cells_path / cell.name) for cell in waiting}
         begun = {name for name in named if (folder.cells_path / name).exists()}
-        remaining, ahead = RemainingTime(jobs, begun), dict(named)
+        remaining = RemainingTime(waiting, jobs, begun)
         for number, (cell, seconds) in enumerate(_each(waiting, workers), start=1):
-            del ahead[cell.name]
             path = folder.cells_path / cell.name
             if before[cell.name] is not None and _measured(path) == before[cell.name]:
+                remaining.add(cell)
                 continue
             failure = failure_of(path, OUTSIDE_FAILURE if outside else FAILURE)
             remaining.add(cell, seconds)
-            left = remaining.left_s(ahead.values())
+            left = remaining.left_s()
             ran += 1
             rate = ran / max(time.monotonic() - began, 1e-9)
             ended = FinishedCell(cell, failure, seconds, number, len(named), left, rate)
