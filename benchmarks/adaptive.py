@@ -81,7 +81,7 @@ class Compared:
 
 
 def compare(cases: Cases, seed: int, k: int, victim: str, over: Over = "cuts") -> Compared:
-    """The pack and then the adaptive attacker, on one leak of one victim."""
+    """Run the pack and then the adaptive attacker on one leak of one victim."""
     specs, layers, measure = PACKS[over]
 
     def attempt(spec: str) -> tuple[float, float, attacks.Attack]:

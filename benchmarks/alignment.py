@@ -1,4 +1,4 @@
-"""Memory and processor time of each party that aligns a table of its own.
+"""Memory and processor time of each party that aligns its own table.
 
     python -m benchmarks.alignment --ids 1000000 --ids 10000000 --protocol server_aided
     python -m benchmarks.alignment --ids 10000000 --small 1000 --protocol ecdh:reuse=true --times 3
@@ -216,7 +216,7 @@ class Mesh:
 
 
 def work(parent: Parent) -> None:
-    """Play one role in a process of its own, because a process has only one peak."""
+    """Run one role in a separate process, because a process has only one memory peak."""
     job = parent.get(AlignmentJob)
     folder = Path(job.table) if job.role == HELPER else Path(job.table).parent
     place = OnDisk(folder, memory_bytes(job.memory))

@@ -1,4 +1,4 @@
-"""Quality of a shuffle by block beside a full shuffle, on real tables.
+"""Quality of a block-wise shuffle compared with a full one, on real tables.
 
     python -m benchmarks.block_shuffle --seeds 5
 
@@ -83,7 +83,7 @@ def bench_block_shuffle(
     """Compare a shuffle by block with a full one, on tables in two orders.
 
     Args:
-        seeds: number of seeds; each gives a split, first weights and orders.
+        seeds: number of seeds; each gives a split, initial weights and orders.
         table: credit default, bank marketing, or both.
         rows: most rows of each table.
         epochs: epochs of each training.

@@ -1,4 +1,4 @@
-"""A training step on a graphics card, beside a plain loop on it and beside the processor.
+"""A training step on a GPU, compared with a plain loop there and with the CPU.
 
 Every party runs its models on the card of this one process; cuts and gradients cross the link as
 bytes, as always. A loop on the card moves each batch there as the parties do. Paths take turns;
@@ -38,7 +38,7 @@ class CardRow:
 
     Attributes:
         workload, batch_size, width: sizes of the network.
-        codec: codec of the cut; None is the loop in one piece.
+        codec: codec of the cut; None is the monolithic loop.
         device: device of the models.
         wall_ms: wall time per step.
         of_loop: `wall_ms` divided by that of the loop on the same device.
@@ -71,7 +71,7 @@ def bench_card(
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
         products: products of ring elements and codecs instead.
-        quick: check only that it runs.
+        quick: only check that the benchmark runs.
     """
     if products:
         return bench_products(3 if quick else 20)
@@ -120,11 +120,11 @@ def bench_card(
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """Time of one piece of work in both places.
+    """Time of one computation on both devices.
 
     Attributes:
         work: name of the work.
-        here_ms: time on the processor, with as many threads as torch has.
+        here_ms: time on the CPU, with as many threads as torch uses.
         there_ms: time on a card; None without a card.
     """
 

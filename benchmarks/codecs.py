@@ -1,4 +1,4 @@
-"""Cost of encoding and decoding a cut, beside the cost of finding its largest values.
+"""Cost of encoding and decoding a cut, compared with finding its largest values.
 
 All ways take turns, in an order drawn anew each round, over many different batches, in a process of
 their own with one thread. A single batch in a tight loop would train the processor's branch
@@ -84,7 +84,7 @@ class CodecRow(Settings):
         rounds: number of measurements.
         encode_us, decode_us: median microseconds, with header and checksum of a frame.
         encode_ratio, decode_ratio: the same divided by the time of torch.topk.
-        wire_bytes: median bytes sent; 0 where none are sent.
+        wire_bytes: median sent bytes; 0 if none are sent.
         wire_ratio: the same divided by the size of the dense float32 cut.
     """
 
@@ -117,7 +117,7 @@ def bench_codecs(
     """Measure encoding and decoding of every codec, relative to torch.topk; bytes of real frames.
 
     Args:
-        width: width of the cut; the published widths if not given.
+        width: width of the cut; by default the published widths.
         k: numbers of values kept per row, such as 3,6; needs a width.
         rounds: turns of each; very slow ways get fewer.
         seed: seed of the batches.
@@ -220,7 +220,7 @@ def _median(costs: Sequence[Cost]) -> Cost:
 
 
 class Cost(NamedTuple):
-    """Cost of one batch: seconds to make its bytes and to read them, and their number."""
+    """Cost of one batch: seconds to encode and decode it, and its bytes."""
 
     encode_s: float
     decode_s: float
@@ -246,7 +246,7 @@ def contenders(width: int, k: int) -> dict[str, Turn]:
 
 
 class _CodecTurn:
-    """A codec at both ends of a link; its module at the feature party is not counted."""
+    """A codec at both ends of a link; its trained module at the feature party is not timed."""
 
     def __init__(self, spec: str, width: int) -> None:
         self._codec = make(spec)
@@ -290,7 +290,7 @@ def _zstd(step: int, batch: Tensor) -> Cost:
 
 
 def _csr_pickle(k: int, step: int, batch: Tensor) -> Cost:
-    """Measure a pickled SciPy matrix; choosing the kept values is not counted."""
+    """Measure a pickled SciPy matrix; choosing the kept values is not timed."""
     indices = torch.topk(batch.abs(), k).indices
     sparse = torch.zeros_like(batch).scatter_(1, indices, batch.gather(1, indices)).numpy()
     began = time.thread_time()

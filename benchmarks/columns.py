@@ -1,4 +1,4 @@
-"""Attacks of a label party on another party's columns, before and behind each protection.
+"""Attacks of a label party on another party's columns, with and without each protection.
 
     python -m benchmarks.columns --seeds 0,1,2     # goes on where it was left
     python -m benchmarks.columns --redraw          # page and pictures of the stored rows
@@ -81,8 +81,8 @@ class Task:
 
     Attributes:
         utility: measure of the model's utility.
-        wanted: columns that are looked for, by party, and what each is scored by; of pictures what
-            the last party has, pixel by pixel and as a picture.
+        wanted: columns to infer, by party, and the measure of each; for pictures the last party's
+            part, pixel by pixel and as a picture.
     """
 
     utility: str
@@ -182,12 +182,12 @@ class Known:
 def read_category(
     known: Known, labels: Tensor, asked: Known, truth: Tensor, reads: str, seed: int
 ) -> float:
-    """AUC of each value against the rest, weighted by how many rows have it.
+    """Return AUC of each value against the rest, weighted by the value's number of rows.
 
     Args:
         known: rows whose value the attacker knows.
         labels: the code of each.
-        asked: rows that it is after.
+        asked: rows whose value the attacker infers.
         truth: their codes.
         reads: key of READS.
         seed: seed of the compositions.
@@ -210,12 +210,12 @@ def read_category(
 
 
 def read_number(known: Tensor, ranks: Tensor, asked: Tensor, truth: Tensor) -> float:
-    """R2 of the ranks of numbers, by the regression that does best on rows that are held back.
+    """Return R2 of the ranks of numbers, by the regression that is best on held-out rows.
 
     Args:
         known: rows whose number the attacker knows, axes (rows, features).
         ranks: ranks of these numbers, axes (rows,).
-        asked: rows that it is after, axes (rows, features).
+        asked: rows whose number the attacker infers, axes (rows, features).
         truth: the ranks of theirs.
     """
     everything = torch.cat([known, asked])
@@ -254,7 +254,7 @@ _DECODERS = ("ridge:0.001", "ridge:0.01", "ridge:0.1", "kernel:1", "kernel:10", 
 def read_pictures(
     known: Known, pictures: Tensor, asked: Known, truth: Tensor, seed: int
 ) -> dict[str, dict[Measure, float]]:
-    """R2 of pixels about the mean picture, and structural similarity, by what is read of READS.
+    """Return R2 of pixels about the mean picture, and structural similarity, for each of READS.
 
     Own columns and cuts are each read by the best decoder; both are read by a blend of the two
     and of the best decoder of their concatenation.
@@ -287,7 +287,7 @@ class Decoded:
     """Guesses of pictures, axes (rows, channels, height, width).
 
     Attributes:
-        held: guesses of the known rows that were held back, by the same decoder.
+        held: guesses of held-out known rows by the same decoder.
         asked: guesses of the attacked rows.
     """
 
@@ -296,7 +296,7 @@ class Decoded:
 
 
 def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> Decoded:
-    """Guesses of the decoder of the least squared error on a third of the known rows, held back.
+    """Return guesses of the decoder with the smallest squared error on a held-out third.
 
     Args:
         known: rows whose picture the attacker knows, axes (rows, features).
@@ -371,7 +371,7 @@ def _r2(guesses: Tensor, truth: Tensor) -> float:
 
 
 def codes_of(column: np.ndarray, known: np.ndarray) -> Tensor:
-    """Categories as codes: those that enough known rows have, and one for all others."""
+    """Return categories as codes: one for each frequent category, and one for all others."""
     values, counts = np.unique(column[known], return_counts=True)
     common = values[counts >= _COMMON]
     found = np.full(len(column), len(common))
@@ -390,7 +390,7 @@ def ranks_of(column: np.ndarray, known: np.ndarray) -> Tensor:
 
 
 def experiment_of(name: str, protection: str, seed: int) -> Experiment:
-    """The training of a task with one protection."""
+    """Return the training of a task with one protection."""
     file, changes = EXAMPLES / "columns" / f"{name}.toml", PROTECTIONS[protection]
     asked = {key: value for key, value in changes.items() if key not in _OF_PARTIES}
     for party in read_checked(file, [])[0].parties:
@@ -435,10 +435,11 @@ def rows_of(
     Args:
         name: name of the task.
         protection: key of PROTECTIONS.
-        run: the training, whose seed is that of who leaked as well.
+        run: the training, whose seed also selects the leaked rows.
         data: every party's rows.
         leaks: rows that the attacker knows.
-        alone: prediction of each column from own columns, if known; no training changes it.
+        alone: prediction of each column from own columns, if known; it does not depend on the
+            training.
     """
     task, experiment = TASKS[name], run.experiment()
     label, seed = data[experiment.label.party], experiment.seed
@@ -476,7 +477,7 @@ def rows_of(
 
 
 def _received(party: Victim, rows: Tensor, times: int, draw: torch.Generator) -> Tensor:
-    """The mean of what the label party is sent of rows that it asks for so often."""
+    """Return the mean of the cuts that the label party receives for repeated queries of rows."""
     if times == 1:
         return party.cuts(rows)
     return mean_cuts(Transcript(len(rows), party.asked_again(rows, times, draw)))
@@ -521,7 +522,7 @@ def _pictures_read(
 
 
 def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
-    """Accuracy of the reconstruction of a column behind one protection, of each seed.
+    """Return the accuracy of a column's reconstruction under one protection, by seed.
 
     By cuts or by all that the attacker has, whichever is better on average.
     """
@@ -574,7 +575,7 @@ def by_task(rows: Sequence[ColumnRow]) -> dict[str, list[ColumnRow]]:
 
 
 def opened(rows: Sequence[ColumnRow]) -> list[float]:
-    """Share of the gap left by own columns that is read behind one protection, of each seed.
+    """Return the share of the gap left by own columns that an attack closes, by seed.
 
     The mean over columns of (reached - own) / (1 - own), for 1 is the best of every measure here;
     below 0 where less is read than own columns predict alone.
@@ -588,7 +589,7 @@ def opened(rows: Sequence[ColumnRow]) -> list[float]:
 
 
 def picture_of(rows: Sequence[ColumnRow]) -> str:
-    """Utility of one task against what is read of columns, as a file of SVG; a dot a protection."""
+    """Draw a task's utility against the leakage of columns as SVG, one dot per protection."""
     name, dots = rows[0].task, []
     utility = TASKS[name].utility
     for protection in dict.fromkeys(row.protection for row in rows):
@@ -660,7 +661,7 @@ ON_PAGE = (
 
 
 def task_section(rows: Sequence[ColumnRow], page: Path) -> Iterator[str]:
-    """One task's picture, which lies beside the page, and its table."""
+    """Return one task's picture, stored beside the page, and its table."""
     name = rows[0].task
     spoken, drawn = name.replace("_", " "), page.with_name(f"{page.stem}_{name}.svg")
     drawn.write_text(picture_of(rows), encoding="utf-8")
@@ -698,12 +699,12 @@ def bench_columns(
 
     Args:
         tasks: files of examples/columns.
-        protections: some of them; all by default.
+        protections: protections to run; by default all.
         seeds: seeds of trainings, splits and leaks.
         leaks: rows that the attacker knows.
         jobs: trainings at a time, a process each.
         out: folder of the trainings.
-        page: the page; rows lie beside it in a CSV file, and pictures as well.
+        page: the page; its rows are in a CSV file next to it, and pictures too.
         redraw: train nothing.
     """
     use_one_thread()

@@ -1,4 +1,4 @@
-"""Answers of a private decoder: functions, the choice of a score, one layer, whole tokens.
+"""Answers of a private decoder: functions, choice of a score, one layer, whole tokens.
 
 The rows of Tables 6.1 and 6.2 (thesis, 2025) and a small model, all parties as threads of this
 process, one thread each. Bytes are payloads between P0 and P1 online, and all that was sent
@@ -53,7 +53,7 @@ _BITS, _RING, _RESULT_BITS = 30, 40, 14
 
 
 def _forms() -> dict[str, Form]:
-    """Forms by name. Values between layers below 2^6 save two bits of every element."""
+    """Return forms by name. Values between layers below 2^6 save two bits of every element."""
     with warnings.catch_warnings(action="ignore"):  # floats are measured, not served
         floats = Form("thesis", sharing="insecure_float")
     return {
@@ -68,7 +68,7 @@ class DecoderRow(Settings):
     """Cost of one computation.
 
     Attributes:
-        what: such as "gelu 100000".
+        what: name of the computation, such as "gelu 100000".
         mode: "thesis", "fast", "fast" with values between layers below 2^6; see
             `Form.integer_bits`; or "thesis" on floats, see `vfl.llm.as_printed`.
         online_mib: payload between P0 and P1.
@@ -78,7 +78,7 @@ class DecoderRow(Settings):
         cpu_s: online, the median.
         computed_wan_s: see the module.
         wan_s: measured, the median.
-        ring_s: P0's products of whole numbers alone.
+        ring_s: time of P0's integer products alone.
         plain_s: the same by torch in float32.
         error: the largest difference to torch in float64; of tokens, of logits.
         same: number of tokens that equal those of plain torch.
@@ -103,7 +103,7 @@ class DecoderRow(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One program, run once: results of P0 and P1, and costs."""
+    """One program, run once: the results of P0 and P1, and costs."""
 
     found: list[Any]
     seconds: float
@@ -116,7 +116,7 @@ class Played:
     def row(
         self, what: str, mode: str, seconds: float, plain_s: float | None, **more: Any
     ) -> DecoderRow:
-        """Return a result row, given times over several runs."""
+        """Return a result row, given times of several runs."""
         computed = seconds + _line_s(_LINE, self.online_bytes, self.messages)
         return DecoderRow(
             what=what,
@@ -145,10 +145,10 @@ def bench_decoder(
     Args:
         elements: numbers of elements of functions and scores.
         widths: widths of layers, for one token at a context of 32.
-        prompts: number of prompts of the small model, with one next token each; 0 leaves it out.
+        prompts: number of prompts of the small model, with one next token each; 0 omits it.
         turns: repeats of each function and layer.
-        wan: a line to measure over as well, such as 80mbps,40ms.
-        form: one form alone; may be repeated.
+        wan: an additional line to measure over, such as 80mbps,40ms.
+        form: a single form to measure; may be repeated.
     """
     use_one_thread()
     rows, every = [], _forms()
@@ -174,7 +174,7 @@ def bench_decoder(
 
 
 class _Waiting:
-    """A link whose frames are received when they would arrive over a party's line."""
+    """A link whose frames are received at the time when a party's line would deliver them."""
 
     def __init__(self, link: Link, mine: Egress, sent: _Dues, coming: _Dues) -> None:
         self._link, self._mine, self._sent, self._coming = link, mine, sent, coming
@@ -196,7 +196,7 @@ _Dues = queue.SimpleQueue[float]
 
 
 def _over(parties: LocalRoles, wan: Wan) -> None:
-    """Put P0 and P1 on a line; nothing may be under way."""
+    """Connect P0 and P1 by a line; no message may be in transit."""
     ways: list[_Dues] = [queue.SimpleQueue(), queue.SimpleQueue()]
     for role in (P0, P1):
         channel = parties.parties[role].channels[P1 - role]
@@ -208,7 +208,7 @@ def _line_s(wan: Wan, sent_bytes: int, messages: int) -> float:
 
 
 def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
-    """A next token of ChatGLM-6B's shape at a context of 32: what the measured layer takes, by 28.
+    """Estimate a next token of ChatGLM-6B's shape, context 32, as 28 times the measured layer.
 
     The embedding by one-hot, the last norm, the head and the index are counted: bytes by the
     model of `tests/llm/test_private_decoder.py`, seconds by products of whole numbers.
@@ -260,7 +260,7 @@ def _sent(rows: Sequence[Traffic], phase: str) -> tuple[int, int]:
 
 
 def _dealt(party: Role, values: Tensor, bits: int = _BITS, ring: int = _RING) -> Shared:
-    """Values as shares of which P1's is known ahead, as behind a product; nothing is sent."""
+    """Return values as shares, of which P1 knows its part in advance; nothing is sent."""
     if party.form.sharing != "ring":
         known = SCALE * torch.randn(values.shape, generator=generator(0, "share")).double()
         return Shared(known if party.role == P1 else values - known, bits, ring)
@@ -345,7 +345,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
         ]
 
         def program(last: int, party: Role) -> tuple[Shared, float, float]:
-            """All steps but the last one at once, and optionally the last one.
+            """Run all steps except the last one, and optionally the last one.
 
             What came of it, the processor's seconds, and those until it was there. Both ends begin
             it together: who came earlier would have sent something ahead.
@@ -402,7 +402,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
 
 
 def _tokens(mode: str, form: Form, prompts: int, wan: Wan | None) -> DecoderRow:
-    """Next tokens of a small random model beside plain torch."""
+    """Measure next tokens of a small random model, compared with plain torch."""
     torch.manual_seed(0)
     shape = DecoderShape(vocabulary=512, width=64, layers=2, heads=4, tied=False)
     model = Decoder(shape).eval()

@@ -1,4 +1,4 @@
-"""Accuracy against what labels leak: where defenses stand beside bottoms that never saw a label.
+"""Accuracy against label leakage: defenses compared with bottoms that never saw a label.
 
     python -m benchmarks.frontier --task fashion            # goes on where it was left
     python -m benchmarks.frontier --task bank --seeds 5
@@ -117,7 +117,7 @@ def settings_of(task: str) -> GridSettings:
 
 
 def families_of(task: str) -> dict[str, list[str]]:
-    """The defenses of a task by what they are."""
+    """Return the defenses of a task, grouped by family."""
     found: dict[str, list[str]] = {}
     for spec in settings_of(task).defenses:
         found.setdefault(family_of(spec, FAMILIES), []).append(spec)
@@ -129,12 +129,12 @@ Left = dict[str, list[int]]
 
 
 def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) -> Left:
-    """Victims of a task whose rows are not there, of some families or all.
+    """Return victims of a task without stored rows, of some families or of all.
 
     Args:
         task: key of TASKS.
         seeds: victims of each defense, from seed 0 on.
-        families: names of `families_of`; empty takes all. The reference family comes first.
+        families: names in `families_of`; empty takes all. The reference family comes first.
         done: rows that are stored.
     """
     known = set(done[done.task == task][["defense", "seed"]].itertuples(index=False, name=None))
@@ -222,10 +222,10 @@ class Place:
         family, defense: family and spec of the defense.
         utility: utility of the victims' own answers for test rows, over seeds.
         gain: difference of the utility to the best label-free bottom's, seed by seed.
-        attack, access, reaches: the worst attack, what its attacker holds, and its mean.
-        leak: difference of `reaches` to the best attack that reads nothing learned from labels,
-            seed by seed.
-        verdict: whether it stands where no label-free bottom does; a claim of `Claims`.
+        attack, access, reaches: the worst attack, its attacker's access, and its mean.
+        leak: difference of `reaches` from the best attack without information learned from labels,
+            by seed.
+        verdict: whether it is better than every label-free bottom; a claim of `Claims`.
         is_ahead: whether it is shown to be more accurate than the best label-free bottom.
         claims: corrected p-values; None of a reference.
     """
@@ -254,7 +254,7 @@ class Frontier:
 
     Attributes:
         task: its name.
-        reference: the best attack that reads nothing with a label in it, and its mean.
+        reference: the best attack that reads nothing computed from labels, and its mean.
         best: the label-free bottom of the highest utility.
         places: the highest utility first.
         attacked: number of defenses on which each attack was run.
@@ -274,7 +274,7 @@ class Frontier:
         return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
     def nearest_first(self, defenses: Sequence[str]) -> list[str]:
-        """Sort defenses by verdict, as in `_ORDER`, and then by their nearest claim."""
+        """Sort defenses by verdict, in the order of `_ORDER`, and then by their nearest claim."""
         places = {one.defense: one for one in self.places}
 
         def rank(defense: str) -> tuple[int, float]:
@@ -289,7 +289,7 @@ class Frontier:
 
     @property
     def front(self) -> list[Place]:
-        """Places that no other place beats in both accuracy and leakage, by their means; rising."""
+        """Return positions that no other one beats in both mean accuracy and leakage, ascending."""
         found: list[Place] = []
         for one in sorted(self.places, key=lambda one: (one.above, -one.utility.mean)):
             if not found or one.utility.mean > found[-1].utility.mean:
@@ -297,18 +297,18 @@ class Frontier:
         return found
 
     def named(self, verdict: Verdict) -> list[Place]:
-        """The places of a verdict."""
+        """Return the positions with one verdict."""
         return [one for one in self.places if one.verdict == verdict]
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """p-values of what may be claimed of a defense.
+    """p-values of the possible claims about a defense.
 
     Attributes:
         leaks: some attack is above the reference by more than the margin, however many were run.
         ahead: it is more accurate than the best label-free bottom.
-        behind: it is not, whichever of those that may be the best is.
+        behind: it is not more accurate, whichever label-free bottom is the best.
         beats: it is ahead, and no attack is above the reference by more than the margin.
     """
 
@@ -322,11 +322,11 @@ class Claims:
         cls, attacks: Sequence[Values], blind: Sequence[Values], utility: Values,
         free: Sequence[Values],
     ) -> Claims:  # fmt: skip
-        """Figures of one defense.
+        """Return the metrics of one defense.
 
         Args:
             attacks: value of each attack, by seed.
-            blind: attacks that read nothing with a label in it; the best one first.
+            blind: attacks that read nothing computed from labels; the best one first.
             utility: utility of the victims, by seed.
             free: utility of label-free bottoms, by seed; the best one first.
         """
@@ -359,11 +359,11 @@ def _values(found: pd.Series[float]) -> dict[tuple[str, int], float]:
 
 
 def frontier_of(rows: pd.DataFrame) -> Frontier:
-    """Places of the defenses of one task.
+    """Return the positions of the defenses of one task.
 
     Args:
         rows: result rows of that task, without seeds that an attacker without labels lacks. A
-            defense counts with the seeds that it has.
+            defense counts with the seeds that were run.
     """
     without = rows[rows.family.isin((NO_MODEL, LABEL_FREE))]
     of_each = [set(own.seed) for _, own in without.groupby("defense")]
@@ -478,7 +478,7 @@ def _listed(places: Sequence[Place]) -> str:
 
 
 def _missing(found: Frontier) -> str:
-    """A sentence on families, strengths and attacks of a task that were not run; or nothing."""
+    """Return a sentence on families, strengths and attacks that were not run, or an empty text."""
     run, said = {one.defense for one in found.places}, list[str]()
     for family, specs in families_of(found.task).items():
         left = [spec for spec in specs if spec not in run]
@@ -496,7 +496,7 @@ def _missing(found: Frontier) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlaceRow:
-    """One line of the CSV file with all places; shares, with half widths of 95 % intervals."""
+    """One line of the CSV file with all positions; shares, with half 95 % intervals."""
 
     task: str
     family: str
@@ -516,7 +516,7 @@ class PlaceRow:
 
 
 def place_rows(found: Frontier) -> list[PlaceRow]:
-    """Every place of a task, the highest utility first."""
+    """Return every position of a task, highest utility first."""
 
     def figures(one: Estimate) -> tuple[float, float]:
         return one.mean, nan if one.half_width is None else one.half_width
@@ -536,7 +536,7 @@ LINES = 2
 
 
 def for_readers(found: Frontier) -> list[Place]:
-    """The places on the page, the highest utility first.
+    """Return the positions shown on the page, highest utility first.
 
     They are the undefended model, the best label-free bottom, and the most accurate defenses of
     different families, first of all those that are not shown to leak.
@@ -549,7 +549,7 @@ def for_readers(found: Frontier) -> list[Place]:
 
 
 def table_of(found: Frontier) -> Table:
-    """The places of `for_readers`, the highest utility first."""
+    """Format the positions of `for_readers`, highest utility first."""
     head = ["defense", f"test {measure_of(found.task)}", "gain", "leak", "verdict"]
     lines = [
         [
@@ -562,7 +562,7 @@ def table_of(found: Frontier) -> Table:
 
 
 def picture_of(found: Frontier) -> str:
-    """The places of a task and the front through them, as a file of SVG."""
+    """Draw a task's positions and the front through them as an SVG file."""
     measure = measure_of(found.task)
     dots = [
         Dot(
@@ -634,7 +634,7 @@ def task_section(found: Frontier, page: Path) -> Iterator[str]:
 
 
 def page_of(found: Sequence[Frontier], page: Path) -> StudyPage[Frontier]:
-    """The page, with a section on other tops on label-free bottoms if any were measured."""
+    """Return the page, with a section on other tops on label-free bottoms if measured."""
     best = {one.task: one.best.defense for one in found}
     rows = read_rows(page.with_name(frontier_tops.FILE), frontier_tops.TopRow)
     rows = [one for one in rows if one.task in best]
@@ -672,7 +672,7 @@ def bench_frontier(
     again: bool = False,
     defenses: Sequence[harness.Whole] = (),
 ) -> list[Frontier]:
-    """Train and attack what is left of a task, and write rows, page and pictures.
+    """Train and attack the missing victims of a task; write rows, page and pictures.
 
     Rows are stored defense by defense, those nearest to a verdict first. Ctrl-C loses one defense.
 
@@ -682,11 +682,11 @@ def bench_frontier(
         families: some of the defenses' families; may be repeated.
         jobs: cells at a time, a process each.
         out: folder of the grids.
-        page: the page; rows lie beside it in a CSV file.
-        redraw: whether to train nothing.
-        again: train again what has rows, for the attacks that its file names since, and run these
-            alone. Stored rows stay.
-        defenses: these alone; may be repeated.
+        page: the page; its rows are in a CSV file next to it.
+        redraw: whether to redraw only, without training.
+        again: train defenses with rows again, and run only attacks that its file names since then.
+            Stored rows stay.
+        defenses: defenses to run; may be repeated.
     """
     file = page.with_suffix(".csv")
     rows = stored(file, COLUMNS)

@@ -63,7 +63,7 @@ def ahead_of(gains: Mapping[Key, Estimate]) -> list[Key]:
 
 
 def table_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> str:
-    """Sentences on what was tried and what is claimed, and the best top of each task."""
+    """Return sentences on what was run and claimed, and the best top of each task."""
     gains = gains_of(rows, best)
     if not gains:
         return "No top has a network beside it."

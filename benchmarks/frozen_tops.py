@@ -1,4 +1,4 @@
-"""Other tops on label-free bottoms: does the label party do better where no gradient leaves it?
+"""Other tops on label-free bottoms: does the label party do better if it sends no gradient?
 
     python -m benchmarks.frozen_tops --task bank        # goes on where it was left
     python -m benchmarks.frozen_tops --task mnist --seeds 5 --tops network,logistic,svm
@@ -122,11 +122,11 @@ class Held:
     """Data of the label party after the training of a victim.
 
     Attributes:
-        columns: cuts, and its own columns, axes (rows, columns).
+        columns: cuts, and the party's own columns, axes (rows, columns).
         labels: axes (rows,).
         split: the rows of each part.
         network: utility of the experiment's own top.
-        variant: trains one of `VARIANTS` on the same rows, and gives its utility.
+        variant: trains one of `VARIANTS` on the same rows, and returns its utility.
     """
 
     columns: np.ndarray
@@ -137,7 +137,7 @@ class Held:
 
     @classmethod
     def of(cls, experiment: Experiment, out: Path, measure: str) -> Held:
-        """Train, and return it."""
+        """Train a top, and return its result."""
         run = train(experiment, runs=out.parent, name=out.name, progress=False)
         data = load_data(experiment)
         label = data[experiment.label.party]
@@ -184,7 +184,7 @@ def bench_tops(
     page: Path = Path("docs/results/frontier.md"),
     redraw: bool = False,
 ) -> list[TopRow]:
-    """Train what is left of a task's label-free bottoms, and tops on each.
+    """Train the missing label-free bottoms of a task, and tops on each.
 
     Args:
         task: a file of examples/frontier.
@@ -192,7 +192,7 @@ def bench_tops(
         tops: names of tops.
         bottoms: label-free defenses; by default the best of the frontier and principal components.
         out: folder of the runs.
-        page: page of the frontier; its CSV files lie beside it.
+        page: page of the frontier, which has CSV files next to it.
         redraw: whether to train nothing.
     """
     file = page.with_name(FILE)

@@ -43,7 +43,7 @@ class GridRow:
         engine: engine that runs the cells.
         jobs: cells at a time.
         cells: number of cells.
-        wall_s: seconds of all of them, start and end included.
+        wall_s: seconds of all cells, including start and end.
         cell_cpu_ms: CPU of a cell, in milliseconds.
         over_ms: the same above that of the loop.
         used: share of `jobs` cores that trained.
@@ -66,13 +66,13 @@ def bench_grid(
     ray: str = "local",
     quick: bool = False,
 ) -> list[GridRow]:
-    """Compare what runs the cells of a grid with a loop over the same trainings.
+    """Compare the grid's engine with a loop over the same trainings.
 
     Args:
         cells: number of cells; each has its own seed, and thus its own split.
         epochs: epochs of each training, which set a cell's length.
         jobs: cells at a time in processes and on Ray.
-        engine: process for this one, pool for `--jobs`, ray for `--ray`.
+        engine: process for this process, pool for `--jobs`, ray for `--ray`.
         ray: value of `--ray`.
         quick: check only that it runs.
     """
@@ -110,7 +110,7 @@ def _clocks() -> Iterator[list[float]]:
 
 
 def _cpu_s() -> float:
-    """Return CPU seconds of this process and all below it, those that have ended included."""
+    """Return CPU seconds of this process and all its descendants, including ended ones."""
     total = 0
     for pid in harness.family(os.getpid()):
         try:

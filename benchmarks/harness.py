@@ -39,12 +39,12 @@ Shown = Callable[[Sequence[Any]], str]
 
 
 def run(bench: Callable[..., Sequence[Row]], shown: Shown) -> Sequence[Row]:
-    """Measure what the command line requests, and print the rows.
+    """Run the measurement that the command line requests, and print the rows.
 
     Exit codes of errors are those of `vfl`.
 
     Args:
-        bench: function that measures; an argument without a default has no dashes.
+        bench: function that measures; arguments without a default are positional.
         shown: formats rows for people.
     """
     about, helps = _documented(bench)
@@ -139,19 +139,19 @@ def beside(figure: float, ratio: float, digits: int = 2) -> str:
 
 
 def middle(rows: Sequence[Any], *names: str) -> dict[str, float]:
-    """Return the median over turns of some of their figures, by name."""
+    """Return the median over turns of some of their metrics, by name."""
     return {name: median(getattr(row, name) for row in rows) for name in names}
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:
-    """Return the seconds of one call on a clock."""
+    """Return the seconds of one call, by a given clock."""
     began = clock()
     call()
     return clock() - began
 
 
 def cpu_s(pid: int) -> float:
-    """Return a process's CPU seconds so far; 0 without /proc, or if it has ended."""
+    """Return a process's CPU seconds so far; 0 without /proc, or after its end."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -216,7 +216,7 @@ def _kind(argument: inspect.Parameter) -> Any:
 
 
 def _add(options: ArgumentParser, argument: inspect.Parameter, about: str) -> None:
-    """Add an option, or a positional argument where there is no default."""
+    """Add an option, or a positional argument if it has no default."""
     kind = _kind(argument)
     needed = argument.default is inspect.Parameter.empty
     flag = argument.name if needed else f"--{argument.name.replace('_', '-')}"

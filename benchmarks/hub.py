@@ -1,4 +1,4 @@
-"""Cost at the label party of many feature parties: a step with 2 to 64 of them over TLS.
+"""Cost at the label party of many feature parties: a step with 2 to 64 over TLS.
 
     python -m benchmarks.hub
     python -m benchmarks.hub --wan 40ms
@@ -50,7 +50,7 @@ class HubRow(Settings):
         wall_ms: wall time of a step, at the label party.
         cpu_ms: CPU time of a step, in the label party's process.
         cpu_a_party_us: the same for each feature party.
-        limit_ms: time of a step that the lines alone take; 0 on the loopback.
+        limit_ms: time of a step over the lines alone; 0 on the loopback.
     """
 
     parties: int

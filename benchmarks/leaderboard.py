@@ -56,7 +56,7 @@ GIGABYTES = 1.1
 def grid_of(
     task: str, pack: str, seeds: Sequence[int], defenses: Sequence[str] | None = None
 ) -> Study:
-    """The grid of one task, with a pack of attacks, and some of its defenses or all."""
+    """Return the grid of one task with a pack of attacks, for some or all of its defenses."""
     file = FOLDER / f"{task}.toml"
     settings = grid_settings_of(read_checked(file, [])[0])
     attacks = [pack if one == "light" else one for one in settings.attacks]
@@ -80,7 +80,7 @@ Row = Mapping[str, str]
 
 
 def task_row(path: Path, entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
-    """Trained and attacked cells of one task."""
+    """Return the row of one task's trained and attacked cells."""
     grid, results = LoadedGrid(GridFolder(path)), Results.of(path)
     settings = grid_settings_of(grid.experiment)
     victims = [cell for cell in grid.cells if cell.victim != BASELINES]
@@ -132,7 +132,7 @@ def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dic
 
 
 def access_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The worst attack on each defense by what its attacker holds, as shares."""
+    """Return the worst attack on each defense by the attacker's access, as shares."""
     grid = LoadedGrid(GridFolder(path))
     settings = grid_settings_of(grid.experiment)
     measure = fitting_measure(grid.records, settings.measure)
@@ -155,12 +155,12 @@ FILES = ("", "_tasks", "_access")
 
 
 def beside(page: Path, kind: str) -> Path:
-    """The file of rows of one kind of FILES beside a page."""
+    """Return the file beside a page that stores one kind of rows in FILES."""
     return page.with_name(f"{page.stem}{kind}.csv")
 
 
 def store_rows(paths: Sequence[Path], page: Path) -> None:
-    """Write the rows of some tasks' grids beside the page; rows of other tasks stay."""
+    """Write the rows of some tasks' grids beside the page; keep the other tasks' rows."""
     new: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FILES}
     for path in paths:
         if entries := entries_of(path):
@@ -190,7 +190,7 @@ class Board:
     Attributes:
         about: its row of `leaderboard_tasks.csv`.
         worst: for each defense the row at its worst number of leaked labels, best protected first.
-        cuts: the same of an attacker that holds cuts alone, by defense.
+        cuts: the same for an attacker with cuts only, by defense.
     """
 
     about: Row
@@ -199,7 +199,7 @@ class Board:
 
     @classmethod
     def of(cls, page: Path, task: str) -> Board:
-        """The rows of a task beside the page."""
+        """Return the stored rows of a task."""
         found: dict[str, list[Row]] = {}
         for row in rows_stored(page.with_suffix(".csv")):
             if row["task"] == task:
@@ -284,7 +284,7 @@ def _by_cause(failed: str) -> str:
 
 
 def task_lines(board: Board, page: Path) -> Iterator[str]:
-    """The section of one task: its undefended model and the defenses that leak least."""
+    """Return the section of one task: the undefended model, and the least leaking defenses."""
     about, chosen = board.about, board.defended[: LINES - 1]
     yield f"\n## {about['task']}\n"
     failed = f" Ended early: {_by_cause(about['failed'])}." if about["failed"] else ""
@@ -314,7 +314,7 @@ PAGE = StudyPage("Leaderboard: which defense holds against what", _note, summari
 
 
 def write_page(page: Path, measured: bool = True) -> list[dict[str, str]]:
-    """Write the page of the rows that lie beside it; those rows."""
+    """Write the page from its stored rows; return those rows."""
     rows = rows_stored(page.with_suffix(".csv"))
     there = {row["task"] for row in rows}
     PAGE.write(page, [Board.of(page, task) for task in TASKS if task in there], measured)
@@ -336,12 +336,12 @@ def bench_leaderboard(
     Args:
         tasks: files of examples/leaderboard.
         attack: the pack.
-        seeds: one victim of each defense a seed.
+        seeds: number of seeds; each defense has one victim per seed.
         jobs: cells at a time, a process each.
         out: folder of the grids.
-        page: the page; its rows lie beside it in CSV files.
+        page: the page; its rows are in CSV files next to it.
         plan: print time and memory; train nothing.
-        redraw: write the page of the rows that are stored; train nothing.
+        redraw: write the page from stored rows; train nothing.
     """
     tasks = TASKS if tasks is None else tasks
     for task in tasks:
@@ -363,7 +363,7 @@ def bench_leaderboard(
 
 
 def rows_stored(file: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as text; none without a file."""
+    """Return the rows of a CSV file as text; none if there is no file."""
     if not file.exists():
         return []
     with file.open(encoding="utf-8", newline="") as opened:

@@ -53,12 +53,13 @@ WIDTH, BATCH, ROWS, ONE_CLASS, MIXED = 64, 64, 6000, 16, 256
 
 @dataclass(frozen=True)
 class Lengths:
-    """Frames of one codec with one padding; bytes are means, headers included.
+    """Frames of one codec with one padding; mean bytes, headers included.
 
     Attributes:
         codec: spec of the codec.
-        pad: ``no``, ``query``, or ``sizes``: every frame is padded to a few agreed sizes, which
-            ``pad=always`` does only for training frames; computed here from the lengths of ``no``.
+        pad: ``no``, ``query``, or ``sizes``: every frame is padded to one of a few agreed sizes,
+            which ``pad=always`` does only for training frames; computed here from the lengths of
+            ``no``.
         single_auc, single_bytes: results for queries of one row.
         class_auc, class_bytes: results for queries of 16 rows of one class.
         mixed_bytes: mean bytes for queries of 256 rows.
@@ -207,7 +208,7 @@ def _frame_bytes(
     weights: Mapping[str, Mapping[str, torch.Tensor]],
     groups: Sequence[np.ndarray],
 ) -> np.ndarray:
-    """Return the bytes of the query about each group of rows, as they cross the link."""
+    """Return the bytes of the query frame for each group of rows."""
     sent = Sent()
     unlabelled = {name: replace(own, labels=None) for name, own in parties.items()}
     session = LocalSession(

@@ -1,4 +1,4 @@
-"""A decoder asked by `vfl llm`, beside plain torch and other systems that compute its tokens.
+"""A decoder queried by `vfl llm`, compared with plain torch and other systems.
 
 Owner, dealer and user are processes of one thread each, over TLS; of other systems each party is
 one too, over plain TCP. All stand in one network and take turns: a question of ours, then each
@@ -55,17 +55,18 @@ class LlmRow(Settings):
     """Cost of questions to one system on one line.
 
     Attributes:
-        system: "vfl", "plain torch" or another's name.
-        line: such as "80mbps,40ms", or "loopback".
+        system: "vfl", "plain torch" or another system.
+        line: line, such as "80mbps,40ms", or "loopback".
         first_s, next_s: seconds to the first token, and between two later ones; medians.
         offline_s, offline_mb: seconds and megabytes of dealing for one token of an answer; None if
             the measured time includes dealing.
         first_mb, next_mb: megabytes to the first token and between two later ones. For vfl: frames
-            of user and owner, headers included. For other systems: bytes that their interfaces
-            sent, with packet headers; None if nothing counts them.
+            of user and owner, headers included. For other systems: bytes of user and owner, headers
+                included; for other systems, the bytes at their interfaces with packet headers; None
+                if they are not counted.
         messages: online messages of the whole answer.
-        framing: share of network bytes of a question beyond its frames; None where nothing counts
-            it.
+        framing: share of network bytes of a question that are not frames; None if they are not
+            counted.
         same, of: tokens that are plain torch's, and all.
         error: the largest of a score.
     """
@@ -86,14 +87,15 @@ class LlmRow(Settings):
 
 
 class NextTokens(Settings):
-    """The token after each of some prompts, beside the model in float64.
+    """The token after each of some prompts, compared with the model in float64.
 
     Attributes:
         system: "vfl, fast", "vfl, thesis", or "plain torch" in float32.
         same, of: tokens that are the model's, and all.
-        error: the largest of a logit; of vfl, of all logits in order, for their order is secret.
+        error: largest error of a logit; for vfl of the sorted logits, because their order is
+            secret.
         deviation: root of the mean square of all these.
-        margins: for each token that differs, the distance of its logit to the best logit.
+        margins: distance from the best logit for each token that differs.
         near: share of the prompts whose two best logits are less than `error` apart.
     """
 
@@ -112,7 +114,8 @@ class Begin(Settings):
     Attributes:
         folder, model: the user's, and the weights to compare with.
         addresses: addresses at which the user reaches owner and dealer.
-        prompt_tokens, count, questions: dealt for; and once for an answer of one token.
+        prompt_tokens, count, questions: numbers of tokens and questions to deal for; also once for
+            an answer of one token.
     """
 
     folder: str
@@ -195,20 +198,20 @@ def bench_llm(
     next_tokens: int = 0,
     text: Path | None = None,
 ) -> Sequence[LlmRow | NextTokens]:
-    """A decoder asked by vfl llm, over TLS, beside others; on the loopback, and a line if given.
+    """Measure vfl llm over TLS and other systems, on the loopback and a given line.
 
     Args:
-        model: folder of a decoder; a small random one without.
+        model: folder of a decoder; by default a small random one.
         wan: the line.
         questions: asked of ours.
         prompt_tokens: tokens of each question.
         count: number of tokens to answer.
         network: means by which the line is made.
-        peer: another system and the Python that has it: spu=PATH or crypten=PATH.
-        turns: questions of which other systems compute two tokens each.
+        peer: another system and its Python: spu=PATH or crypten=PATH.
+        turns: number of questions, of each of which other systems compute two tokens.
         next_tokens: number of prompts whose next tokens are compared; the benchmark then measures
             nothing else.
-        text: a file that next tokens take prompts from.
+        text: a file with the prompts for next tokens.
 
     Raises:
         BadOptionError: next tokens of no model.
@@ -326,7 +329,7 @@ class _Bench:
         return worker
 
     def _ask(self, user: BenchmarkWorker, prompt: list[int], count: int) -> tuple[Answer, int]:
-        """And what the network carried of it."""
+        """Return the network traffic too."""
         before = sum(self._network.bytes_sent().values())
         user.put(Question(prompt=prompt, count=count))
         return user.get(Answer), sum(self._network.bytes_sent().values()) - before
@@ -334,7 +337,7 @@ class _Bench:
     def _others(
         self, running: dict[str, RunningSystem], number: int, prompt: list[int]
     ) -> list[dict[str, list[Run]]]:
-        """The first token, and one from the middle of the answer."""
+        """Measure the first token, and one in the middle of the answer."""
         middle = self._plain.generate(prompt, self._count)[: self._count // 2]
         found = []
         for text, past in ((prompt, 0), (prompt + middle, len(prompt) + len(middle) - 1)):
@@ -407,7 +410,7 @@ class _Bench:
 
 
 def decoder_task(plain: Decoder, text: Sequence[int], past: int, name: str, path: Path) -> Task:
-    """Computation of another system: the token behind a text, of which `past` tokens are known.
+    """Return another system's task: the token after a text, of which `past` are known.
 
     Args:
         plain: the model.
@@ -510,7 +513,7 @@ def _compared(
     wanted: Sequence[Tensor],
     logits: Sequence[Tensor] | None = None,
 ) -> NextTokens:
-    """Scores beside those wanted, and tokens beside the best of the logits."""
+    """Return scores minus expected ones, and tokens compared with the best logits."""
     errors = torch.stack(list(found)) - torch.stack(list(wanted))
     whole, error = torch.stack(list(logits or wanted)), float(errors.abs().max())
     best, second = whole.topk(2).values.unbind(1)
@@ -528,7 +531,7 @@ def _compared(
 
 
 def cut_prompts(text: str | None, model: Decoder, folder: Path, count: int, length: int) -> Prompts:
-    """Prompts from random places of a text, by the folder's tokenizer; without one random tokens.
+    """Cut prompts at random places of a text by the folder's tokenizer, or random tokens.
 
     Raises:
         DataError: the text is shorter than a prompt.

@@ -78,10 +78,10 @@ def bench_llm_memory(
     count: int = 24,
     layers: int = 22,
 ) -> Sequence[MemoryRow]:
-    """Measure peaks and processor seconds of a question's phases; tokens beside plain torch's.
+    """Measure memory peaks and CPU seconds of a question's phases; compare tokens with torch.
 
     Args:
-        model: folder of a decoder; without it a random one of the shape of TinyLlama-1.1B.
+        model: folder of a decoder; by default a random one of TinyLlama-1.1B's shape.
         question: text to ask, once.
         count: number of answered tokens.
         layers: number of blocks of the random decoder; with 22 it has 1.1 billion weights.
@@ -146,7 +146,7 @@ def _random(layers: int) -> Decoder:
 
 
 class _Measured:
-    """The user's commands beside two running processes.
+    """The user's commands, while two other processes run.
 
     Args:
         folder: folder of the project.

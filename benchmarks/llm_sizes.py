@@ -1,4 +1,4 @@
-"""Long questions, and questions side by side, of `vfl llm`: bytes, messages, processor time.
+"""Long and simultaneous questions to `vfl llm`: bytes, messages, processor time.
 
 The three parties are threads of this process, on one processor. A first token reads the whole
 question; a next token reads one token of each text. The time over a line is computed: processor
@@ -33,7 +33,7 @@ class SizeRow(Settings):
     """Cost of a token.
 
     Attributes:
-        texts: number of questions side by side.
+        texts: number of simultaneous questions.
         prompt_tokens: tokens of a question.
         token: "first" or "next".
         online_mb, messages: sent between owner and user, headers included.
@@ -85,7 +85,7 @@ def bench_llm_sizes(
     """Measure first tokens of questions by their length, and next tokens by their number.
 
     Args:
-        model: folder of a decoder; without it a small random one.
+        model: folder of a decoder; by default a small random one.
         prompts: lengths of questions whose first tokens are measured.
         texts: numbers of questions of 5 tokens whose next tokens are measured.
         line: the line; 80mbps,40ms without.

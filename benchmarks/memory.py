@@ -1,4 +1,4 @@
-"""Memory of a party that describes its table, loads it and hands out batches.
+"""Memory of a party that describes its table, loads it and yields batches.
 
 Each measurement is a process of its own, and counts from its size right after the imports to its
 peak. The aim of loading is at most 1.5 times the party's float32 inputs plus 64 MB. The aim of
@@ -60,7 +60,7 @@ class Asked(Settings):
     Attributes:
         party: name of the table's party.
         describes: whether to only describe the table, as `vfl init` does.
-        reads_epoch: whether to take all batches of an epoch, in blocks, and not only the first.
+        reads_epoch: whether to take all batches of an epoch in blocks, instead of the first only.
     """
 
     party: PartyFile
@@ -89,7 +89,7 @@ class MemoryRow:
     """One measurement.
 
     Attributes:
-        role: a feature party, a label party with inputs of its own, a feature party with a category
+        role: a feature party, a label party with its own inputs, a feature party with a category
             with gaps and a date, or a label party that describes its table.
         ids: content of the id column.
         peak_mb, limit_mb: megabytes (10^6 bytes) above the size after the imports.
@@ -119,7 +119,7 @@ def bench_memory(
     ids: IdKind | None = None,
     role: Role | None = None,
 ) -> list[MemoryRow]:
-    """Measure the peak memory of a party that loads its table, beside the limit.
+    """Measure the peak memory of a party that loads its table, compared with the limit.
 
     Args:
         rows: rows of the table; at least 10.
@@ -237,7 +237,7 @@ TABLE = harness.table(
 
 
 def measure(asked: Asked) -> Peak:
-    """Load a party's data and take batches of them, or describe its table."""
+    """Load a party's data and take batches, or describe its table."""
     party = asked.party
     if asked.describes:
         before, began = harness.resident_bytes("VmRSS"), time.perf_counter()
@@ -272,7 +272,7 @@ def measure(asked: Asked) -> Peak:
 
 
 def work(parent: Parent) -> None:
-    """Measure once, because a process has only one peak."""
+    """Measure once, because a process has only one memory peak."""
     parent.put(measure(parent.get(Asked)))
 
 

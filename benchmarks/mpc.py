@@ -1,4 +1,4 @@
-"""Private workloads between three processes, beside other systems.
+"""Private workloads between three processes, compared with other systems.
 
 The workloads are those of Tables 5.2 and 5.3 (thesis, 2025) and element-wise functions. Every
 system has processes of its own, one thread each, over the same network. They take turns, so that
@@ -90,7 +90,7 @@ class Run:
     """One run of a system.
 
     Attributes:
-        milliseconds: time from the first party's begin to the last one's end.
+        milliseconds: time from the first party's start to the last one's end.
         cpu_ms: CPU time of all parties.
         offline_ms: longest time of a party's dealing ahead, before the clock.
         bytes_setup, bytes_offline, bytes_online: bytes of all parties; None if not counted.
@@ -117,7 +117,8 @@ class Taken:
 
     Attributes:
         whole: the run with all dealing within its clock.
-        online: the run with dealing ahead before its clock; the same run for systems without it.
+        online: the run with dealing before its clock; for systems without such dealing the same
+            run.
     """
 
     whole: Run
@@ -125,7 +126,7 @@ class Taken:
 
 
 def peers(spec: str) -> list[System]:
-    """Return the systems of a peer, from its name and the interpreter that has it installed.
+    """Return a peer's systems, given its name and an interpreter that has it installed.
 
     >>> [each.name for each in peers("spu=/opt/spu/bin/python")]
     ['spu-semi2k', 'spu-aby3']
@@ -153,7 +154,7 @@ class RunningSystem(ExitStack):
     """The processes of a system; a context manager, which ends them.
 
     Args:
-        system: system that they run.
+        system: system that the processes run.
         network: network between them.
     """
 
@@ -178,7 +179,7 @@ class RunningSystem(ExitStack):
             raise
 
     def take(self, task: Task) -> Run:
-        """Do one run; all parties begin when all are ready.
+        """Run once; all parties start when all are ready.
 
         Raises:
             LostPeerError: a process ended; its standard error says why.
@@ -241,7 +242,7 @@ class RunningSystem(ExitStack):
         self._await_all()
 
     def _endpoints(self, source: str, ports: Sequence[int]) -> Endpoints:
-        """Return the addresses of all parties for one party; for itself, where it listens."""
+        """Return all parties' addresses for one party; its own is where it listens."""
         endpoints: list[tuple[str, int]] = []
         for target, port in zip(self._parties, ports, strict=True):
             own = target == source or not port
@@ -272,30 +273,29 @@ class MpcRow:
         workload: a workload of `benchmarks.mpc_workloads.WORKLOADS`.
         system: "thesis", "fast", "holders", "shares", "spu-semi2k", "spu-aby3" or "crypten".
         network: "loopback", "tun", "proxy" or "model".
-        end_to_end_ms: median over the turns, dealing within the clock; without compute where lines
-            are computed.
+        end_to_end_ms: median over the turns, with dealing within the clock; without computation for
+            computed lines.
         milliseconds: median of the runs with dealing ahead; without dealing ahead, of the same
             runs.
         fastest_ms: the fastest of these.
-        cpu_ms: median user and system time of all parties, end to end; None where lines are
-            computed.
-        bytes_online: bytes sent by all parties. For our systems, with headers of frames; for others
-            all bytes at their interfaces, headers of packets included, or None on the loopback.
-        bytes_offline: bytes dealt ahead of each turn, or by P2 within it; None for other systems.
+        cpu_ms: median user and system time of all parties, end to end; None for computed lines.
+        bytes_online: bytes sent by all parties. For vfl, frames with headers; for others all bytes
+            at their interfaces, packet headers included, or None on the loopback.
+        bytes_offline: bytes dealt before each turn, or by P2 within it; None for other systems.
         bytes_setup: bytes of keys, and of openings that last for many turns; None for other
             systems.
-        bytes_interface: bytes that the interfaces sent for setup and the whole run, headers of
-            packets included where there are packets (`tun`); None on the loopback and computed
-            lines.
+        bytes_interface: bytes at the interfaces for setup and the whole run, with packet headers if
+            there are packets (`tun`); None on the loopback and for computed lines.
         offline_ms: time of dealing ahead, before the clock.
         max_error: largest of the turns, against float64 in plaintext.
         hops: sequential messages; None for other systems.
         limit_ms: time of the lines alone for these bytes and hops; None without a line.
         matmul_ms: time of a holder's ring products alone; None over a line, for functions, and for
             other systems.
-        limit_ratio, matmul_ratio: `milliseconds` divided by those; None without them.
-        rival_ratio: time of the fastest other system divided by ours, end to end; None without one.
-        online_ratio: the same against our online time, although others deal within their clock.
+        limit_ratio, matmul_ratio: `milliseconds` divided by those times; None without them.
+        rival_ratio: time of the fastest other system divided by vfl's, end to end; None without
+            one.
+        online_ratio: the same against vfl's online time, although others deal within their clock.
         fresh: whether inputs were opened within the turn.
     """
 
@@ -337,15 +337,15 @@ def bench_mpc(
     fresh: bool = False,
     peer: Sequence[str] = (),
 ) -> list[MpcRow]:
-    """Measure private inference and training between three processes; beside SPU and CrypTen.
+    """Measure private inference and training between three processes, with SPU and CrypTen.
 
     Args:
         workload: names such as lr100-b64-inference,gelu-1k.
         mode: modes, of thesis, fast, holders (1/sqrt) and shares (networks of images).
-        wan: every party's line; None is the loopback as it is.
+        wan: every party's line; None is the plain loopback.
         network: kind of the lines: auto, tun, proxy or model.
         turns: turns of each workload and system.
-        fresh: open inputs within the turn, as when every batch is seen once.
+        fresh: open inputs within the turn, as for batches that are used once.
         peer: another system and the Python that has it: spu=PATH or crypten=PATH.
 
     Raises:
@@ -383,7 +383,7 @@ def bench_mpc(
 def take_turns(
     running: Mapping[str, RunningSystem], task: Task, turns: int
 ) -> dict[str, list[Taken]]:
-    """Run all systems one after the other, repeatedly; the last run of each turn counts.
+    """Run all systems in turn, repeatedly; the last run of each turn counts.
 
     For fast mode the last run has no dealing ahead, and one more run has it.
 
@@ -410,7 +410,7 @@ def take_turns(
 
 
 def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
-    """Make the task for all processes; arrays are written for systems that cannot draw them."""
+    """Make the task for all processes; write arrays for systems that cannot draw them."""
     path = folder / f"{workload.name}.npz"
     if arrays:
         example = Example.of(workload)
@@ -438,7 +438,7 @@ def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
 def _rows(
     workload: Workload, kind: str, models: _Models, taken: _Turns, fresh: bool
 ) -> list[MpcRow]:
-    """Return a row per system; where lines are computed, the model's own."""
+    """Return one row per system; for computed lines also the model's row."""
     rows = []
     for system in taken or models:
         model, turns = models.get(system), taken.get(system) or [_turn_of(models[system])]

@@ -1,4 +1,4 @@
-"""One of our three parties in a private workload: prepared once, then run on a signal.
+"""One of vfl's three parties in a private workload: prepared once, then run on a signal.
 
 `modelled` runs all three in one process, on computed lines: exact bytes and hops, and the limit
 they set. The messages are those of all compared systems. An adapter has them from
@@ -73,13 +73,13 @@ class Assignment(Settings):
 
 
 class Port(Settings):
-    """Port on which a process listens, or will; 0 if no party connects to it."""
+    """Port on which a process listens now or later; 0 if no party connects to it."""
 
     port: int
 
 
 class Endpoints(Settings):
-    """Host and port of every party, by rank, as seen from this one."""
+    """Host and port of every party, by rank, as this party reaches them."""
 
     endpoints: tuple[tuple[str, int], ...]
 
@@ -94,7 +94,7 @@ class DecoderStep(Settings):
         layers, heads: their numbers.
         epsilon: constant of the norms.
         cos, sin: rotations of the new tokens' positions; axes (steps, head width).
-        past: number of tokens whose keys and values exist, as arrays "0.keys", "0.values", "1.keys"
+        past: number of tokens with cached keys and values, in arrays "0.keys", "0.values", "1.keys"
             ...
     """
 
@@ -110,15 +110,15 @@ class Task(Settings):
     """One run.
 
     Attributes:
-        system: name, such as "fast"; our parties play every system of ours.
+        system: name, such as "fast"; vfl's parties run every system of vfl.
         workload: its name.
         session: session of this run, for fresh keys.
         rows, widths, training, function: see `benchmarks.mpc_workloads.Workload`.
         rate: factor of the gradient, summed over the rows, in a training step.
         fresh: whether inputs were not opened before.
-        ahead: whether dealing ahead comes before the clock; otherwise the dealer deals within it,
-            while it waits for questions.
-        arrays: npz file with inputs, weights, targets and expected results; "" for our own parties,
+        ahead: whether dealing precedes the clock; otherwise the dealer deals within it, while it
+            waits for questions.
+        arrays: npz file with inputs, weights, targets and expected results; "" for vfl's parties,
             which draw them from the same seed.
         decoder: the step of a decoder, instead of a network or a function; only for other systems.
     """
@@ -142,7 +142,7 @@ class Ready(Settings):
 
 
 class Go(Settings):
-    """Begin, all at one moment; or, after the run, reveal the results.
+    """Signal to start together, or, after the run, to reveal the results.
 
     Attributes:
         at: time on the machine's clock, in seconds.
@@ -152,12 +152,12 @@ class Go(Settings):
 
 
 class Turn(Settings):
-    """Measurements of one process between "go" and its end.
+    """Measurements of one process from "go" to its end.
 
     Attributes:
         began, ended: times on the machine's clock, in seconds.
         cpu_ms: user and system time of all its threads between the two.
-        offline_ms: work ahead of the clock that each turn needs anew; 0 if there is none.
+        offline_ms: work before the clock that every turn repeats; 0 if there is none.
         bytes_setup, bytes_offline, bytes_online: bytes sent by this party; None if it does not
             count them.
         max_error: largest error against float64 in plaintext, at the party that has the result.
@@ -212,7 +212,7 @@ class Part:
             (self._inputs,) = party.open(self._inputs, phase="setup")
 
     def deal_ahead(self) -> None:
-        """Let P2 deal all that `execute` will need, where the mode can."""
+        """Let P2 deal everything that `execute` will need, if the mode can."""
 
         def follow(party: Party) -> None:
             self._copy_for(party).execute()
@@ -280,7 +280,7 @@ class RootPart:
         self._inputs = self._member.share(P0, (self._workload.rows,), own, "inputs")
 
     def deal_ahead(self) -> None:
-        """Do nothing: the dealer waits for no message, so its part is done within the clock."""
+        """Do nothing, because the dealer waits for no message: the clock includes its part."""
 
     def execute(self) -> SharedTensor | None:
         """Run the workload."""
@@ -445,7 +445,7 @@ def products(workload: Workload, mode: str) -> list[tuple[int, int, int]]:
 
 
 def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
-    """Return the time of the ring products alone, one thread; the fastest of three tries."""
+    """Return the time of the ring products alone, one thread; the fastest of three runs."""
     pairs = [
         (torch.ones(rows, inner, dtype=torch.int64), torch.ones(inner, columns, dtype=torch.int64))
         for rows, inner, columns in shapes
@@ -460,7 +460,7 @@ def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
 
 
 def _lines(trio: Trio | LocalMembers, wan: Wan) -> LinkModel:
-    """Put lines into all channels, at a moment when no frame is in transit."""
+    """Put emulated lines into all channels, while no frame is in transit."""
     model = LinkModel(NAMES, wan)
     for one, other in combinations(trio.parties, 2):
         there, back = one.channels[other.role], other.channels[one.role]
@@ -514,7 +514,7 @@ def _example(name: str) -> Example:
 
 
 def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent) -> Turn:
-    """Prepare a run, wait for "go", and do it."""
+    """Prepare a run, wait for "go", and run it."""
     workload = workload_named(task.workload)
     rules = rules_of(workload, task.system)
     party = make_party(rank, links, rules) if rules else Member(rank, links, holders=2)
@@ -552,7 +552,7 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
 
 
 def work(parent: Parent) -> None:
-    """Play runs until the input ends."""
+    """Run workloads until the input ends."""
     assignment = parent.get(Assignment)
     links = Links(assignment)
     parent.put(Port(port=links.port))

@@ -33,7 +33,7 @@ class Workload:
         name: name, such as lr100-b64-inference or gelu-1k.
         rows: rows of the batch; elements of an element-wise function.
         widths: widths of the network; empty for an element-wise function.
-        training: whether it is a step instead of an inference.
+        training: whether it is a training step instead of an inference.
         function: the element-wise function; "" for a network.
     """
 
@@ -82,7 +82,7 @@ class Example:
 
     Attributes:
         inputs: normal; 2 times that for GeLU, log-uniform on [0.01, 300] for 1/sqrt.
-        weights: normal divided by the root of the width, named as in `Network.share`.
+        weights: normal numbers divided by the root of the width, named as in `Network.share`.
         targets: coins; empty without training.
         wanted: expected results in float64: outputs, or weights after the step.
     """
@@ -125,13 +125,13 @@ class Example:
 
 
 def image_scores(images: Any, weights: Mapping[str, Any]) -> Any:
-    """Return the scores of the network of images, for tensors of torch or shared ones."""
+    """Return the scores of the picture network, for torch tensors or shared ones."""
     found = functional.max_pool2d(torch.relu(functional.conv2d(images, weights["conv"])), 2)
     return torch.relu(found.flatten(1) @ weights["first"]) @ weights["second"]
 
 
 def workload_named(name: str) -> Workload:
-    """Return the workload of a name.
+    """Return the workload with this name.
 
     Raises:
         UnknownNameError: no workload has this name; the error suggests the nearest.

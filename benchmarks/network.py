@@ -1,4 +1,4 @@
-"""Measured behaviour of the lines between processes, beside their model.
+"""Measured behaviour of lines between processes, compared with their model.
 
 Three parties send each other bytes in the patterns of protocols, over TCP connections that stay
 open. The table shows the time beside the model's, and beside the limit of any protocol that sends
@@ -77,7 +77,7 @@ def modelled_s(pattern: Pattern, wan: Wan) -> float:
 
 
 class LinesJob(Settings):
-    """Party of a process that tests a network, and the address on which it listens."""
+    """Party of a process that tests a network, and the address where it listens."""
 
     party: str
     host: str
@@ -104,13 +104,13 @@ class LineRow:
         network: "tun", "proxy" or "model".
         pattern: name of the messages' pattern.
         milliseconds: median over the turns, from the first byte sent to the last received.
-        fastest_ms: the fastest of them; on a busy machine the others also wait for a core.
+        fastest_ms: the fastest turn; on a busy machine others also wait for a core.
         first_ms: the first turn.
         model_ms: time of the model, without headers.
         limit_ms: max(bytes / bandwidth) + hops * round trip / 2.
         ratio: `milliseconds` divided by the model's.
         mbps: bit rate of the party that sends most.
-        bytes_sent: bytes of the party that sends most, per turn, as the network counts them.
+        bytes_sent: bytes of the party that sends most, per turn, as counted by the network.
     """
 
     network: str
@@ -132,11 +132,11 @@ def bench_lines(
     turns: int = TURNS,
     pattern: Sequence[harness.Whole] = tuple(PATTERNS),
 ) -> list[LineRow]:
-    """Measure the lines of the other benchmarks, beside their model.
+    """Measure the lines of the other benchmarks, and compare them with their model.
 
     Args:
         wan: every party's line.
-        network: tun, proxy or model; all that are available here if none is given.
+        network: tun, proxy or model; by default all available ones.
         turns: turns of each pattern, after the first.
         pattern: patterns of messages; all by default.
 
@@ -177,7 +177,7 @@ def _modelled(wan: Wan, patterns: Sequence[str]) -> list[LineRow]:
 
 
 def _measured(wan: Wan, kind: str, patterns: Sequence[str], turns: int) -> list[LineRow]:
-    """Measure patterns between processes, one process a party."""
+    """Measure patterns between processes, one per party."""
     with open_network(PARTIES, wan, kind) as network, processes("network", network) as workers:
         _connect(network, workers)
         rows = []
@@ -253,7 +253,7 @@ class Player:
         self._peers[peer] = end
 
     def play(self, pattern: Pattern, pool: ThreadPoolExecutor) -> Played:
-        """Play this party's part of a pattern; one thread for each peer sends, this one reads."""
+        """Run this party's part of a pattern; one thread per peer sends, this one reads."""
         began = ended = None
         for step in pattern:
             sending = []
@@ -279,7 +279,7 @@ def _receive(end: socket.socket, size: int) -> None:
 
 
 def work(parent: Parent) -> None:
-    """Play one party's part in the requested patterns."""
+    """Run one party's part in the requested patterns."""
     player = Player(parent.get(LinesJob), parent)
     parent.put(Played())
     with ThreadPoolExecutor(len(PARTIES)) as pool:

@@ -1,4 +1,4 @@
-"""Attacks of external authors beside the adaptive attacker, on the victims of grids.
+"""Attacks of external authors compared with the adaptive attacker, on victims of grids.
 
     vfl grid quick --defense potential:alpha=4 --attack adaptive:at=cut,candidates=30 --leaks 5 \
         --draws 1 --seeds 0,1,2,3,4 -s grid.baselines=raw --out runs/outside
@@ -48,7 +48,7 @@ class OutsideRow:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether it is the attack that the others are compared with."""
+        """Return whether it is the attack with which the others are compared."""
         return not self.author and self.attack.startswith(ADAPTIVE)
 
 

@@ -62,7 +62,7 @@ class PeaRow(Settings):
         rows: number of training rows.
         epsilon: epsilon of a row of the data, at delta 1 / (10 rows); None without noise.
         accuracy: accuracy on test rows, of classes of the same size; mean over the seeds.
-        deviation: standard deviation between the seeds, 0 for a single one.
+        deviation: standard deviation between the seeds; 0 for a single seed.
     """
 
     table: str
@@ -76,7 +76,7 @@ class PeaRow(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Rows of one task: raw for a network, and in two forms for a linear model."""
+    """Rows of one task: raw ones for a network, and two forms for a linear model."""
 
     name: str
     raw: Tensor
@@ -328,7 +328,7 @@ def judged_network(task: Task, model: nn.Module, rows: slice) -> float:
 def models_table(
     task: Task, epsilon: float, seeds: int, *, shares: bool, networks: bool
 ) -> Iterator[PeaRow]:
-    """Yield linear models on features and raw inputs, and a network on raw ones (5.2, 5.4)."""
+    """Yield linear models on features and raw inputs, and a network on raw inputs (5.2, 5.4)."""
     test = slice(task.train, None)
     noise = task.noise(epsilon)
     for what, inputs in (("features", task.features), ("raw", task.raw.flatten(1).double())):
@@ -401,7 +401,7 @@ def _after(
     steps: Sequence[int],
     test: slice,
 ) -> Iterator[PeaRow]:
-    """Train from the averages with the remaining epsilon, and from zero with all of it."""
+    """Train from the averages with the remaining epsilon, and from zero with the whole epsilon."""
     own = (task.features[: task.train], task.labels[: task.train])
     for name in ("average", "normal of deviation 0.2", "zero"):
         for count in steps:
@@ -419,7 +419,7 @@ def _after(
 
 
 def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[PeaRow]:
-    """Compare the noise of holders together with that of one, of each alone, and of each row."""
+    """Compare the joint noise of holders with that of one, of each alone, and of each row."""
     inputs, test = task.features, slice(task.train, None)
     own = (inputs[: task.train], task.labels[: task.train])
 
@@ -477,7 +477,7 @@ def federated(
 
 
 def released_rows(task: Task, own: Rows, epsilon: float) -> Rows:
-    """Return rows that their owners release once, with noise, and randomised labels.
+    """Return rows that their owners release once with noise, and randomised labels.
 
     Half of epsilon is for each part (Kairouz et al. 2016 for labels of many classes).
     """

@@ -32,13 +32,13 @@ ROWS, BATCH_ROWS, REPEATS = 1797, 256, 5
 
 @dataclass(frozen=True, slots=True)
 class PrivateRow:
-    """Cost of a step of one way.
+    """Cost of a step of one method.
 
     Attributes:
         bottom: bottom of both feature parties.
         way: "plain", or a private way.
         cpu_ms: CPU time of all parties together, median over the turns.
-        cpu_ratio: the same divided by the plain step of the same turn, median.
+        cpu_ratio: time divided by the plain step's in the same turn, median.
         steps: steps of one turn.
     """
 

@@ -1,4 +1,4 @@
-"""Private set intersection of two parties, half of the ids in common, beside other systems.
+"""Private set intersection of two parties with half of the ids in common, and other systems.
 
 Our protocols run in a process of their own, all roles in it. openmined-psi also has both sides in
 one process, SPU two processes over the loopback. CPU seconds are of all roles together.
@@ -47,9 +47,9 @@ class PsiRow(Settings):
         system: a protocol of ours, or another system.
         ids: number of ids of each party.
         seconds: wall clock.
-        cpu_s: CPU time of all parties, and of the helper where there is one.
-        party_bytes: bytes of the party that sends and receives most; None where not counted.
-        peak_mb: memory of all roles together, ids included, in 10^6 bytes; None where not counted.
+        cpu_s: CPU time of all parties, and of the helper if there is one.
+        party_bytes: bytes of the party that sends and receives most; None if not counted.
+        peak_mb: memory of all roles together, including ids, in 10^6 bytes; None if not counted.
         common: number of common ids found; half is right.
         skipped: reason for a missing measurement.
     """
@@ -68,7 +68,7 @@ def bench_psi(
     most: int = 1_000_000,
     peer: Sequence[str] = (),
 ) -> list[PsiRow]:
-    """Measure private set intersection, beside openmined-psi and SPU.
+    """Measure private set intersection of vfl, openmined-psi and SPU.
 
     Args:
         most: omit larger sets.

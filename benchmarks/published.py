@@ -1,4 +1,4 @@
-"""Every number that the five seed papers print, beside the stored result of ours.
+"""Every number that the five seed papers print, with vfl's stored result.
 
     python -m benchmarks.published            # writes docs/results/published.md
     python -m benchmarks.published --check    # fails where the page is stale
@@ -45,7 +45,7 @@ class Figure:
 
     Attributes:
         value: value in the unit of the printed number.
-        noise: half the width of a 95 % interval over seeds; 0 where one seed was run.
+        noise: half the width of a 95 % interval over seeds; 0 for one seed.
     """
 
     value: float
@@ -63,12 +63,12 @@ class Printed:
         unit: unit of the number.
         better: whether "higher" or "lower" is better; "near" has no direction.
         printed: number as printed.
-        spread: deviation that is printed beside it; "" where none is.
+        spread: standard deviation printed with it; "" if there is none.
         within: largest difference of two numbers that count as equal; "" follows from the unit.
-        ours: link to the result that the state is about; "" where none is stored.
+        ours: link to vfl's result for this number; "" if none is stored.
         also: link to a second result of ours: another form, or another model.
         data: data set of our measurement if it differs from the source's; else "".
-        why: why nothing was run, or a misprint.
+        why: why nothing was run, or why the print is wrong.
     """
 
     paper: str
@@ -93,11 +93,11 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """A printed number beside ours.
+    """A printed number and vfl's number.
 
     Attributes:
         printed: number of the paper.
-        ours, also: results of ours; None where none is stored.
+        ours, also: vfl's results; None if none is stored.
         state: comparison with ours.
     """
 
@@ -108,14 +108,14 @@ class PublishedRow:
 
     @property
     def ratio(self) -> float | None:
-        """Ours to the printed number; None where there is none or the printed one is 0."""
+        """Ratio of vfl's number to the printed one; None if either is missing or zero."""
         if self.ours is None or not self.printed.value:
             return None
         return self.ours.value / self.printed.value
 
 
 def state_of(printed: Printed, ours: Figure | None) -> State:
-    """Comparison of our number with a printed one.
+    """Return the verdict on vfl's number against a printed one.
 
     Two numbers are equal where they differ by no more than half of the last printed digit and the
     noise of both: intervals over seeds, what `within` allows, 5 % of a time, 1 % of bytes.
@@ -161,7 +161,7 @@ def _records(path: Path) -> list[dict[str, str]]:
 
 
 def read_figure(link: str, folder: Path) -> Figure:
-    """The stored result that a link names.
+    """Return the stored result to which a link points.
 
     >>> read_figure("codec:topk:k=3@128", Path())
     Figure(value=2.8564453125, noise=0.0)
@@ -236,7 +236,7 @@ def _figure(rows: Sequence[Mapping[str, str]], column: str, factor: float) -> Fi
 
 
 def joined(folder: Path = FOLDER) -> list[PublishedRow]:
-    """All printed numbers beside ours.
+    """Return all printed numbers with vfl's numbers.
 
     Args:
         folder: folder of `published.csv` and the stored results.
@@ -262,7 +262,7 @@ def joined(folder: Path = FOLDER) -> list[PublishedRow]:
 
 
 def _number(figure: Figure | None, like: str) -> str:
-    """A value with about as many digits as the printed one; intervals where seeds were run."""
+    """Format a value with about as many digits as the printed one, and its interval if known."""
     if figure is None:
         return ""
     decimals = max(len(like.partition(".")[2]), 0 if abs(figure.value) >= 20 else 1)
@@ -281,7 +281,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _file(link: str) -> str:
-    """The file that holds ours, as a link of the page."""
+    """Return the file of vfl's number, as a link on the page."""
     if link.startswith("codec:"):
         return "formula"
     found = re.search(r"[\w]+\.(?:csv|jsonl)", link)
@@ -324,14 +324,14 @@ def _summary(rows: Sequence[PublishedRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LineRow:
-    """A time of chapters 5 and 6 beside what its line allows, in seconds.
+    """A time of chapters 5 and 6, and the minimum that its line allows, in seconds.
 
     Attributes:
         what: workload and line.
         printed: number that the thesis prints.
-        sent: its printed bytes over one line of the printed bandwidth, without any delay.
-        latency: messages one after the other, half a round trip each.
-        computed: our form as printed: one message after the other, no processor.
+        sent: time for the printed bytes over one line of the printed bandwidth, without delay.
+        latency: time for the sequential messages, half a round trip each.
+        computed: time of vfl's form as printed: sequential messages, no computation.
         measured: the same, measured.
     """
 
@@ -344,7 +344,7 @@ class LineRow:
 
 
 def line_rows(rows: Sequence[PublishedRow], folder: Path = FOLDER) -> list[LineRow]:
-    """Times of the source's own methods in Tables 5.2 to 6.2, and what their lines allow.
+    """Return times of the source's methods in Tables 5.2 to 6.2, and what their lines allow.
 
     Args:
         rows: rows of `joined`.
@@ -464,7 +464,7 @@ def _widths(folder: Path) -> str:
 
 
 def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> str:
-    """The page: what begins it, the summary, a table a paper.
+    """Return the page: its beginning, the summary, and one table per paper.
 
     Args:
         rows: rows of `joined`.
@@ -504,10 +504,10 @@ def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> 
 
 
 def bench_published(check: bool = False, folder: Path = FOLDER) -> list[PublishedRow]:
-    """Printed numbers of the seed papers beside ours; writes the page.
+    """Compare printed numbers of the seed papers with vfl's, and write the page.
 
     Args:
-        check: write nothing; fail where the page is not what the stored results give.
+        check: write nothing; fail if the page differs from the stored results.
         folder: folder of the stored results and the page.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A training step of parties in several ranks beside the same step in one.
+"""A training step with several ranks per party, compared with one rank.
 
 One feature party and the label party train on the same batches, over TLS on the loopback, a process
 a rank and one thread a process. One rank and two take turns, so that each ratio compares neighbours
@@ -57,9 +57,9 @@ class RankRow:
         model, batch_size: sizes of the workload.
         ranks: ranks of each of the two parties.
         how: "measured" or "computed".
-        cpu_ms: CPU time of the two processes of one rank, which work one after the other.
-        collectives_ms: its part for messages between the ranks of both parties; 0 in one rank.
-        wall_ms: median duration of a step at rank 0 of the label party; 0 where it is computed.
+        cpu_ms: CPU time of the two processes of one rank, which work in turn.
+        collectives_ms: part of it for messages between the ranks of both parties; 0 for one rank.
+        wall_ms: median duration of a step at rank 0 of the label party; 0 if it is computed.
         speed: speed relative to one rank, by wall time, or by CPU time where computed.
         work: CPU time of all processes divided by that of one rank.
         final_loss: loss of the last epoch; equal for all numbers of ranks. 0 where it is computed.
@@ -85,7 +85,7 @@ def bench_ranks(
     seed: int = 0,
     quick: bool = False,
 ) -> list[RankRow]:
-    """Measure a training step in one and two ranks a party, and compute it for eight.
+    """Measure a training step in one and two ranks per party, and compute it for eight.
 
     Args:
         names: workloads of `SHARED`.
@@ -179,7 +179,7 @@ def collectives_ms(workload: Workload, size: int, steps: int) -> float:
 
 
 def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
-    """Return an optimiser that sums gradients and changes no weight."""
+    """Return an optimiser that sums gradients but changes no weight."""
     weights = [nn.Parameter(weight.detach().clone()) for weight in part.parameters()]
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
@@ -187,7 +187,7 @@ def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
 
 
 def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
-    """Return the rows of one rank, of two as measured, and of two and eight as computed."""
+    """Return rows for one rank, two measured ranks, and two and eight computed ones."""
 
     def cpu(step: _Step) -> float:
         return sum(one.cpu_ms for one in step.values())

@@ -35,7 +35,7 @@ class RegressionRow:
     Attributes:
         family: "linear", "logistic" or "poisson".
         train_s: seconds of the training.
-        central_s: seconds of the same fit where all columns are in one place.
+        central_s: seconds of the same fit with all columns in one place.
         sent_bytes: bytes between all parties; relayed ones count at their sender.
         helper_bytes: bytes sent by the helper.
         coefficient_error: the largest difference of coefficients of standardised columns.
@@ -59,7 +59,7 @@ def bench_regression(
     families: Sequence[Family] = ("linear", "logistic", "poisson"),
     seed: int = 0,
 ) -> list[RegressionRow]:
-    """Measure regressions over columns of several parties, beside the same fit in one place.
+    """Measure regressions over several parties' columns, and the same fit in one place.
 
     Args:
         rows: training rows.

@@ -1,4 +1,4 @@
-"""Words of film reviews that sanitised texts still disclose, and what is left of the task.
+"""Words of film reviews that sanitised texts still disclose, and the remaining accuracy.
 
     vfl model add glove.6B.50d.txt glove
     python -m benchmarks.sanitisation --out docs/results/sanitisation.csv
@@ -46,7 +46,7 @@ class Sanitised:
     Attributes:
         defense: its spec; "none" sends the words themselves.
         kept: share of words that stayed.
-        read: share of words that the attacker names.
+        read: share of words that the attacker finds.
         guess: share of the most frequent word.
         mean_vector, words: accuracy of each regression.
     """
@@ -60,7 +60,7 @@ class Sanitised:
 
 
 class WordVectors(nn.Module):
-    """Gives the vectors of words side by side.
+    """Concatenates the vectors of words.
 
     Args:
         table: vectors by number, axes (words, width).
@@ -108,7 +108,7 @@ def vectors() -> Tensor:
 def measure(
     specs: Iterable[str], texts: Tensor, labels: Tensor, split: Split, table: Tensor
 ) -> Iterator[Sanitised]:
-    """Yield one line for each defense, the first for none."""
+    """Yield one line per defense, the first without a defense."""
     yield Sanitised("none", 1, 1, _guess(texts), *_accuracies(texts, labels, split, table))
     for spec in specs:
         defense = make(spec)
@@ -122,7 +122,7 @@ def measure(
 
 
 def read(texts: Tensor, sent: Tensor) -> float:
-    """Return the share of words of the second half that the attacker names; see above."""
+    """Return the share of words of the second half that the attacker finds; see above."""
     half, most = len(texts) // 2, 1 + int(max(texts.max(), sent.max()))
     known, asked = texts[:half] > 0, texts[half:] > 0
     pairs = sent[:half][known].long() * most + texts[:half][known].long()
@@ -158,7 +158,7 @@ def _accuracies(texts: Tensor, labels: Tensor, split: Split, table: Tensor) -> t
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a line for each defense as it is measured."""
+    """Write each defense's line when it is measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("sanitisation.csv"))
     out = parser.parse_args(arguments).out

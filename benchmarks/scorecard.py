@@ -122,7 +122,7 @@ class _Made:
 
 
 def _made(path: Path, parties: dict[str, tuple[str, ...]], seed: int, options: str) -> _Made:
-    """Make one card, from the CSV to its page."""
+    """Make one card, from the CSV file to its page."""
     content = {
         "name": "benchmark",
         "seed": seed,
@@ -191,7 +191,7 @@ def _found(path: Path) -> Path:
 
 
 def made_table(rows: int, columns: int) -> tuple[pd.DataFrame, dict[str, tuple[str, ...]]]:
-    """Make rows whose odds follow from columns with much, little and no information.
+    """Make rows with columns of high, low and no information about the odds.
 
     One column in ten has categories, and one in five has missing cells.
     """

@@ -1,4 +1,4 @@
-"""A training step under each secure mode beside the plain split step.
+"""A training step under each secure mode, compared with the plain split step.
 
 Both train the same network on the same batches with ``merge = "sum"``, one thread a process. A turn
 trains each kind once, in an order that changes from turn to turn. Ratios are of neighbours in time,
@@ -55,7 +55,7 @@ def bench_secure(
     network: str = "auto",
     quick: bool = False,
 ) -> list[SecureRow]:
-    """Measure a step under each secure mode beside the plain one: 128 rows, width 500.
+    """Measure a step under each secure mode and the plain one: 128 rows, width 500.
 
     Args:
         steps: timed steps of one training; by default 30, or 20 over a line.
@@ -95,7 +95,7 @@ def _paths(kind: str) -> tuple[Path, ...]:
 
 
 def _turn(parties: Parties, path: Path, seed: int, steps: int, turn: int) -> dict[str, Measurement]:
-    """Measure every mode once; every other turn reverses the order."""
+    """Measure every mode once; reverse the order in every second turn."""
     order = MODES if turn % 2 == 0 else MODES[::-1]
     return {
         mode: parties.measure(path, WORKLOAD, seed, WARMUP_STEPS, steps, mode) for mode in order

@@ -1,4 +1,4 @@
-"""DP-SGD on shares of many holders, beside the same training in plaintext.
+"""DP-SGD on shares of many holders, compared with the same training in plaintext.
 
 The rows are MNIST, as means of four pixels or other features of each picture, divided among the
 holders; without a folder of data sets, they are handwritten digits of 64 pixels. All parties are
@@ -43,11 +43,11 @@ class SecureRow(Settings):
     """One training; all figures are per step unless stated otherwise.
 
     Attributes:
-        holders: number of holders; 0 is the training in plaintext, with all rows in one place.
+        holders: number of holders; 0 is the plaintext training with all rows in one place.
         form: form of the inverse square root.
         split: division of rows: "even", or "sorted" by label.
-        start: "zero", or "average" or "best" of models that holders train alone with half of the
-            epsilon; the best is selected by 500 public rows.
+        start: "zero", or "average" or "best" of models that holders train separately with half of
+            the epsilon; 500 public rows select the best.
         ms: wall time of this process, which plays all parties.
         cpu_ms: CPU time of this process.
         online, offline: bytes of all parties, headers of frames included.
@@ -104,7 +104,7 @@ def _features(spec: str, inputs: Tensor) -> Tensor:
 
 
 def accuracy(weights: Tensor, rows: Rows) -> float:
-    """Return the share of rows whose class has the largest output."""
+    """Return the share of rows whose largest output is at their class."""
     inputs, labels = rows
     found = (inputs @ weights[:-1] + weights[-1]).argmax(1)
     return float((found == labels).double().mean())
@@ -123,13 +123,13 @@ def bench_secure_dpsgd(
     seeds: int = 3,
     wan: Wan | None = Wan(80, 40),  # noqa: B008 (it does not change)
 ) -> list[SecureRow]:
-    """Measure DP-SGD on shares of many holders, beside plaintext.
+    """Measure DP-SGD on shares of many holders, and in plaintext.
 
     Args:
         holders: numbers of holders, one training each.
         form: form of the inverse square root.
         epsilon: epsilon of a training.
-        start: zero, or average or best of models that holders train alone.
+        start: zero, or average or best of models that holders train separately.
         split: division of rows.
         features: means of four pixels, or hog:cell=7.
         rows: training rows of MNIST.
@@ -176,7 +176,7 @@ class Kind:
         )
 
     def beginning(self, terms: SecureSgd, public: int) -> LocalStart | None:
-        """Return the start from models of each holder alone, for as many epochs.
+        """Return the start from separately trained models, which took the same number of epochs.
 
         Some starts also need public rows.
         """

@@ -1,4 +1,4 @@
-"""`vfl serve` beside one process that has all columns: latency, throughput, and parties that die.
+"""`vfl serve` and one process with all columns: latency, throughput, and killed parties.
 
 Both answer the same requests about the same network over HTTP on the loopback, with FastAPI and
 uvicorn, one thread for torch in each process. Split: the label party and two feature parties, a
@@ -127,7 +127,7 @@ class FaultRow:
         kills: number of kills, or of stops.
         answered, unavailable: requests with 200, and with a 503 that names a feature party.
         wrong: answers that differ from the prediction of their row.
-        other: all other results.
+        other: number of all other results.
         longest_outage_s: longest time from a first failure to the next answer.
         rss_first_mb, rss_last_mb: resident memory of the label party after warm-up and at the end.
     """
@@ -154,7 +154,7 @@ class _Envelope:
 
 
 class Pipes:
-    """Replaces Flower at the label party: a message starts the process of its party.
+    """Replaces Flower at the label party: a message starts its party's process.
 
     Args:
         folder: folder with every party's files.
@@ -171,7 +171,7 @@ class Pipes:
         return [SimpleNamespace(node_id=i, name=name) for i, name in named]
 
     def push_messages(self, messages: Sequence[Any]) -> list[str]:
-        """Start a party anew with its message; an earlier process of it ends by itself."""
+        """Start a party again with its message; an earlier process of it ends by itself."""
         (message,) = messages
         name = self._parties[message.dst_node_id - 1]
         party = Worker(name, _command("party", self.folder, name), _environment())
@@ -182,7 +182,7 @@ class Pipes:
         return [name]
 
     def pull_messages(self, identifiers: Sequence[str]) -> list[Any]:
-        """Return no reply: none ever comes early."""
+        """Return no reply, because none arrives early."""
         return []
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ def _start(*words: object) -> Process:
 
 
 def play_party(folder: Path, name: str) -> None:
-    """Run one feature party, whose message comes on standard input."""
+    """Run one feature party, whose message arrives on standard input."""
     from vfl.clients.session import take_part
     from vfl.session import SessionMessage
 
@@ -297,7 +297,7 @@ def play_monolith(folder: Path) -> None:
 
 
 def play_floor(folder: Path) -> None:
-    """Run a request's hops without its work: a listener, and two echoes behind TLS."""
+    """Run a request's network hops without its work: a listener, and two echoes behind TLS."""
     certificate = session_certificate(["127.0.0.1"])
     (folder / "ca.pem").write_bytes(certificate.ca_pem)
     inside, outside = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
@@ -348,7 +348,7 @@ def write_tables(folder: Path) -> list[str]:
 
 
 def write_middle(folder: Path) -> None:
-    """Write the folder of a party in the middle, and the settings that others need for it."""
+    """Write the folder of a party in the middle, and the other parties' settings for it."""
     names = (*PARTIES, MIDDLE)
     (folder / MIDDLE).mkdir()
     limits = '[consent]\nmodes = ["train", "predict", "serve"]\nmax_rows_per_second = 1e9\n'
@@ -384,7 +384,7 @@ class Load:
         seconds: latency of each answered request.
         statuses: number of each status.
         cpu_s: CPU time of every process.
-        over: set to end a load early.
+        over: set this to end a load early.
         checked: called with id, status and body of every answer; status 0 is a lost connection.
     """
 
@@ -400,7 +400,7 @@ class Load:
     over: bool = False
 
     def run(self, clients: int, seconds: float) -> None:
-        """Send requests from several clients at once, each for one row after the other."""
+        """Send requests from several clients at once, each for one row at a time."""
         before = [harness.cpu_s(pid) for pid in self.processes]
         asyncio.run(self._all(clients, seconds))
         took = [
@@ -465,11 +465,11 @@ class Load:
 
 
 class Servers:
-    """Servers over tables of their own; a context manager that ends every process.
+    """Servers over their own tables; as a context manager it ends every process.
 
     Args:
-        modes: modes of the label party before it serves.
-        beside: other roles, a process each.
+        modes: modes in which the label party runs before it serves.
+        beside: other roles, each in a separate process.
         content: the experiment; a party in the middle runs if the experiment names one.
     """
 
@@ -504,7 +504,7 @@ class Servers:
         self._folder.cleanup()
 
     def load(self, server: str) -> Load:
-        """Return a load on one of them, once it is ready."""
+        """Return a load on one of the servers when it is ready."""
         if server in self._beside:
             address = _address(self.folder / f"{server}.json")
             pids = [self._processes[1 + list(self._beside).index(server)].pid]
@@ -564,15 +564,15 @@ def bench_serving(
     stop_s: float | None = None,
     quick: bool = False,
 ) -> Sequence[ServingRow | FaultRow]:
-    """Measure `vfl serve` beside one process with all columns; the floor with one client.
+    """Measure `vfl serve` and one process with all columns; one client measures the floor.
 
     Args:
-        clients: numbers of simultaneous clients; where parties die, the largest.
-        seconds: seconds of one turn, or of the load where parties die.
+        clients: numbers of simultaneous clients; if parties die, the largest one.
+        seconds: seconds of one turn, or of the load if parties die.
         rounds: turns of each.
         drift: measure the cost of drift counters instead.
         middle: measure the cost of a party in the middle instead.
-        trees: measure the cost of a hundred trees instead, beside a network.
+        trees: measure the cost of a hundred trees and of a network instead.
         kill_s: kill a party every so many seconds instead.
         stop_s: stop it for so many seconds instead of killing it.
         quick: check only that it runs.
@@ -597,7 +597,7 @@ def bench_serving(
 
 
 def _servers(drift: bool, middle: bool, trees: bool) -> dict[str, Servers]:
-    """Return servers by name of a row; the others are compared with the first."""
+    """Return servers by the name of a row; the first is the base of comparison."""
     if drift:
         return {"uncounted": Servers("uncounted"), "counted": Servers()}
     if middle:
@@ -645,7 +645,7 @@ def bench_faults(
     stop_s: float | None = None,
     clients: int = FAULT_CLIENTS,
 ) -> list[FaultRow]:
-    """Load while one feature party after the other is killed or stopped.
+    """Apply load while feature parties are killed or stopped one by one.
 
     Args:
         seconds: seconds of load.
@@ -753,7 +753,7 @@ def shown(rows: Sequence[ServingRow | FaultRow]) -> str:
 
 
 def main() -> None:
-    """Measure, or play one process of a measurement."""
+    """Measure, or run one process of a measurement."""
     roles = {
         "party": play_party,
         "label": play_label,

@@ -1,4 +1,4 @@
-"""A session over streams with a process a party: its start, and each party's part in it."""
+"""A session over streams with one process per party: its start, and each party's part."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _Job = TypeVar("_Job", bound=SessionJob)
 def start(
     workers: Mapping[str, BenchmarkWorker], network: Network, label: str, job: SessionJob
 ) -> None:
-    """Send every party its part; the label party listens before the others get its address."""
+    """Send every party its part; the label party listens before others get its address."""
     tokens = {party: secrets.token_urlsafe(32) for party in workers if party != label}
     session = {"session": secrets.token_hex(16), "party": label, "tokens": tokens}
     workers[label].put(job.model_copy(update=session | {"host": network.host(label)}))

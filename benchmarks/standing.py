@@ -49,7 +49,7 @@ KILLS: tuple[Kill, ...] = ("machine", "command", "session")
 
 @dataclass(slots=True)
 class Loss:
-    """A party that was killed; times are of one clock, in seconds.
+    """A killed party; all times are from one clock, in seconds.
 
     Attributes:
         party: name of the party.
@@ -57,7 +57,7 @@ class Loss:
         killed_at, back_at: time of the kill, and time when the SuperNode was connected again; for a
             session, whose SuperNode stays connected, both are equal.
         answered_at: time of the first answer after its return.
-        left: its processes that outlived the command which started them.
+        left: processes of the party that outlived the command which started them.
     """
 
     party: str
@@ -77,7 +77,7 @@ class Outcome:
         promotions: seconds of each promotion.
         answered: right answers, by the name of the run.
         unavailable: time of each 503, and the party it named.
-        faults: wrong answers, other refusals, lost connections; in words without an id.
+        faults: wrong answers, other refusals, lost connections; described without ids.
     """
 
     losses: list[Loss] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def unexcused(self) -> list[str]:
-        """Return faults, and every 503 while the party that it names was there."""
+        """Return faults, and every 503 at a time when the party that it names was present."""
         return self.faults + [
             f"503 names {party} at {at:.1f} s, which was there"
             for at, party in self.unavailable
@@ -161,13 +161,13 @@ class Standing:
         return done.stdout
 
     def bring(self, side: str) -> None:
-        """Start a feature party, again if it was killed; returns once it is connected."""
+        """Start a feature party, also after a kill; return when it is connected."""
         if side in self._running:
             self._running[side].stop()
         self._start(side, "up", self.folder / "project" / side, marker="is connected")
 
     def kill(self, side: str, kill: Kill) -> set[int]:
-        """Kill processes of a party; return its other processes, which must end by themselves."""
+        """Kill some processes of a party; return its others, which must end by themselves."""
         top = self._running[side].pid
         family = {pid: harness.called(pid) for pid in harness.family(top)}
         match kill:
@@ -186,7 +186,7 @@ class Standing:
         return {run.name: _predicted(run / "predictions.csv") for run in self.runs}
 
     def load(self) -> Load:
-        """Return clients for the service, once it is ready."""
+        """Return clients for the service when it is ready."""
         first = self.runs[0]
         address = json.loads((first / "serving.json").read_text())["address"]
         token = (first / "serve.token").read_text().strip()
@@ -253,7 +253,7 @@ class Recorder:
             outcome.faults.append(f"status {status}, {told.get('code', 'no code')}")
 
     def _named(self, loss: Loss, now: float) -> bool:
-        """Whether an answer may predate the loss: its detection takes some time."""
+        """Whether an answer may predate the loss, whose detection takes some time."""
         told = any(at >= loss.killed_at for at, _ in self.outcome.unavailable)
         return not told and now < loss.killed_at + 1.0
 
@@ -273,7 +273,7 @@ def play(
         clients: number of simultaneous clients.
         seconds: seconds of load, whole rounds.
         round_s: seconds between two kills.
-        away_s: seconds that a party is away before it is started again.
+        away_s: seconds between a party's kill and its restart.
         kills: victims of the kills, in turn.
     """
     recorder, load = Recorder(made.expected()), made.load()
@@ -297,7 +297,7 @@ def play(
 
 
 def _round(made: Standing, outcome: Outcome, loss: Loss, away_s: float, number: int) -> None:
-    """Kill a party and bring it back; promote afterwards, or meanwhile in every second round."""
+    """Kill a party and restart it; promote a run afterwards, or meanwhile in every second round."""
 
     def promote() -> None:
         since = time.monotonic()

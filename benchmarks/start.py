@@ -1,4 +1,4 @@
-"""Time to begin a session on a federation whose parties are running, and idle costs.
+"""Time to start a session on a federation of running parties, and idle costs.
 
 SuperLink, SuperNodes and their workers run on this machine, as `vfl up` starts them. Train,
 evaluate and predict are commands of their own, timed from their start. One time ends when every
@@ -55,7 +55,7 @@ class StartRow:
 
 
 def bench_start(turns: int = TURNS, idle_s: float = IDLE_S, quick: bool = False) -> list[StartRow]:
-    """Measure how long sessions take to begin where parties are running, and their cost.
+    """Measure how long sessions take to start with running parties, and their cost.
 
     Args:
         turns: turns of each command.
@@ -109,7 +109,7 @@ def _changed(path: Path) -> float:
 
 
 def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
-    """Return seconds until the parties were there, and until the command ended."""
+    """Return seconds until the parties were connected, and until the command ended."""
     notes = {file: file.read_text() for file in label.path.rglob("notes.txt")}
     command = [sys.executable, "-m", "vfl", mode, str(path)]
     began, joined = time.monotonic(), 0.0
@@ -132,7 +132,7 @@ def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
 
 
 def _idle(services: dict[str, int], seconds: float) -> list[StartRow]:
-    """Return memory and CPU of idle services and of the processes they started."""
+    """Return memory and CPU of idle services and of the processes that they started."""
     time.sleep(_REST_S)
     processes = {pid: name for name, top in services.items() for pid in harness.family(top)}
     before = {pid: harness.cpu_s(pid) for pid in processes}

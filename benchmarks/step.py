@@ -1,4 +1,4 @@
-"""A training step in one piece, in process and over a stream, side by side.
+"""A training step as a monolith, in process and over a stream.
 
 Every path trains the same network from the same first weights on the same batches of synthetic rows
 drawn from the seed, one thread a process. Paths take turns, so that each ratio compares neighbours
@@ -54,7 +54,7 @@ class StepCost:
         cpu_ratio, wall_ratio: the same, divided by those of the reference in the same turn.
         final_loss: mean training loss over the last epoch's steps; equal on every path.
         network: network of the streams: "loopback", "tun", "proxy" or "model".
-        limit_ms: time of a step that the line's bandwidth and delay take; None without a line.
+        limit_ms: time of a step for the line's bandwidth and delay; None without a line.
     """
 
     cpu_ms: float
@@ -68,7 +68,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class StepRow(StepCost):
-    """A step along one path, compared with the monolith's.
+    """A step along one path, relative to the monolith's step.
 
     Attributes:
         model: "cnn" or "mlp".
@@ -168,7 +168,7 @@ def compared(own: Sequence[Measurement], base: Sequence[Measurement]) -> dict[st
 
 
 def network_of(kind: str, wan: Wan | None) -> Network:
-    """Return the network of a step's streams; where lines are computed there are no streams."""
+    """Return the network for a step's streams; computed lines have no streams."""
     parties = (LABEL_PARTY, *FEATURE_PARTIES)
     return Network(parties, wan) if kind == "model" else open_network(parties, wan, kind)
 

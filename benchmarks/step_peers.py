@@ -1,4 +1,4 @@
-"""A training step over a stream, beside PyTorch's own means for that: gloo and its RPC.
+"""A training step over a stream, compared with PyTorch's own means: gloo and its RPC.
 
     python -m benchmarks.step_peers
     python -m benchmarks.step_peers --parties 8 --models mlp,cnn --wan 40ms
@@ -84,7 +84,7 @@ class PeerJob(StepJob):
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """A step along one system.
+    """A step in one system.
 
     Attributes:
         workload: workload of its network.
@@ -203,7 +203,7 @@ class Peers(PartyProcesses):
     def measure(
         self, system: Peer, workload: str, seed: int, warmup_steps: int, steps: int
     ) -> Measurement:
-        """Train once; CPU time of all processes, wall time of the label party.
+        """Train once; return CPU time of all processes and wall time of the label party.
 
         Raises:
             LostPeerError: a process ended early; its standard error says why.

@@ -1,4 +1,4 @@
-"""Studies of several tasks: grid files, result rows beside a page, and pictures of them.
+"""Studies of several tasks: grid files, stored result rows, and their pictures.
 
 A task is a grid file of `examples`. Its trainings and attacks are those of `vfl grid`, in a folder
 in which a killed run resumes. Result rows are in one CSV file, and pages are made from that file.
@@ -81,7 +81,7 @@ def played(
 
 
 def played_alone(study: Study, path: Path, jobs: int, victims: Sequence[str]) -> GridFolder:
-    """The same for some victims; a grid would train the undefended model beside them."""
+    """Run the same without the undefended model, which a grid would also train."""
     return played(study, path, jobs, lambda one: one.victim in (BASELINES, *victims))
 
 
@@ -124,7 +124,7 @@ class StudyPage(Generic[Found]):
 
 
 def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows of a CSV file, every cell as text; no rows without a file."""
+    """Return the rows of a CSV file, every cell as text; none if there is no file."""
     if not file.exists():
         return pd.DataFrame(columns=list(columns))
     found: pd.DataFrame = pd.read_csv(file, dtype=str, keep_default_na=False)
@@ -139,7 +139,7 @@ def store(file: Path, rows: pd.DataFrame) -> None:
 
 
 def read_rows(file: Path, kind: type[Row]) -> list[Row]:
-    """Return the rows of a CSV file as records; no rows without a file."""
+    """Return the rows of a CSV file as records; none if there is no file."""
     made: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float}
     types = {one.name: made[str(one.type)] for one in fields(kind)}
     lines = stored(file, list(types)).itertuples(index=False)

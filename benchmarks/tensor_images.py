@@ -1,4 +1,4 @@
-"""A convolutional network that trains on shares of MNIST, beside the same in plain torch.
+"""A convolutional network trained on shares of MNIST, and the same in plain torch.
 
 The network of CrypTen's tutorial 7 with ten classes. Images, labels as rows of one 1, weights,
 gradients and the loss are shares of two holders; all parties are in this process. Accuracy is that
@@ -44,7 +44,7 @@ class ImagesRow(Settings):
 
 
 def network() -> nn.Sequential:
-    """Build the same network at every call; max pooling commutes with ReLU and comes first."""
+    """Build the same network at every call; max pooling comes before ReLU, which commutes."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Conv2d(1, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),

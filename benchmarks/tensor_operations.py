@@ -1,4 +1,4 @@
-"""Rounds, bytes and errors of operations on shared tensors, beside CrypTen's own counters.
+"""Rounds, bytes and errors of operations on shared tensors, and CrypTen's counters.
 
 Two holders and a dealer run one program (`vfl.tensors.Party`) as threads of this process; their
 messages are counted. `--write` puts all rows into docs/results/tensor_operations.csv, and some of
@@ -97,7 +97,7 @@ def bench_tensor_operations(*, crypten: str = "", write: bool = False) -> list[O
     """Measure operations on shares of two holders: rounds, bytes and errors.
 
     Args:
-        crypten: the Python that has CrypTen installed; without one it is omitted.
+        crypten: a Python that has CrypTen installed; without one CrypTen is not measured.
         write: whether to write the rows to FILE, and those of ON_PAGE to PAGE.
     """
     use_one_thread()
@@ -114,7 +114,7 @@ def bench_tensor_operations(*, crypten: str = "", write: bool = False) -> list[O
 
 
 def measured(members: LocalMembers, name: str, beside: Mapping[str, Any]) -> OperationRow:
-    """Measure one operation by three parties.
+    """Measure one operation of three parties.
 
     Args:
         members: two holders and a dealer.

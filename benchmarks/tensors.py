@@ -44,7 +44,7 @@ class TensorRow(Settings):
         what: a product by its sizes, or a step of a network by data and activation.
         where: "plain", "pointer", "noise", "shares" or "mac".
         ms: median time of a product or a step.
-        ratio: time divided by the plain one.
+        ratio: time divided by the plain training's time.
         error: error on test rows: for housing the mean square in squared units of the labels, for
             diabetes the share of rows of the wrong class; 0 for a product.
         epsilon: epsilon of a training with noise; else 0.
@@ -124,7 +124,7 @@ def bench_tensors(
     steps: int = STEPS,
     epsilon: float = EPSILON,
 ) -> list[TensorRow]:
-    """Measure products and trainings with tensors at workers and shares, beside torch.
+    """Measure products and trainings with tensors at workers, shares, and torch.
 
     Args:
         activation: activations of the networks; training with noise needs those that a worker
@@ -207,7 +207,7 @@ def _train(model: Any, inputs: Any, labels: Any, steps: int) -> float:
 def _train_with_noise(
     model: torch.nn.Module, inputs: Any, labels: Any, steps: int, epsilon: float
 ) -> tuple[float, float]:
-    """Return the median time of a step, including the draw of its rows; and its epsilon."""
+    """Return the median time of a step, including the draw of its rows, and its epsilon."""
     noise = noise_for(epsilon, 1e-5, steps, _BATCH / len(inputs))
     training = tensors.PrivateTraining(
         model, [inputs], [labels], clip=1.0, noise=noise, batch_size=_BATCH

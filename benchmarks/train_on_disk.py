@@ -1,4 +1,4 @@
-"""A training on a table on disk, beside one on a sample of it.
+"""A training on a table on disk, and one on a sample of it.
 
     python -m benchmarks.train_on_disk --rows 10000000 --memory 128MiB
 
@@ -75,7 +75,7 @@ def bench_train_on_disk(
     memory: str = "128MiB",
     batch_size: int = 1024,
 ) -> list[TrainingRow]:
-    """Train on a table on disk, and on a sample of it, for one epoch each.
+    """Train on a table on disk and on a sample of it, for one epoch each.
 
     Args:
         rows: rows of the large table, test rows among them.
@@ -162,7 +162,7 @@ def measure(job: TrainingJob) -> TrainingRow:
 
 
 def work(parent: Parent) -> None:
-    """Train once, because a process has only one peak."""
+    """Train once, because a process has only one memory peak."""
     parent.put(measure(parent.get(TrainingJob)))
 
 

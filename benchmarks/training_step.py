@@ -1,4 +1,4 @@
-"""One training step as benchmarks measure it: its network, its path and its clock.
+"""One training step as benchmarks measure it: its network, path and clock.
 
 `work` is the part of one process; `benchmarks.step` and `benchmarks.secure` compare the paths.
 """
@@ -243,7 +243,7 @@ class Measurement(Settings):
 
 
 class Clock:
-    """Yields the exchanges of a session and measures the time between them.
+    """Yields the exchanges of a session, and measures the time between them.
 
     Args:
         warmup_steps: steps that are not measured.
@@ -261,7 +261,7 @@ class Clock:
         self._cpu_s = 0.0
 
     def over(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the first exchanges of a schedule; requesting the next one ends a step."""
+        """Yield the first exchanges of a schedule; the request for the next one ends a step."""
         started = 0.0
         total = self._warmup_steps + self._steps
         for index, exchange in enumerate(islice(schedule, total)):
@@ -273,7 +273,7 @@ class Clock:
         self._cpu_s = time.process_time() - started
 
     def measurement(self, final_loss: float | None = None) -> Measurement:
-        """Return the measurement, once the exchanges have run out."""
+        """Return the measurement after the exchanges have run out."""
         timed = self._ticks[self._warmup_steps :]
         return Measurement(
             cpu_ms=1000 * self._cpu_s / self._steps,
@@ -283,7 +283,7 @@ class Clock:
 
 
 class Setup:
-    """Rows, terms, first weights and the clock of one job."""
+    """Rows, terms, initial weights and the clock of one job."""
 
     def __init__(self, job: StepJob, now: Callable[[], float] = time.perf_counter) -> None:
         self.job = job
@@ -313,7 +313,7 @@ class Setup:
         return fresh_top(self.workload, self.job.seed)
 
     def agreement(self, party: str) -> Agreement:
-        """Return a feature party's side of a key agreement, with keys that protect no secret."""
+        """Return a feature party's side of a key agreement; its keys protect no secret."""
         mode = secure_mode.make(self.terms.secure)
         everybody = {name: self.secret(name) for name in self.workload.parties}
         keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]
@@ -321,17 +321,17 @@ class Setup:
         return keys
 
     def own(self, party: str) -> Own:
-        """Return a party's private settings, its ranks among them."""
+        """Return a party's private settings, including its ranks."""
         job = self.job
         return Own(self.secret(party), ranks=meeting(party, job.rank, job.ranks, job.meeting))
 
     def secret(self, party: str) -> Secret:
-        """Return a party's stand-in secret; no value here needs protection."""
+        """Return a party's substitute for a secret; no value here needs protection."""
         return Secret.of_simulation(self.job.seed, party)
 
 
 def meeting(party: str, rank: int, size: int, folder: str) -> Ranks:
-    """Return one rank of a party, once the others have come to the same folder."""
+    """Return one rank of a party, after the others have opened the same folder."""
     if size == 1:
         return ALONE
     store = store_at(f"{folder}/{party}", size, _MEETING_S)
@@ -445,7 +445,7 @@ def _in_a_loop(setup: Setup, network: nn.Module, device: str) -> Measurement:
 
 
 def modelled(job: StepJob) -> Measurement:
-    """Train in process, on the clocks of the parties' lines: compute takes no time there."""
+    """Train in process on the clocks of the parties' lines, where computation takes no time."""
     parties = [LABEL_PARTY, *KNOWN[job.workload].parties]
     model = LinkModel(parties, Wan.parse(job.wan))
     setup = Setup(job, now=lambda: model.now(LABEL_PARTY))

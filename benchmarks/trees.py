@@ -1,4 +1,4 @@
-"""Boosted trees of several parties beside XGBoost in one place: time, memory, bytes, accuracy.
+"""Boosted trees of several parties, and XGBoost in one place: time, memory, bytes, accuracy.
 
 The label of a drawn table depends on some of many normal columns. All systems train with one thread
 in a process of their own, from each party's float32 table on, one after the other, several times.
@@ -97,15 +97,15 @@ class Mark:
 
 
 class LineRow(Settings):
-    """A training over lines beside the same one on loopback.
+    """A training over lines, and the same one on the loopback.
 
     Attributes:
         who: name of the system.
         cpu_s: processor seconds of the whole training, all parties together.
-        line_s: seconds that lines take, of the whole training, where work takes no time; for a peer
+        line_s: seconds on the lines in the whole training, if computation took no time; for a peer
             the difference between lines and loopback.
         tree_s: the same, for a tree.
-        round_trips: sequential round trips of a tree; None where they are not counted.
+        round_trips: sequential round trips per tree; None if they are not counted.
         first_bytes: bytes before the first tree; 0 for a peer.
         tree_bytes: bytes of a tree; for a peer all bytes, divided by the trees.
         auc: AUC of held-out rows.
@@ -128,11 +128,11 @@ class TreesRow:
     Attributes:
         who: name of the system.
         cpu_s: CPU time of all parties together, binning included.
-        cpu_ratio: the same divided by XGBoost's of the same turn; None where it is not installed.
+        cpu_ratio: CPU time divided by XGBoost's in the same turn; None if XGBoost is not installed.
         memory_ratio: peak memory of all parties together minus their tables, divided by a byte a
             cell.
-        bytes_ratio: sent bytes divided by those that the protocol needs; None where all columns are
-            in one place.
+        bytes_ratio: sent bytes divided by the protocol's minimum; None if all columns are in one
+            place.
         auc: AUC of held-out rows.
     """
 
@@ -146,7 +146,7 @@ class TreesRow:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Quality of one seed's training on the held-out rows of a real table.
+    """Quality of one seed's training on a real table's held-out rows.
 
     Attributes:
         table: name of the table.
@@ -154,7 +154,7 @@ class TableRow:
         seed: seed of the held-out rows.
         ours: figure with `protect=order`, two parties.
         xgboost: figure of `hist` with the same parameters, with all columns in one place.
-        xgboost_on_our_bins: the same, with each cell replaced by the number of its bin.
+        xgboost_on_our_bins: the same with each cell replaced by its bin number.
         xgboost_reordered: XGBoost with the training rows in another order.
     """
 
@@ -183,7 +183,7 @@ def bench_trees(
     wan: Wan | None = None,
     peer: str | None = None,
 ) -> Sequence[TreesRow | TableRow | LineRow]:
-    """Measure boosted trees of several parties beside XGBoost in one place.
+    """Measure boosted trees of several parties, and XGBoost in one place.
 
     Args:
         rows: training rows.
@@ -488,7 +488,7 @@ def train_ours(
 
 
 def _options(who: str) -> str:
-    """Return the options of a protection, from the system's name."""
+    """Return a protection's options, given the system's name."""
     return PROTECTIONS[who.removeprefix("vfl, ")]
 
 
@@ -528,7 +528,7 @@ class _Source:
         target: column of the label, by name or by position.
         positive: the label that is 1; None for numbers.
         read: options of `pandas.read_csv`.
-        without: columns that are no inputs.
+        without: columns that are not inputs.
     """
 
     files: tuple[str, ...]
@@ -635,7 +635,7 @@ def _answers(
 
 
 def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
-    """Yield the rows, and write each to a file as it comes."""
+    """Yield the rows, and write each to a file at once."""
     names = [one.name for one in fields(TableRow)]
     if out is None:
         yield from rows
@@ -655,7 +655,7 @@ def _moved(rows: Sequence[TableRow]) -> list[float]:
 
 
 def _spread(figures: Iterable[float]) -> float:
-    """Return their standard deviation; 0 for one."""
+    """Return the standard deviation; 0 for one value."""
     found = list(figures)
     return stdev(found) if len(found) > 1 else 0.0
 

@@ -129,7 +129,7 @@ class Place:
 
     Attributes:
         model: its options that differ from the plain model's.
-        loss: utility of the plain trees minus its own.
+        loss: utility of the plain trees minus this utility.
         worst: the worst attack on labels.
         bins, answers: shares of the variance of columns that attacks read from bins, and from
             answers.
@@ -154,7 +154,7 @@ class Task:
         without: the best score on labels without a model.
         own: share of the variance of columns that the label party's own columns predict.
         places: places in the order of the grid.
-        told: the worst attack where feature parties know nodes; None where that was not run.
+        told: the worst attack if feature parties know nodes; None if that was not run.
         networks: the frontier's undefended network, and its most accurate label-free one.
     """
 
@@ -170,7 +170,7 @@ class Task:
 def task_of(
     rows: Sequence[AttackRow], told: Sequence[AttackRow], networks: frontier.Frontier
 ) -> Task:
-    """Return the results of a task, beside those with known nodes and of networks."""
+    """Return a task's results, with those for known nodes and for networks."""
     models = list(dict.fromkeys(one.model for one in rows))
     plain = _by_seed([one for one in rows if one.model == PLAIN], "utility")
     places = [_place_of([one for one in rows if one.model == model], plain) for model in models]
@@ -223,7 +223,7 @@ def _explained(rows: Sequence[AttackRow]) -> Estimate:
 
 
 def _options(model: str) -> str:
-    """Return the options of a model that differ from the plain one's."""
+    """Return a model's options that differ from the plain one's."""
     kept = [one for one in model.partition(":")[2].split(",") if one not in _COMMON]
     return ", ".join(kept) or "as they are"
 
@@ -235,7 +235,7 @@ _COMMON = ("max_depth=4", "learning_rate=0.1")
 
 
 def summary_of(found: Sequence[Task]) -> str:
-    """Return a line per task: leakage of default trees, beside the frontier's networks."""
+    """Return a line per task: leakage of default trees, and of the frontier's networks."""
     head = [
         "task", "model", "test AUC", "worst attack on labels", "reaches", "beside no model",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A random part of the rows of generated pages again: do trainings and attacks give them anew?
+"""Repeats a random part of generated pages' rows: do the figures come out again?
 
     make verify-claims                                            # a tenth
     python -m benchmarks.verify --pages frontier --tasks bank --share 0.02 --draw 3
@@ -69,11 +69,12 @@ _SENT = frozenset({"bytes_online", "bytes_offline", "online_mib", "offline_mib",
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One stored figure beside the same one again.
+    """One stored figure and its repetition.
 
     Attributes:
         page, task, defense, what: identity of the figure.
-        stored, again: the figure; `again` is None where no victim was trained to its end.
+        stored, again: the figure and its repetition; `again` is None if no victim was trained
+            completely.
     """
 
     page: str
@@ -102,7 +103,7 @@ class Figure:
 def drawn(
     known: Sequence[tuple[str, Trained]], share: float, draw: int
 ) -> dict[str, list[Trained]]:
-    """Return a random share of the trainings by task, at least one.
+    """Return a random share of the trainings by task, at least one per task.
 
     >>> drawn([("a", "x"), ("a", "y"), ("b", "x")], share=0.3, draw=0)
     {'a': ['y']}
@@ -119,7 +120,7 @@ class Asked:
     """Arguments of a verification.
 
     Attributes:
-        tasks: names; empty stands for all.
+        tasks: names of tasks; empty means all.
         share, draw: see `drawn`.
         jobs: trainings at a time.
         out: folder of the trainings.
@@ -134,7 +135,7 @@ class Asked:
     results: Path
 
     def of(self, known: Sequence[tuple[str, Trained]]) -> dict[str, list[Trained]]:
-        """Return what is drawn of the trainings of a page."""
+        """Return the random draw of a page's trainings."""
         return drawn(
             [one for one in known if not self.tasks or one[0] in self.tasks], self.share, self.draw
         )
@@ -171,7 +172,7 @@ def _estimate(row: Mapping[str, object], what: str, width: str) -> Estimate:
 
 
 def of_frontier(asked: Asked) -> Iterator[Figure]:
-    """Yield utility and all attacks of drawn places of the frontier."""
+    """Yield utility and all attacks at random positions of the frontier."""
     rows = stored(asked.results / "frontier.csv", frontier.COLUMNS)
     rows = rows[rows.family != frontier.NO_MODEL]
     known: list[tuple[str, str]] = list(
@@ -191,7 +192,7 @@ def of_frontier(asked: Asked) -> Iterator[Figure]:
 def _compared(
     page: str, task: str, rows: pd.DataFrame, again: pd.DataFrame, attack: str = "attack"
 ) -> Iterator[Figure]:
-    """Yield utilities of defenses, and what each attack reaches."""
+    """Yield utilities of defenses, and the score of each attack."""
     for names, what in ((["defense"], "utility"), (["defense", attack], "reaches")):
         others = by_seed(again, names, what)
         for key, values in by_seed(rows, names, what).items():
@@ -203,7 +204,7 @@ def _compared(
 
 
 def of_columns(asked: Asked) -> Iterator[Figure]:
-    """Yield utility and how well each column is read behind drawn protections."""
+    """Yield utility and leakage of each column under randomly drawn protections."""
     rows = read_rows(asked.results / "columns.csv", columns.ColumnRow)
     for task, protections in asked.of([(row.task, row.protection) for row in rows]).items():
         own = [row for row in rows if row.task == task and row.protection in protections]
@@ -230,7 +231,7 @@ def _read(rows: Sequence[columns.ColumnRow], protection: str, what: str) -> Esti
 
 
 def of_tops(asked: Asked) -> Iterator[Figure]:
-    """Yield utilities of other tops on drawn label-free bottoms."""
+    """Yield utilities of other tops on randomly drawn label-free bottoms."""
     rows = read_rows(asked.results / frontier_tops.FILE, frontier_tops.TopRow)
     for task, bottoms in asked.of([(row.task, row.defense) for row in rows]).items():
         for bottom in bottoms:
@@ -333,7 +334,7 @@ def of_codecs(asked: Asked) -> Iterator[Figure]:
 
 
 def of_published(asked: Asked) -> Iterator[Figure]:
-    """Yield bytes and messages of drawn commands, as ratios to the stored ones.
+    """Yield bytes and messages of drawn commands, relative to the stored ones.
 
     Commands that shape a line need the right to make network namespaces and are left out.
     """
@@ -405,13 +406,13 @@ def bench_verify(
 
 
 def shown(found: Sequence[Figure]) -> str:
-    """The figures that do not hold, and the number of those that do."""
+    """Return the figures that do not match, and the number of those that do."""
     fallen = [str(one) for one in found if not one.holds]
     return "\n".join([*fallen, f"{len(found) - len(fallen)} of {len(found)} figures hold"])
 
 
 def main() -> None:
-    """Exit with 1 where less than `WANTED` of the figures hold."""
+    """Exit with 1 if less than `WANTED` of the figures match."""
     found = harness.run(bench_verify, shown)
     if found and fmean(one.holds for one in found) < WANTED:
         sys.exit(1)

@@ -83,8 +83,8 @@ class WanRow:
 
     Attributes:
         in_flight: cuts that awaited their gradients at once.
-        local_steps: steps of every party for one exchange.
-        exchanges_per_second: over the whole training.
+        local_steps: optimiser steps of every party per exchange.
+        exchanges_per_second: training exchanges per second, over the whole training.
         exchanges, seconds, bytes: training until the accuracy was first reached at a test; None if
             never.
         final_accuracy: accuracy at the last test.
@@ -149,7 +149,7 @@ def bench_wan(
         in_flight: values of train.in_flight, the one that others are compared with first.
         wan: every party's line.
         until: test accuracy that is waited for, 0 to 1.
-        local_steps: values of train.local_steps, each with every depth that it goes with.
+        local_steps: values of train.local_steps, each with every compatible depth.
         local_angle: train.local_angle of those above 1.
         source: pictures to cut in half.
         codec: codec of the cuts.

@@ -37,7 +37,7 @@ class BenchmarkWorker(Worker):
 
     Args:
         name: module of `benchmarks` whose `work` it runs.
-        at: prefix of its command line, where it runs in a network of its own.
+        at: prefix of its command line, if it runs in a separate network.
         command: another program and its arguments, to run instead.
     """
 

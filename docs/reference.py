@@ -1,4 +1,4 @@
-"""The pages of the reference, written from the code, so that they cannot say anything else."""
+"""The reference pages, generated from the code so that they cannot contradict it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ _ITEM = re.compile(r" {4}(\w[\w, ]*): (.*)")
 
 
 def write(folder: Path) -> None:
-    """Write every page; one that says what it said is not touched, nor built again."""
+    """Write every page; an unchanged page is not touched, so it is not built again."""
     folder.mkdir(exist_ok=True)
     for name, text in pages().items():
         path = folder / f"{name}.md"
@@ -124,7 +124,7 @@ def write(folder: Path) -> None:
 
 
 def pages() -> dict[str, str]:
-    """The text of each page by its name."""
+    """Return the text of each page by name."""
     return {
         "settings": settings_page(),
         "commands": commands_page(),
@@ -138,7 +138,7 @@ def pages() -> dict[str, str]:
 
 
 def models_of_files() -> dict[str, Any]:
-    """The model of each file of settings, by the file's name."""
+    """Return the model of each settings file, by the file's name."""
     models: dict[str, Any] = {"EXPERIMENT.toml": Experiment, "party.toml": PartyFile}
     for product in products().values():
         models |= {name: named(path) for name, path in product.files.items()}
@@ -168,7 +168,7 @@ def settings_page() -> str:
 
 
 def tables_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """A model and the tables below it, with their dotted names."""
+    """Return a model and the tables below it, with dotted names."""
     yield path, model
     for name, field in model.model_fields.items():
         below = model_in(field.annotation)
@@ -178,7 +178,7 @@ def tables_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, typ
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field holds, one or many of it."""
+    """Return the model in a field's type, single or repeated."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         return annotation
     for part in typing.get_args(annotation):
@@ -188,7 +188,7 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def rows_of(model: type[BaseModel]) -> Iterator[list[str]]:
-    """Name, type, default and meaning of the settings that are no tables."""
+    """Return name, type, default and meaning of the settings that are not tables."""
     meanings = meanings_of(model)
     for name, field in model.model_fields.items():
         if model_in(field.annotation) is not None:
@@ -206,7 +206,7 @@ def limits(bounds: str) -> bool:
 
 
 def plain(bounds: str) -> str:
-    """Bounds as mathematics has them.
+    """Write bounds in mathematical form.
 
     >>> plain("Ge(ge=0), Lt(lt=5)")
     '>= 0, < 5'
@@ -216,7 +216,7 @@ def plain(bounds: str) -> str:
 
 
 def meanings_of(model: type) -> dict[str, str]:
-    """Meaning of each name in `Attributes` and `Args` of a class and of the classes above it.
+    """Return each name's meaning from `Attributes` and `Args` of a class and its bases.
 
     A meaning that only names the class above leaves what that one says.
     """
@@ -229,7 +229,7 @@ def meanings_of(model: type) -> dict[str, str]:
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:
-    r"""The names of a docstring's `Attributes` and `Args`, each with its lines joined.
+    r"""Return the names in a docstring's `Attributes` and `Args`, with joined lines.
 
     >>> list(_items("Args:\n    a, b: one\n        line.\n\nRaises:\n    C: d"))
     [('a', 'one line.'), ('b', 'one line.')]
@@ -248,7 +248,7 @@ def _items(text: str) -> Iterator[tuple[str, str]]:
 
 
 def typed(annotation: Any) -> str:
-    """A type as a user of TOML reads it."""
+    """Write a type as a TOML user reads it."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(written(one) for one in parts)
@@ -265,7 +265,7 @@ def typed(annotation: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as TOML has it."""
+    """Write a value in TOML."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -278,12 +278,12 @@ def written(value: Any) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that is one cell of a table of Markdown."""
+    """Return text as one Markdown table cell."""
     return escaped(" ".join(text.split())).replace("|", "\\|").replace("\\\\|", "\\|")
 
 
 def escaped(text: str) -> str:
-    r"""Text outside of code of which nothing is taken for a mark of Markdown.
+    r"""Escape text outside code, so that Markdown takes no character for markup.
 
     >>> escaped("a * of `b * c`")
     'a \\* of `b * c`'
@@ -324,7 +324,7 @@ def commands_page() -> str:
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Every command that `vfl --help` shows, with its full name."""
+    """Return every command in `vfl --help`, with its full name."""
 
     def below(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         if command.hidden:
@@ -348,7 +348,7 @@ def context(command: Any) -> Any:
 
 
 def errors_page() -> str:
-    """The page of every code, as `vfl explain` shows it."""
+    """Return the page of all codes, as `vfl explain` shows them."""
     lines = ["# Error codes", "", "`vfl explain CODE` shows the same in the terminal.", ""]
     for code in codes():
         head, _, rest = page_of(code).partition("\n")
@@ -358,7 +358,7 @@ def errors_page() -> str:
 
 
 def plugins_page() -> str:
-    """Every registered name of every family: its options, and how its docstring begins."""
+    """Return the page of every registered name: its options, and its docstring's start."""
     lines = [
         "# Codecs, defenses, attacks and models",
         "",
@@ -396,7 +396,7 @@ def plugins_page() -> str:
 
 
 def attackers() -> Iterator[list[str]]:
-    """Each attacker of a grid: goals, what it may be granted, who it is, what it reads."""
+    """Describe each attacker of a grid: goals, possible grants, identity, and data."""
     for one in SCENARIOS:
         grants = one.grants | (OWN_COLUMNS if one.own_columns else frozenset())
         names = ", ".join(f"`{grant.name}`" for grant in Grant if grant in grants)
@@ -409,14 +409,14 @@ def _is_section(text: str) -> bool:
 
 
 def _paragraphs(text: str) -> Iterable[str]:
-    """Docstring text as Markdown: one line a paragraph, nothing of it taken for a mark."""
+    """Convert docstring text to Markdown: one line per paragraph, with markup escaped."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         yield escaped(" ".join(paragraph.split()).replace("``", "`"))
         yield ""
 
 
 def _blocks(text: str) -> Iterable[str]:
-    """A module's docstring as Markdown: its tables as they stand, its steps as a list."""
+    """Convert a module's docstring to Markdown; keep tables, and make steps a list."""
     for block in re.split(r"\n\s*\n", text):
         if block.startswith("    "):
             yield from ["```text", inspect.cleandoc(block), "```", ""]
@@ -460,7 +460,7 @@ def formats_page() -> str:
 
 
 def _table(block: str) -> Iterable[str]:
-    r"""A table of a docstring, whose columns two spaces part, as one of Markdown.
+    r"""Convert a docstring's table, with columns two spaces apart, to Markdown.
 
     >>> list(_table("    a  b\n    1  what goes\n       on"))[2:]
     ['| 1 | what goes on |', '']
@@ -478,7 +478,7 @@ def _table(block: str) -> Iterable[str]:
 
 
 def protocols_page() -> str:
-    """The docstrings of modules that describe what travels."""
+    """Return the docstrings of modules that describe the protocols."""
     lines = ["# Protocols", "", "What travels, byte by byte; [frames](formats.md) carry it.", ""]
     for title, module in PROTOCOLS.items():
         text = inspect.getdoc(import_module(module)) or ""

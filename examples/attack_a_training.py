@@ -1,4 +1,4 @@
-"""Leakage of a training: labels to the feature party that gets gradients, pictures to the other.
+"""Leakage of a training: labels to the party with gradients, pictures to the other.
 
 Change SOURCE to "mnist" and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1" to see their effect.
 """

@@ -1,4 +1,4 @@
-"""Potential energy on an inner layer: for who owns both halves, as in the thesis' setting.
+"""Potential energy on an inner layer, if one owner has both halves, as in the thesis.
 
 In a federation nobody can do this: the label party sees no inner layer and the feature party no
 label. Who trains both halves before handing out the bottom adds the term in its own loop.

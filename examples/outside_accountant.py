@@ -20,7 +20,7 @@ from vfl.privacy.accountants import ACCOUNTANTS, Accountant, GaussianSteps, epsi
 
 
 class Concentrated(Accountant):
-    """Zero-concentrated differential privacy, which gains nothing from sampling.
+    """Zero-concentrated differential privacy; sampling gives it no advantage.
 
     Bun and Steinke 2016: a Gaussian step of noise s is 1 / (2 s^2)-zCDP (proposition 1.6). Such
     numbers add up (lemma 1.7). A sum rho gives epsilon rho + 2 sqrt(rho log(1 / delta))

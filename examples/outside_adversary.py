@@ -1,4 +1,4 @@
-"""An adversary from outside the package, in one file: a feature party that mixes up its rows.
+"""An adversary from outside the package, in one file: a feature party that swaps rows.
 
 Registered here for this process; a package of your own declares an entry point instead:
 
@@ -24,7 +24,7 @@ from vfl.core.seeds import generator
 
 
 class Shuffling(ActiveAdversary):
-    """Sends a share of the cuts of a training batch in each other's place."""
+    """Exchanges a share of the cuts in a training batch with each other."""
 
     who = "feature party"
     spoils = True  # a grid measures how often the network answers wrongly

@@ -26,7 +26,7 @@ LARGEST = torch.finfo(torch.float16).max
 
 
 def half_bytes(values: Tensor) -> bytes:
-    """Float16 bytes of a tensor; what float16 cannot hold becomes its largest number."""
+    """Return float16 bytes of a tensor; too large values become float16's maximum."""
     return values.clamp(-LARGEST, LARGEST).half().numpy().tobytes()
 
 
@@ -44,7 +44,7 @@ def from_half_bytes(payload: Payload, rows: int, width: int) -> Tensor:
 
 
 class HalfPrecision(Codec):
-    """Two bytes a value, no options, no state."""
+    """Two bytes per value, without options or state."""
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         return Encoded(half_bytes(cut), None)

@@ -1,4 +1,4 @@
-"""Pipelines of scikit-learn as an attack, to be set against what others trained:
+"""scikit-learn pipelines as an attack on victims that others trained:
 
     vfl grid quick
     vfl grid --add-attack examples/outside_pipeline.py runs/quick
@@ -39,7 +39,7 @@ LEARNERS = {
 
 
 class Pipeline(Attack):
-    """Standardised cuts, their principal components, and a classifier as scikit-learn has it."""
+    """Standardised cuts, their principal components, and a scikit-learn classifier."""
 
     goal = "labels"
     needs = frozenset({Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED})

@@ -93,7 +93,7 @@ def of_training(
 def links(
     before: list[Tensor], after: list[Tensor], old: list[Tensor], new: list[Tensor], signed: bool
 ) -> Iterator[Row]:
-    """Link the batches of the last epoch's beginning and end; true logits only score it."""
+    """Link the batches of the last epoch's start and end; true logits are only for scoring."""
     hits = [
         permuted.matched_indices(first, start) == permuted.matched_indices(second, end)[order]
         for first, second, start, end in zip(before, after, old, new, strict=True)
@@ -118,7 +118,7 @@ def logits(victim: permuted.Victim, inputs: Tensor) -> Tensor:
 
 
 def alone(victim: permuted.Victim, inputs: Tensor, labels: Tensor, guess: float) -> Iterator[Row]:
-    """Attack rows that are evaluated one by one: with dummies, twice, and without dummies."""
+    """Attack rows that are evaluated singly: with dummies, twice, and without dummies."""
     weights, layers = victim.weights(), victim.layers
     picked, labelled, twice, bare = [], [], [], []
     naked = Rules(victim.rules.mode, least_permuted=1)
@@ -142,7 +142,7 @@ def alone(victim: permuted.Victim, inputs: Tensor, labels: Tensor, guess: float)
 
 
 def of_known_weights(mode: str, inputs: Tensor, draw: torch.Generator) -> Iterator[Row]:
-    """Undo the order of a first layer whose weights P2 knows, and of one it only guesses."""
+    """Undo the permutation of a first layer with known weights, and of one with guessed ones."""
     layers = [Layer(inputs.shape[1], HIDDEN, "relu"), Layer(HIDDEN, 1, "sigmoid")]
     weights, rounded = permuted.drawn_weights(layers, draw), permuted.on_grid(inputs)
     inside = torch.arange(len(inputs)) < BATCH_ROWS
@@ -176,7 +176,7 @@ def of_known_weights(mode: str, inputs: Tensor, draw: torch.Generator) -> Iterat
 
 
 def rules(mode: str) -> Rules:
-    """Return the rules of a mode, as users have them."""
+    """Return the rules of a mode as users get them."""
     return Rules("thesis" if mode == "thesis" else "fast")
 
 

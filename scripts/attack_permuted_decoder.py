@@ -115,7 +115,7 @@ def attention_scores(layer: DecoderLayer, x: Tensor, keys: Tensor, shape: Decode
     Args:
         layer: the block.
         x: the step's vectors, axes (texts, 1, width).
-        keys: rotated keys of all steps, this one included, axes (texts, groups, steps, head width).
+        keys: rotated keys of all steps including this one, axes (texts, groups, steps, head width).
         shape: shape of the model.
     """
     made = layer.attention_in(layer.attention_norm(x))[..., : shape.queries]
@@ -129,13 +129,13 @@ def attention_scores(layer: DecoderLayer, x: Tensor, keys: Tensor, shape: Decode
 def seen_values(
     model: Decoder, before: Tensor, words: Tensor, blocks: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Return what P1 sees of each of some next words, in order; axes (words, values).
+    """Return P1's observations of some next words in order; axes (words, values).
 
     Args:
         model: the owner's, or the public one.
         before: the words before, axes (words before,).
         words: words of which each may follow, axes (words,).
-        blocks: numbers of blocks below what is returned.
+        blocks: numbers of blocks before the returned values.
     """
     text, x, found = model.tokens(before)[None], model.tokens(words)[:, None], {}
     for index, layer in enumerate(model.layers):
@@ -154,7 +154,7 @@ def seen_values(
 def read_beside_public_weights(
     folder: Path, texts: int, changes: Sequence[float], blocks: Sequence[int]
 ) -> Iterator[tuple[float, str, float, float]]:
-    """Yield for each change and kind of value how many words and how many places are found.
+    """Yield for each change and kind of value how many words and positions are found.
 
     The attacker knows the public weights and the words before the one that it looks for, and has
     `CANDIDATES` words to choose from. The order it finds is that of one who knows the whole text,
@@ -219,7 +219,7 @@ def left_unknown(change: float, questions: int) -> float:
 
 
 def averaged(times: int) -> tuple[float, float, float]:
-    """Average over float shares: P0's error of words' vectors, words it reads, P1's error of keys.
+    """Average over float shares: P0's error of word vectors, the words it reads, P1's key error.
 
     Errors are in units of a share's assumed size, 1.
     """

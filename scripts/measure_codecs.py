@@ -37,7 +37,7 @@ Parts = tuple[np.ndarray, np.ndarray, tuple[int, int, int]]
 
 
 def digit_pairs() -> Parts:
-    """Return two of scikit-learn's digits side by side, noisy.
+    """Return two of scikit-learn's digits in one noisy picture.
 
     No digit is in two parts. There are 100 classes.
     """
@@ -78,7 +78,7 @@ def _halved(pictures: np.ndarray) -> np.ndarray:
 
 
 def _mixed(inputs: list[np.ndarray], labels: list[np.ndarray], cuts: list[int]) -> Parts:
-    """Return sets whose rows before, between and after two cuts train, validate and test."""
+    """Return sets whose rows train, validate and test: before, between and after two cuts."""
     parts = zip(*(np.split(np.arange(len(own)), cuts) for own in inputs), strict=True)
     taken = [list(part) for part in parts]
     rows = [np.concatenate([x[i] for x, i in zip(inputs, part, strict=True)]) for part in taken]
@@ -115,7 +115,7 @@ def bottom(inputs: int, codec: str, batch_norm: bool) -> nn.Module:
 
 
 class Watch(Adversary):
-    """An honest party that counts what it sends in the second half of training and in the test."""
+    """An honest party that counts its sent bytes in the second half of training and in the test."""
 
     def __init__(self) -> None:
         self.session: LocalSession | None = None
@@ -161,7 +161,7 @@ class Watch(Adversary):
             self.wire_bytes[direction] += frame.wire_bytes
 
     def figures(self) -> Iterator[tuple[str, float]]:
-        """Yield the counted figures, by name."""
+        """Yield the counts by name."""
         rows = self.rows["training"]
         for direction, total_bytes in self.wire_bytes.items():
             yield f"bits_{direction}", 8 * total_bytes / rows
@@ -174,7 +174,7 @@ class Watch(Adversary):
 
 
 def entropy(codes: np.ndarray) -> float:
-    """Return bits per code, each coded by its share alone."""
+    """Return bits per code, if each is coded by its share alone."""
     shares = np.bincount(codes.reshape(-1)) / codes.size
     shares = shares[shares > 0]
     return float(-(shares * np.log2(shares)).sum())
@@ -188,7 +188,7 @@ def measure(
     batch_size: int = 128,
     batch_norm: bool = True,
 ) -> dict[str, Any]:
-    """Train once; return the figures that this module's docstring lists."""
+    """Train once, and return the figures that this module's docstring lists."""
     train = {"epochs": epochs, "batch_size": batch_size}
     client = {"client": {"width": WIDTH}}
     experiment = Experiment.model_validate(

@@ -32,7 +32,7 @@ LONGEST = 3
 
 
 def draft(text: Sequence[int], length: int) -> list[int]:
-    """Return what followed the text's last tokens at their latest earlier place.
+    """Return the tokens that followed the text's last tokens at their latest earlier place.
 
     >>> draft([7, 8, 9, 1, 7, 8], 2)
     [9, 1]
@@ -46,7 +46,7 @@ def draft(text: Sequence[int], length: int) -> list[int]:
 
 
 def rounds(question: Sequence[int], answer: Sequence[int], length: int) -> int:
-    """Return the number of rounds that an answer takes.
+    """Return the number of rounds for an answer.
 
     >>> rounds([7, 8, 9, 1], [7, 8, 9, 1], 2)
     2

@@ -65,7 +65,7 @@ def digits(folder: Path, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> dict[str, Tensor]:
-    """Return the first hidden layer of some rows: raw, and as P2 sees it; axes (rows, 128) each.
+    """Return the first hidden layer of some rows, raw and as P2 sees it; axes (rows, 128) each.
 
     "permuted" are the values of a batch of 128 rows, each row given those at its own place. "alone"
     are those of a row that is evaluated by itself, and "alone, sorted" the same in order.
@@ -81,7 +81,7 @@ def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> d
 def look(
     victim: permuted.Victim, inputs: Tensor, classes: Tensor, alone_rows: int = ALONE
 ) -> dict[str, Any]:
-    """Return all figures of one checkpoint."""
+    """Return all measurements of one checkpoint."""
     outputs, _ = victim.infer(inputs)
     found: dict[str, Any] = {"accuracy": share(outputs.argmax(1) == classes)}
     for name, seen in views(victim, inputs, alone_rows).items():
@@ -94,7 +94,7 @@ def look(
 
 
 def of_one_class(victim: permuted.Victim, inputs: Tensor, classes: Tensor) -> dict[str, Any]:
-    """Measure the thesis' harder case: all rows of a batch have one class, so no order hides it."""
+    """Measure the thesis' harder case: all rows of a batch have one class."""
     groups = [
         (digit, group)
         for digit in range(10)
@@ -124,7 +124,7 @@ def of_known_weights(victim: permuted.Victim, inputs: Tensor) -> dict[str, Any]:
 
 
 def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, path: Path) -> None:
-    """Draw a row per digit: a test picture, then its nearest neighbour by each party's values."""
+    """Draw one test picture per digit, then its nearest neighbour by each party's values."""
     from PIL import Image
 
     found = views(victim, inputs[:ALONE])
@@ -141,7 +141,7 @@ def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, pa
 
 
 def share(hits: Tensor) -> float:
-    """Return the share of rows that hit, to four places."""
+    """Return the share of correct rows, to four decimals."""
     return round(float(hits.double().mean()), 4)
 
 

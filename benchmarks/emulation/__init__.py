@@ -33,7 +33,7 @@ __all__ = [
 
 
 def choose(kind: str) -> str:
-    """Return the member for a name on this machine: `auto` is `tun` where that works, else `proxy`.
+    """Return the member for a name on this machine; `auto` means `tun` if it works, else `proxy`.
 
     Raises:
         BadOptionError: the member is unknown.
@@ -45,7 +45,7 @@ def choose(kind: str) -> str:
 
 
 def available(say: Callable[[str], None] = lambda line: None) -> list[str]:
-    """Return the members that are available here; report why one is not."""
+    """Return the members available here; report why others are not."""
     reason = why_not()
     if reason:
         say(f"no tun here: {reason}")

@@ -1,4 +1,4 @@
-"""Common parts of emulated networks: lines, times of arrival, and places of the parties."""
+"""Code common to emulated networks: lines, arrival times, and the parties' locations."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _WANT = "bandwidth and round trip, or one of them, such as 80mbps,40ms"
 
 @dataclass(frozen=True, slots=True)
 class Wan:
-    """Every party's line: its own bandwidth in each direction, and its delay to the others.
+    """Every party's line: bandwidth in each direction, and delay to the others.
 
     Attributes:
-        mbps: millions of bits a second that a party can send; None is no limit.
+        mbps: millions of bits a second that a party can send; None sets no limit.
         round_trip_ms: round trip between any two parties.
 
     Raises:
@@ -106,7 +106,7 @@ def _refuse(got: str, want: str = _WANT) -> NoReturn:
 
 
 class Egress:
-    """Outgoing line of one party: messages to all receivers leave one after the other.
+    """Outgoing line of one party, on which messages to all receivers leave one by one.
 
     Args:
         wan: bandwidth and delay.
@@ -147,7 +147,7 @@ class Network:
     This base class is the plain loopback: no delay, no counts.
 
     Args:
-        parties: their names, each once.
+        parties: the parties' names without repetition.
         wan: every party's line.
     """
 
@@ -182,7 +182,7 @@ class Network:
         return Address(self.host(target), port)
 
     def bytes_sent(self) -> dict[str, int]:
-        """Return the bytes each party has sent so far; empty where they are not counted."""
+        """Return the bytes that each party has sent so far; empty if they are not counted."""
         return {}
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Network:
 
 
 class LinkModel:
-    """A computed network: the clocks of its parties, and the bytes they have sent.
+    """A computed network: the clocks of its parties, and their sent bytes.
 
     A message leaves when its sender's line is free, and carries the time of its arrival; its
     receiver's clock is then at least as late. Real computation takes no time unless it is added.
@@ -255,7 +255,7 @@ class LinkModel:
         Args:
             one: name of the party with the first end.
             other: name of the party with the second end.
-            ends: a pair that carries the frames, in order; from one thread or several.
+            ends: a pair that carries the frames in order, from one thread or several.
         """
         there, back = deque[tuple[float, int]](), deque[tuple[float, int]]()
         return (
@@ -295,7 +295,7 @@ class _ModelStar:
 
 
 class _Taken:
-    """The middle end of a stream, whose frame was read from all streams together."""
+    """The middle end of a stream whose frame was read from all streams together."""
 
     def __init__(self, link: TransportLink) -> None:
         self._link, self.frame = link, Frame(Kind.DONE, 0)
@@ -306,7 +306,7 @@ class _Taken:
 
 
 class _ModelLink:
-    """One end of a link: reports every frame to the model, and passes it on."""
+    """One end of a link that reports every frame to the model."""
 
     def __init__(
         self,

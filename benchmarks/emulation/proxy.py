@@ -52,7 +52,7 @@ class ProxyNetwork(Network):
 
 
 class TcpProxy:
-    """Delays its traffic, limits its bandwidth, and loses or cuts it on request; a context manager.
+    """Delays traffic, limits bandwidth, and drops or cuts connections; a context manager.
 
     The data of a direction pass one after the other at its bandwidth, all connections together, and
     arrive after the delay; the two directions are independent. A connection is opened without
@@ -62,9 +62,9 @@ class TcpProxy:
     Args:
         target: address to which connections are forwarded.
         wan: bandwidth in each direction, and round trip.
-        up: outgoing line of the connecting side; its own if None.
-        down: outgoing line of the target; its own if None.
-        listen: address to listen on; a free port of this machine if not given.
+        up: outgoing line of the connecting side; by default a separate one.
+        down: outgoing line of the target; by default a separate one.
+        listen: address to listen on; by default a free port of this machine.
 
     Attributes:
         port: port on which it listens.
@@ -120,7 +120,7 @@ class TcpProxy:
             _break(end)
 
     def shut(self) -> None:
-        """Break every connection, and break new ones at once until `restore`."""
+        """Break every connection, and new ones at once, until `restore`."""
         with self._lock:
             self._open = False
         self.cut()
@@ -165,7 +165,7 @@ class TcpProxy:
             far.close()
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
-        """Serve one connection, until both its directions have ended."""
+        """Serve one connection until both directions have ended."""
         ways: tuple[tuple[Way, socket.socket, socket.socket], ...]
         ways = (("up", near, far), ("down", far, near))
         pumps = [threading.Thread(target=self._pump, args=way, daemon=True) for way in ways]
@@ -179,7 +179,7 @@ class TcpProxy:
         far.close()
 
     def _pump(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
-        """Read one end; a second thread writes to the other at the right time."""
+        """Read one end; a second thread writes to the other end at the computed time."""
         travelling = _Travelling(self._most_bytes)
         writer = threading.Thread(target=_deliver, args=(travelling, source, sink), daemon=True)
         writer.start()
@@ -215,7 +215,7 @@ def _break(end: socket.socket) -> None:
 
 
 class _Travelling:
-    """Bytes in transit in one direction of a connection: at most as many as a line would hold.
+    """Bytes in transit in one direction of a connection, at most as many as a line holds.
 
     Other data stay with the sender, so that its `send` blocks as on a real line.
     """
@@ -227,7 +227,7 @@ class _Travelling:
         self._changed = threading.Condition()
 
     def add(self, arrival: float, data: bytes) -> None:
-        """Add a piece in transit, once there is room."""
+        """Add a piece in transit when there is room."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < self._most_bytes)
             self._pieces.append((arrival, data))
@@ -247,7 +247,7 @@ class _Travelling:
 
 
 def _most_bytes(wan: Wan) -> int:
-    """Return the bytes that a line holds in both directions, and a buffer at its entrance."""
+    """Return the bytes that a line holds in both directions, and the buffer before it."""
     if wan.mbps is None:
         return _UNLIMITED_BYTES
     return _BUFFER_BYTES + int(2 * wan.one_way_s / wan.seconds_a_byte)

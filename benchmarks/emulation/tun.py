@@ -53,7 +53,7 @@ _Queue = deque[tuple[float, int, bytes]]
 
 
 class TunNetwork(Network):
-    """A network namespace for each party, with an address of its own, and a router between them.
+    """A network namespace with its own address for each party, and a router between them.
 
     TCP's ramp-up, windows, headers and acknowledgements are those of a real line. A process of a
     party is started with `command` in front and listens at `host`. The counts are the bytes of
@@ -118,7 +118,7 @@ class Namespace:
             self._file, self.device = thread.submit(_make, address).result()
 
     def command(self) -> list[str]:
-        """Return the prefix of a command line that runs here; it runs as the same process.
+        """Return a command line's prefix that runs it here as the same process.
 
         It is killed when the thread that started it ends, so that it does not outlive the network.
         """
@@ -140,7 +140,7 @@ class Namespace:
 
 
 def why_not() -> str | None:
-    """Return why no namespace can be made here; None where one can."""
+    """Return why this machine cannot make a namespace, or None if it can."""
     try:
         Namespace("10.77.0.1").close()
     except UserError as refusal:

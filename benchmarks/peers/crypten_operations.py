@@ -17,7 +17,7 @@ COUNT = 1000
 
 
 def main() -> None:
-    """Be one of two parties."""
+    """Run one of two parties."""
     rank, port = sys.argv[1], sys.argv[2]
     os.environ |= {
         "GLOO_SOCKET_IFNAME": "lo",

@@ -25,7 +25,7 @@ class Peer:
         self._crypten = import_module("crypten")
 
     def connect(self, endpoints: list[tuple[str, int]]) -> None:
-        """The first party keeps the store where gloo finds the others."""
+        """The first party runs the store through which gloo finds the others."""
         host, port = endpoints[0]
         os.environ |= {
             "DISTRIBUTED_BACKEND": "gloo",
@@ -83,7 +83,7 @@ class Peer:
         return stepped
 
     def _decoder(self, step: dict[str, Any]) -> dict[str, Any]:
-        """The scores of the next token, and the largest one's index."""
+        """Return the scores of the next token, and the largest one's index."""
         torch, cat, own, heads = self._torch, self._crypten.cat, self._own, step["heads"]
         cos, sin = torch.tensor(step["cos"]), torch.tensor(step["sin"])
         steps, x = len(cos), own["inputs"].matmul(own["tokens"])

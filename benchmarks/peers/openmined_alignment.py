@@ -43,7 +43,7 @@ _Step = Generator[Send | Receive, Message, Any]
 
 
 class OpenminedPsi(Protocol):
-    """Diffie-Hellman by openmined-psi, with its raw sets, which have no false positives.
+    """Diffie-Hellman by openmined-psi with raw sets, which have no false positives.
 
     The feature party learns which of its rows are common; after it has accepted, the label party
     learns the same of its own. Both put them into the order of hashes under a key that the label
@@ -90,7 +90,7 @@ class OpenminedPsi(Protocol):
         return ordered
 
     def _ask(self, psi: Any, own: Own, other: str, items: list[str]) -> _Step:
-        """As client: return the items that the other party also has."""
+        """At the client: return the items that the other party also has."""
         client = psi.client.CreateWithNewKey(True)
         setup = _read(psi.ServerSetup, (yield self._receive(own, other)), other)
         own.admit(other, len(setup.raw.encrypted_elements))

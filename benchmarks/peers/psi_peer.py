@@ -26,7 +26,7 @@ def ids_of(rank: int, count: int) -> list[str]:
 
 
 def openmined(count: int) -> dict[str, Any]:
-    """Both sides in this process, with the raw data structure, which makes no mistakes."""
+    """Run both sides in this process with the raw data structure, which makes no mistakes."""
     psi = import_module("private_set_intersection.python")
     left, right = ids_of(0, count), ids_of(1, count)
     began, cpu = time.perf_counter(), time.process_time()

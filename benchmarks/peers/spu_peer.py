@@ -28,7 +28,7 @@ class Peer:
         self._held: list[str] = []
 
     def connect(self, endpoints: list[tuple[str, int]]) -> None:
-        """Every party under its own name; SPU tries again until all are there."""
+        """Register every party by name; SPU retries until all are there."""
         desc = self._lib.link.Desc()
         desc.recv_timeout_ms = _WAIT_MS
         for rank, (host, port) in enumerate(endpoints):
@@ -44,7 +44,7 @@ class Peer:
         self._runtime = self._spu.Runtime(self._link, config)
 
     def prepare(self, task: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """Compile the workload here, and take this party's shares of rank 0's values."""
+        """Compile the workload, and receive this party's shares of rank 0's values."""
         names = list(arrays)
         values = [arrays[name].astype(np.float32) for name in names]
         secret = self._lib.Visibility.VIS_SECRET
@@ -101,7 +101,7 @@ def _outputs(task: dict[str, Any]) -> list[str]:
 
 
 def _program(jax: Any, task: dict[str, Any], names: list[str]) -> Any:
-    """The workload in jax, from arrays in the order of `names`."""
+    """Return the workload in jax, for arrays in the order of `names`."""
     jnp, last = jax.numpy, len(task["widths"]) - 2
     functions = {
         "relu": lambda values: jnp.maximum(values, 0),

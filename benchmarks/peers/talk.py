@@ -1,4 +1,4 @@
-"""The main program of an adapter: ``PYTHON -I talk.py NAME`` plays one party of NAME_peer.py.
+"""Main program of an adapter: ``PYTHON -I talk.py NAME`` runs one party of NAME_peer.py.
 
 It runs in the environment of the other system, imports no part of vfl, and uses the messages of
 `benchmarks/mpc_party.py` as plain JSON.
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _counted(tell: Callable[[], None], lines: Iterator[str]) -> None:
-    """Yield lines whose traffic is no longer counted."""
+    """Yield lines and stop counting their traffic."""
     tell()
     next(lines)
 
@@ -97,7 +97,7 @@ def _free_port(host: str) -> int:
 
 
 def _adapter(name: str) -> Any:
-    """Return the class `Peer` of a file beside this one.
+    """Return the class `Peer` of a file in this folder.
 
     It is loaded by its path, because `spu.py` would hide `spu`.
     """

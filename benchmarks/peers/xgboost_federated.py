@@ -21,7 +21,7 @@ from xgboost import collective, federated
 
 
 def main() -> None:
-    """Play until the input ends."""
+    """Run jobs until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of the library must not get between the lines
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def party(job: dict[str, Any]) -> dict[str, Any]:
-    """Train and answer the held-out rows.
+    """Train, and answer the held-out rows.
 
     Return seconds, processor seconds, and rank 0's answers.
     """

@@ -16,7 +16,7 @@ NAMES = {"text_inversion": "optimisation", "token_search": "search", "token_netw
 
 
 def named(spec: str) -> str:
-    """Return the name of an attack in a legend."""
+    """Return an attack's name for a legend."""
     name, _, options = spec.partition(":")
     form = "refined" if "candidates" in options else NAMES[name]
     return f"{form}, prior" if "prior" in options else form

@@ -1,4 +1,4 @@
-"""The decoder of pretrain.py fine-tuned on reviews, in one place and in three parts.
+"""The decoder of pretrain.py, fine-tuned on reviews in one place and in three parts.
 
     python examples/language/fine_tune.py --out fine_tuning.csv
 
@@ -48,7 +48,7 @@ def parts_of(experiment: Experiment, words: int) -> tuple[nn.Module, nn.Module, 
 
 
 def centrally(session: LocalSession, inputs: Tensor, labels: Tensor, whole: nn.Module) -> None:
-    """Train as one model, over the rows of that session's schedule."""
+    """Train as one model, in the batches of that session's schedule."""
     learned = [one for one in whole.parameters() if one.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=session.terms.train.learning_rate)
     for exchange in rules.schedule(session.terms, session.label.data.split):
@@ -60,7 +60,7 @@ def centrally(session: LocalSession, inputs: Tensor, labels: Tensor, whole: nn.M
 
 
 def main() -> None:
-    """A line for each training, written when it is done; what the file has is not done again."""
+    """Write a line for each training when it ends; skip trainings that the file already has."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("fine_tuning.csv"))
     parser.add_argument("-s", "--set", action="append", default=[], help="a setting's change")

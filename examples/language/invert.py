@@ -48,7 +48,7 @@ GRANTS = frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM, Grant.LEAKED_INPUTS})
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of an attack on one kind of message."""
+    """Result of one attack on one kind of message."""
 
     sweep: str
     texts: str
@@ -136,11 +136,11 @@ def deep_cells() -> Iterator[Cell]:
 
 
 class Bench:
-    """The decoder, and texts it never saw.
+    """The decoder, and texts that it never saw.
 
     Attributes:
         leaked: texts that an attacker knows with their cuts.
-        by_token: whether a codec's row is a token, whose scale is then its own; else a text.
+        by_token: whether a codec's row, with its own scale, is a token; otherwise it is a text.
     """
 
     leaked = 600
@@ -215,7 +215,7 @@ class Bench:
         )
 
     def sanitised(self, front: Front, defense: str, width: int) -> nn.Module:
-        """The front, or one that reads substitutes of the words."""
+        """Return the front, or one that reads substitutes of the words."""
         if not defense.startswith(SANITISED):
             return front
         law = defenses.make(defense)
@@ -224,7 +224,7 @@ class Bench:
         return made
 
     def task(self, front: int, cuts: Tensor, rows: Tensor) -> tuple[float, float]:
-        """Share of next words that are named first, and the perplexity; NaN of one word."""
+        """Return the share of next words predicted first, and the perplexity; NaN for one word."""
         if rows.shape[1] < 2:
             return math.nan, math.nan
         above = Front(self.model.tokens, self.model.layers[front:], rows.shape[1])
@@ -236,7 +236,7 @@ class Bench:
 
 
 def copied(model: Decoder, front: int) -> tuple[nn.Embedding, list[nn.Module]]:
-    """Embedding and first blocks, for an attacker to do with what it likes."""
+    """Return embedding and first blocks as a copy that an attacker may change."""
     return copy.deepcopy(model.tokens), [copy.deepcopy(one) for one in model.layers[:front]]
 
 

@@ -1,4 +1,4 @@
-"""Pretrain the decoder that the files of this folder start from; a minute of one core.
+"""Pretrain the decoder of this folder's files; takes a minute of one core.
 
 It learns to name the next word on the training rows of reviews.toml, up to 1,000 words of each,
 and sees no other row. `VFL_MODELS` says where the weights go, ``~/.cache/vfl/models`` if not.
@@ -31,7 +31,7 @@ def training_rows(file: Path) -> torch.Tensor:
 
 
 def main() -> None:
-    """Train, and keep the weights under the name."""
+    """Train, and store the weights under the name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="reviews")
     parser.add_argument("--layers", type=int, default=6)

@@ -59,7 +59,7 @@ TASKS = ("polarity", "words")
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows of `TOKENS` tokens, and what is learned of them; -1 is nothing."""
+    """Rows of `TOKENS` tokens, and the targets; -1 is ignored."""
 
     rows: Tensor
     labels: Tensor
@@ -67,12 +67,13 @@ class Texts:
 
 
 class Upper(nn.Module):
-    """The blocks that learn, then the user's norm and head, both as they were pretrained.
+    """The trainable blocks, then the user's norm and head, all initially pretrained.
 
     Args:
         model: the whole.
         learned: last blocks that learn.
-        answers: tokens whose logits behind the last one are the classes; None names next tokens.
+        answers: tokens whose logits after the last position are the classes; None predicts next
+            tokens.
     """
 
     head: Tensor
@@ -93,7 +94,7 @@ class Upper(nn.Module):
 
 
 def read_texts(task: str, name: str, train: int, test: int) -> Texts:
-    """Rows of a task; polarity asks behind a review's last tokens, words takes its first ones."""
+    """Return a task's rows; polarity appends a question to a review, words uses its start."""
     found = read_bundled("review_polarity", form=SetFormat(length=8000, tokenizer=name))
     tokenizer = load_tokenizer(existing_model(name))
     asked = tokenizer.encode(QUESTION).ids if task == "polarity" else []
@@ -132,13 +133,13 @@ def _codec(spec: str, width: int) -> str:
 
 
 def loss_of(upper: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy over what has a label."""
+    """Return the cross entropy over positions with a label."""
     logits = upper(hidden)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
 
 
 def trained(upper: nn.Module, hidden: Tensor, texts: Texts, steps: int, seed: int) -> None:
-    """The loop, the same in one place and in parts."""
+    """Run the training loop, which is the same in one place and in parts."""
     learned = [one for one in upper.parameters() if one.requires_grad]
     optimizer = torch.optim.Adam(learned, 1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, steps, pct_start=0.1)
@@ -217,7 +218,7 @@ def trainings(
 
 
 def memory(side: str, name: str) -> dict[str, float]:
-    """Peak MB of a process that trains the user's side or the whole, two steps of 8 x 64 tokens.
+    """Return peak MB of a process that trains the user's side or all, two steps of 8 x 64 tokens.
 
     What Python and torch take before a model is read is taken off.
     """

@@ -34,7 +34,7 @@ CONTEXT, BATCH, RATE = 96, 12, 3e-3
 
 
 def reviews(archive: Path) -> list[str]:
-    """The texts, one a review, in the order of their names."""
+    """Return the texts, one per review, in the order of their names."""
     with tarfile.open(archive) as tar:
         files = sorted((one for one in tar if one.name.endswith(".txt")), key=lambda one: one.name)
         found = []
@@ -47,7 +47,7 @@ def reviews(archive: Path) -> list[str]:
 
 
 def learn_pairs(texts: list[str], vocabulary: int, words: int = 20_000) -> BytePairs:
-    """Byte-pair encoding: the most frequent pair of tokens becomes one, again and again."""
+    """Learn byte-pair encoding: repeatedly merge the most frequent pair of tokens."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(BytePairs.pieces(text))
@@ -82,7 +82,7 @@ def loss_of(model: Decoder, rows: Tensor) -> Tensor:
 
 
 def train(tokens: Tensor, held: Tensor, minutes: float, seed: int = 0) -> Decoder:
-    """Train for as many steps as fit into the time."""
+    """Train for as many steps as the time allows."""
     torch.manual_seed(seed)
     shape = DecoderShape(
         vocabulary=1024,
@@ -125,7 +125,7 @@ def train(tokens: Tensor, held: Tensor, minutes: float, seed: int = 0) -> Decode
 
 
 def main() -> None:
-    """Train and keep."""
+    """Train, and store the model."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--data", type=Path, default=Path(os.environ.get("VFL_DATA", ".")))
     options.add_argument("--minutes", type=float, default=8.0)

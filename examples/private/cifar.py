@@ -50,7 +50,7 @@ def convolutions():
 
 
 def public_convolutions(pixels, labels, epochs, seed=0):
-    """Train them on public pictures, cropped and mirrored at random."""
+    """Train convolutions on public pictures, randomly cropped and mirrored."""
     draw = generator(seed, "public pictures")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -83,7 +83,7 @@ def features(front, pixels):
 
 
 def kept(state, epochs):
-    """Features of the 60,000 pictures and their labels, computed once."""
+    """Return features of the 60,000 pictures and their labels; compute them once."""
     path = state / f"features_{epochs}.npz"
     if not path.exists():
         front = public_convolutions(*pictures("tiny_imagenet"), epochs)

@@ -52,7 +52,7 @@ class Setting:
     choose: bool = False
 
     def rate(self, epoch):
-        """Linear decay, then constant."""
+        """Return a learning rate that decays linearly and is then constant."""
         left = max(0.0, 1 - epoch / self.decay_epochs)
         return self.last_rate + left * (self.first_rate - self.last_rate)
 
@@ -64,7 +64,7 @@ class Setting:
 
 
 def mnist(choose=False):
-    """Rows of 784 pixels within 0..1, and labels: to train, and 10,000 others."""
+    """Return rows of 784 pixels in 0..1 and labels: the training rows, and 10,000 others."""
     found = read_bundled("mnist")
     rows = torch.from_numpy(found.cells.reshape(len(found.labels), -1) / np.float32(255))
     labels, last = torch.from_numpy(found.labels), 60_000 if choose else 70_000
@@ -142,12 +142,12 @@ class Training:
 
     @torch.no_grad()
     def accuracy(self, part):
-        """Share of a part's first 10,000 rows whose largest output is their label."""
+        """Return the accuracy on a part's first 10,000 rows."""
         inputs, labels = (each[:10_000] for each in getattr(self, part))
         return round(float((self.model(inputs).argmax(1) == labels).float().mean()), 4)
 
     def save(self, path):
-        """Keep where it stands, for a run that goes on."""
+        """Save the state, so that a later run can continue."""
         state = {name: one.numpy() for name, one in self.model.state_dict().items()}
         norms = [] if self.half is None else self.half.state()
         beside = path.with_suffix(".new.npz")
@@ -155,7 +155,7 @@ class Training:
         beside.replace(path)
 
     def load(self, path):
-        """Go on from what `save` kept."""
+        """Continue from the result of `save`."""
         with np.load(path, allow_pickle=False) as saved:
             self.step = int(saved["step"])
             names = self.model.state_dict()

@@ -1,4 +1,4 @@
-"""MNIST and scattering features under differential privacy, at one party or in halves at two.
+"""MNIST and scattering features under differential privacy, at one party or at two.
 
     python examples/private/scattering.py --epsilons 8 2 .5 --seeds 0 1 2 --out goals.jsonl
 
@@ -117,7 +117,7 @@ def data_of(parts, labels, split):
 
 
 def central(part, labels, split, epsilon, rate, epochs, seed, clip):
-    """A linear model of one party; accuracy on the split's test rows."""
+    """Train a linear model at one party; return accuracy on the split's test rows."""
     train = torch.from_numpy(split.train)
     q, steps = LOT / len(train), epochs * poisson_steps(len(train), LOT)
     secret = Secret.of_simulation(seed, "central")
@@ -143,7 +143,7 @@ def central(part, labels, split, epsilon, rate, epochs, seed, clip):
 
 
 def split_training(parts, labels, split, epsilon, rate, epochs, seed, clip):
-    """Two feature parties and a label party, each with its own noise; accuracy on test rows."""
+    """Train two feature parties and a label party with separate noise; return test accuracy."""
     experiment = Experiment.model_validate(
         {
             "seed": seed,

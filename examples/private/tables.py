@@ -1,4 +1,4 @@
-"""Three tables under epsilon 1, 3, 8: private split training beside plain and logistic regression.
+"""Three tables under epsilon 1, 3, 8: private split training, plain, and logistic regression.
 
     python examples/private/tables.py --seeds 0 1 2 --out tables.jsonl
 
@@ -49,7 +49,7 @@ SMALLEST = 100  # test rows of a reported group
 
 
 def source(name, folder):
-    """The file of a table; Adult's two parts become one with names."""
+    """Return the file of a table; join Adult's two parts into one with names."""
     root = Path(os.environ["VFL_DATA"])
     path = root / TABLES[name][0]
     if name != "adult":
@@ -78,7 +78,7 @@ def clips_of(data, clip):
 
 
 def experiment_of(name, folder, seed, dp=None, rate=None, clips=None):
-    """The table's experiment of examples/value; private ones train to the end, bottoms linear."""
+    """Return the table's experiment; private ones have linear bottoms and all epochs."""
     content = tomllib.loads((Path(__file__).parents[1] / "value" / f"{name}.toml").read_text())
     content.pop("value", None)
     content["seed"] = seed
@@ -102,7 +102,7 @@ def split_outputs(experiment, data):
 
 
 def logistic_outputs(experiment, data, epsilon, rate, clip, seed):
-    """The same of a logistic regression on all columns in one place."""
+    """Return the outputs of a logistic regression on all columns in one place."""
     label = experiment.label.party
     split, labels = data[label].split, data[label].labels
     inputs = torch.cat([data[name].inputs.flatten(1) for name in experiment.parties], 1)

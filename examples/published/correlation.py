@@ -44,7 +44,7 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Generator], Tensor]] = {
 
 
 def permuted(rows: Tensor, draw: torch.Generator) -> Tensor:
-    """Every row in an order of its own."""
+    """Permute each row separately."""
     return rows.gather(1, torch.rand(rows.shape, generator=draw).argsort(1))
 
 
@@ -73,7 +73,7 @@ def estimate(rows: Tensor, width: int, draw: torch.Generator) -> float:
 
 
 def main() -> None:
-    """Append what is missing."""
+    """Append the missing results."""
     use_one_thread()
     done = set()
     if OUT.exists():

@@ -67,7 +67,7 @@ def records(line: str, command: str, output: str) -> Iterator[dict[str, object]]
 
 
 def main() -> None:
-    """Run what is missing."""
+    """Run the missing commands."""
     done = set()
     if OUT.exists():
         done = {json.loads(text)["command"] for text in OUT.read_text().splitlines()}

@@ -1,13 +1,13 @@
-"""Attacks: what an attacker makes of what it saw, under a threat model that is named.
+"""Attacks: each infers private values from data that a stated threat model gives the attacker.
 
 >>> make("logistic:scaler=whiten").goal
 'labels'
 
-Attacks stand by what they look for: `labels`, `inputs`, `membership`, `active` and `permuted`;
-`wrappers` change what another attack is given. Reading one takes `base` and its own file. Above
-them: `view` (threat models and what they grant), `transcript` (evidence by row over all
-messages), `cases` (what a victim or a recording gives),
-`scoring` and `baselines`.
+Attacks stand by what they look for: Members are in `labels`, `inputs`, `membership`, `active` and
+`permuted`; `wrappers` are attacks that change the evidence of another attack. To read one attack,
+`base` and the attack's own file are enough. Above them: The framework is in `view` (threat models
+and their grants), `transcript` (evidence by row over all messages), `cases` (data of a victim or a
+recording), `scoring` and `baselines`.
 
 To add an attack: one file with a subclass of `Attack`, one line below (or, from another package,
 an entry point in the group ``vfl.attacks``), and the contract tests of `vfl.testing`. The
@@ -98,7 +98,7 @@ def make(spec: str) -> Attack:
     """Return the attack a spec names, such as ``fine_tuning:steps=200,at=before``.
 
     Raises:
-        SpecError: an unknown name or option, with the nearest known one.
+        SpecError: the name or an option is unknown; the error names the nearest known one.
     """
     return ATTACKS.make(spec)
 

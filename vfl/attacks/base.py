@@ -1,7 +1,7 @@
-"""The attack contract, from a view to a guess, and what attacks share to get there.
+"""The attack contract, which turns a view into a guess, and functions that attacks share.
 
-Hyper-parameters are the constructor's arguments, fixed in advance: what an attack tunes, it tunes
-on what it holds. It never sees the truth; `vfl.attacks.scoring` compares afterwards.
+Hyper-parameters are the constructor's arguments, fixed in advance; an attack tunes others only on
+its own evidence. It never sees the truth; `vfl.attacks.scoring` compares afterwards.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class Attack(ABC):
             columns, axes (targets, ...). "tokens": int64 words of texts, axes (targets, words);
             only the beginnings if there are fewer words. "scores": one number for each target,
             larger for a member or for the class that `rarest` names, axes (targets,).
-        needs: every grant it uses; its view has exactly these.
+        needs: every grant that the attack uses; its view has exactly these.
     """
 
     goal: Goal = "labels"
     needs: frozenset[Grant] = frozenset()
 
     def check(self, classes: int, width: int) -> None:
-        """Refuse a task or a cut that it means nothing for, before anything is trained.
+        """Refuse a task or cut for which the attack has no meaning, before it trains anything.
 
         Args:
             classes: number of classes of the view.
-            width: width of the attacked cut, as it travels.
+            width: width of the attacked cut as it is sent.
 
         Raises:
             UserError: the task or cut does not fit; the error suggests another attack. `run`
-                refuses the same.
+                raises the same error.
         """
 
     @abstractmethod
@@ -62,22 +62,22 @@ class Attack(ABC):
 
         Args:
             view: the attacker's view.
-            draw: everything random comes from here.
+            draw: generator of all random numbers.
 
         Raises:
             NotGrantedError: the attack read a grant that `needs` does not name.
         """
 
     def last_report(self) -> dict[str, Any] | None:
-        """Return a report about the last run's method; it is stored with the score.
+        """Return a report on how the last run worked; vfl stores it with the score.
 
-        The report is JSON without cell values, row ids or labels; None if an attack has no report.
+        The report is JSON without cell values, row ids or labels; None if the attack has none.
         """
         return None
 
 
 def rarest(prior: Tensor) -> int:
-    """Return the rarest class, which attacks with scores look for; the last of equally rare ones.
+    """Return the rarest class, the target of attacks with scores; of equally rare ones the last.
 
     Args:
         prior: share of each class among the training rows, axes (classes,).
@@ -89,7 +89,7 @@ def rarest(prior: Tensor) -> int:
 
 
 def require_two_classes(classes: int, instead: str) -> None:
-    """Refuse a task that an attack for two classes says nothing about.
+    """Refuse a task for which a two-class attack has no meaning.
 
     Args:
         classes: number of classes.
@@ -108,10 +108,10 @@ def require_two_classes(classes: int, instead: str) -> None:
 
 
 def require_at_least(least: float, **options: float) -> None:
-    """Refuse options below a bound, by their names; NaN and infinity too.
+    """Refuse options below a bound; NaN and infinity are refused too. The names are for the error.
 
     Raises:
-        BadOptionError: an option is below the bound; the error names the first one.
+        BadOptionError: an option is below its bound; the error names the first such option.
     """
     for option, given in options.items():
         require_range(option, given, least)
@@ -142,8 +142,8 @@ def fit(
         steps: number of Adam steps.
         learning_rate: the learning rate.
         draw: dropout draws from here.
-        keep_norms: batch normalisation uses and keeps the statistics it has.
-        batch: rows of a step, drawn with replacement; all rows where there are no more, or if 0.
+        keep_norms: whether batch normalisation keeps its present statistics and uses them.
+        batch: rows per step, drawn with replacement; all rows if there are no more, or if 0.
         loss: loss function of logits and labels; None is the cross-entropy.
     """
     training(module, keep_norms)
@@ -159,7 +159,7 @@ def fit(
 
 
 def training(module: nn.Module, keep_norms: bool) -> None:
-    """Set training mode, batch normalisation apart if its statistics are to stay."""
+    """Set training mode; with `keep_norms`, batch normalisation stays in evaluation mode."""
     module.train()
     for part in module.modules():
         if keep_norms and isinstance(part, _BatchNorm):
@@ -167,12 +167,12 @@ def training(module: nn.Module, keep_norms: bool) -> None:
 
 
 class OwnBottom(nn.Module):
-    """A party's bottom with the layers around it, which stay apart from the bottom itself.
+    """A party's bottom model and the layers around it, stored separately.
 
     Args:
-        parts: the defended bottom and, of some codecs, an adapter; one after the other.
-        core: the bottom itself, somewhere in the first part; a defense may have replaced it, and
-            then that part is taken for it.
+        parts: the defended bottom and, for some codecs, an adapter after it.
+        core: the bottom itself inside the first part; if a defense replaced it, the first part is
+            used.
     """
 
     def __init__(self, parts: Iterable[nn.Module], core: nn.Module) -> None:
@@ -188,11 +188,11 @@ class OwnBottom(nn.Module):
 
 
 def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
-    """Return the last layer with weights of a bottom itself; None if it has no such layer.
+    """Return the last layer with weights of the bottom itself, or None if it has no such layer.
 
     Args:
         bottom: the party's module; layers around an `OwnBottom`, such as a passport or an adapter,
-            do not count.
+            are ignored.
         row: any row, axes (1, ...), to see which layer runs last.
     """
     core = bottom.core if isinstance(bottom, OwnBottom) else bottom
@@ -232,20 +232,20 @@ LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "gradients": frozenset({Grant.GRADIENTS}),
     "accumulated": frozenset({Grant.GRADIENTS}),
 }
-_ROWS = 4096  # of one forward pass
+_ROWS = 4096  # rows of one forward pass
 
 
 class EmbeddingAttack(Attack):
-    """An attack that reads one layer of the rows it is about.
+    """An attack that reads the outputs of one layer for its rows.
 
     Attributes:
-        uses: grants it needs besides those of the layer.
+        uses: grants that the attack needs in addition to the layer's.
 
     Args:
         at: the layer; see `features`.
 
     Raises:
-        BadOptionError: no such layer.
+        BadOptionError: the layer does not exist.
     """
 
     uses: ClassVar[frozenset[Grant]] = frozenset()
@@ -266,12 +266,12 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
     Args:
         view: the attacker's view, with the bottom.
         seen: the group.
-        layer: source of the features. "cut": the cut as it travelled. "bottom": the bottom's output
+        layer: source of the features. "cut": the cut as it was sent. "bottom": the bottom's output
             before noise and codec, which its owner can leave out. "learned": the output of the
             trained part of an `anchored` bottom, without its fixed components; the same as "bottom"
             for another bottom. "before": the input of the bottom's last layer with weights (thesis
             4.4.3). "inputs": the columns. "outputs": the network's answers. "gradients": mean
-            gradients of training rows in each epoch, side by side. "accumulated": the mean of these
+            gradients of training rows in each epoch, concatenated. "accumulated": the mean of these
             over all epochs, each divided by the root mean square of its batch.
     """
     if layer == "cut":
@@ -301,7 +301,7 @@ def _gradients(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
 
 
 def learned_part(bottom: nn.Module) -> nn.Module:
-    """Return the trained part of an `anchored` bottom; any other bottom whole."""
+    """Return the trained part of an `anchored` bottom, or the whole of any other bottom."""
     if isinstance(bottom, JointBottom):
         return bottom.each(learned_part)
     anchored = (part for part in bottom.modules() if isinstance(part, AnchoredBottom))
@@ -311,8 +311,8 @@ def learned_part(bottom: nn.Module) -> nn.Module:
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
     """Return the inputs of a bottom's last layer with weights, axes (rows, features).
 
-    Layers that a defense or a codec put around it do not count; see `last_layer`. A bottom without
-    weights is given the inputs.
+    Layers that a defense or a codec adds are ignored; see `last_layer`. For a bottom without
+    weights, these are the inputs.
     """
     if isinstance(bottom, JointBottom):
         return torch.cat([before_last(one, part) for one, part in bottom.parts(inputs)], 1)
@@ -338,7 +338,7 @@ def through(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def untrained(view: View, draw: torch.Generator) -> nn.Module:
-    """Return an untrained network of the architecture in use, for the attacker's inputs alone."""
+    """Return an untrained network of the victim's kind that reads the attacker's inputs alone."""
     with scoped(key_of(draw)):
         bottom = view.new_bottom()
         width = through(bottom, view.leaked.inputs[:1]).shape[1]
@@ -348,7 +348,7 @@ def untrained(view: View, draw: torch.Generator) -> nn.Module:
 Scale = Callable[[Tensor], Tensor]
 Scaler = Literal["none", "standard", "whiten", "shrink", "zca", "cosine", "batch", "rank"]
 _SHRINKAGE = 0.1
-_FEWEST = 32  # rows whose own mean and deviation mean anything
+_FEWEST = 32  # smallest number of rows whose own mean and deviation are meaningful
 
 
 def scale_by(kind: Scaler, reference: Tensor) -> Scale:
@@ -360,10 +360,10 @@ def scale_by(kind: Scaler, reference: Tensor) -> Scale:
             "shrink", turned back to the features; "cosine": every row on the unit sphere, after
             centring; "batch": as "standard", by the rows' own mean and deviation where they are
             32 or more; "rank": each feature by its rank, as a quantile of the normal law.
-        reference: the rows it is fitted on.
+        reference: the rows on which the scaling is fitted.
 
     Raises:
-        BadOptionError: no such kind.
+        BadOptionError: the name is unknown.
     """
     require_choice("scaler", kind, get_args(Scaler))
     if kind == "none":
@@ -396,7 +396,7 @@ def _whitening(reference: Tensor, kind: Scaler) -> Tensor:
 
 
 def _normal_scores(ordered: Tensor, rows: Tensor) -> Tensor:
-    """Quantiles of the normal law at each value's place among the reference's, ties in the middle.
+    """Return normal quantiles by rank among the reference's values; ties get the middle rank.
 
     Args:
         ordered: the reference's values of each feature, ascending, axes (features, rows).
@@ -410,5 +410,5 @@ def _normal_scores(ordered: Tensor, rows: Tensor) -> Tensor:
 
 
 def _safe(spread: Tensor) -> Tensor:
-    """Spreads to divide by; a feature that never varies is left as it is."""
+    """Return spreads to divide by; a constant feature gets 1, so that it does not change."""
     return torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))

@@ -1,7 +1,8 @@
-"""Bottoms that never saw a label, for the same attack to be tried on them.
+"""Label-free bottoms: the same attack runs on them as a baseline.
 
-An attack that reaches no more than its baselines took nothing from the trained bottom: it is the
-leaked labels, the unlabelled rows and the inputs that did it.
+An attack that reaches no more than its baselines took nothing from the trained bottom: If the
+attack succeeds on them too, the success comes from the leaked labels, the unlabelled rows and the
+inputs.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
 
     Args:
         case: grants inputs and unlabelled rows; for "autoencoder" the bottom's architecture too.
-        kind: "raw": the inputs themselves; "pca": their first principal components, by the
-            unlabelled rows; "random": the components of random features of them; "autoencoder": an
-            untrained bottom that learned to rebuild the unlabelled rows, as the defense
-            `label_free:kind=autoencoder` does.
-        width: columns of the cut; "raw" has as many as the inputs, "autoencoder" as many as the
+        kind: "raw": the inputs; "pca": their first principal components, fitted to the unlabelled
+            rows; "random": components of random features; "autoencoder": an untrained bottom that
+            learned to reconstruct the unlabelled rows, as in the defense
+            `label_free:kind=autoencoder`.
+        width: columns of the cut; "raw" keeps those of the inputs, "autoencoder" those of the
             bottom.
         draw: everything random comes from here.
 
     Raises:
-        BadOptionError: no such kind.
-        NotGrantedError: the case has not what that takes.
+        BadOptionError: the name is unknown.
+        NotGrantedError: the case lacks a grant that such a bottom needs.
     """
     return replace(
         case, view=view_behind(case.view, label_free_bottom(kind, case.view, width, draw))
@@ -49,12 +50,12 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
 
 
 def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> View:
-    """Return the attacker's holdings with this bottom instead of its own, for every epoch too.
+    """Return the attacker's view with this bottom in place of the trained one, in every epoch.
 
     Args:
         view: grants inputs.
         bottom: bottom that was made without labels.
-        kept: cache of the bottom's outputs, for rows that stay the same with other leaks.
+        kept: cache of the bottom's outputs, for rows that several draws of leaks share.
     """
     made = {} if kept is None else kept
 

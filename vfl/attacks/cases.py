@@ -1,7 +1,7 @@
-"""Cases: what a trained victim, or the recording of a training, gives an attacker.
+"""Cases: the data that a trained victim, or the recording of a training, gives an attacker.
 
-Each builder turns experiment, aligned rows and what was recorded or trained into a `Case`: a view
-under a threat model, and the truth beside it.
+Each builder turns the experiment, aligned rows and the recorded or trained data into a `Case`: a
+view under a threat model, and the truth.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None
     """Return positions of k rows of each class, ascending by class; int64, axes (classes * k,).
 
     A larger draw from the same generator state begins with the same k rows. A curve over k
-    therefore adds leaks and does not replace them.
+    therefore adds leaked rows and does not replace them.
 
     Args:
         labels: int64 codes 0..C-1 of the rows that may leak, axes (rows,).
@@ -88,7 +88,7 @@ def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None
 
 
 def top_recipe(experiment: Experiment, classes: int) -> TopMaker:
-    """Makes a top like the label party's, for cuts of a given width."""
+    """Make a top like the label party's, for cuts of a given width."""
     return lambda width: models.make_top(experiment.label.top).build(width, classes)
 
 
@@ -107,12 +107,12 @@ def decoded(
     """Yield each frame of a trace in memory with its rows and the values its receiver decoded.
 
     Args:
-        trace: every cut, gradient and query of a session, in the order in which they crossed.
+        trace: every cut, gradient and query of a session, in the order of sending.
         terms: terms of the session.
         split: its aligned rows.
 
     Raises:
-        FrameError: bytes the codec did not make.
+        FrameError: the codec could not have produced these bytes.
     """
     exchanges = {exchange.step: exchange for exchange in rules.schedule(terms, split)}
     decoders: dict[str, Decoder] = {}
@@ -128,7 +128,7 @@ def decoded(
 
 
 def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[RecordedExchange]:
-    """Return the training exchanges of one feature party's link, in their order.
+    """Return the training exchanges of one feature party's link, in order.
 
     Args:
         frames: frames of a training; the function ignores frames of other phases.
@@ -155,7 +155,7 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
         rows: positions among the aligned rows, int64.
 
     Raises:
-        DataError: no cut of some of these rows is there.
+        DataError: the recording has no cut of one of these rows.
     """
     messages = _messages(frames, party, rows)
     found, missing = _latest((one for of, one in messages if of.direction == "up"), len(rows))
@@ -169,7 +169,7 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
 
 
 def _messages(frames: Frames, party: str, rows: Tensor) -> Iterator[tuple[Replayed, SentCuts]]:
-    """Yield the frames of one party's link, each with its values of the rows of interest."""
+    """Yield the frames of one party's link, each with its values for the selected rows."""
     index = torch.full((int(rows.max()) + 1,), -1)
     index[rows] = torch.arange(len(rows))
     for frame, values in frames:
@@ -194,9 +194,9 @@ def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
-    """Return all messages about the first rows and about the other rows, and the last cuts.
+    """Split all messages by group of rows, first rows or rest; return the last cuts too.
 
-    The schedule leaves a single row out that would be a batch of its own; then no cuts are given.
+    The schedule omits a last batch with a single row; in this case no cuts are returned.
     """
     cuts, missing = _latest(messages, first + second)
 
@@ -214,7 +214,7 @@ def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evid
 
 
 Part = Literal["train", "validation", "test"]
-#: Grants of a feature party once the network is in use; an attack is given those it needs.
+#: Grants of a feature party while the network is used; an attack receives those that it needs.
 INFERENCE = frozenset(
     {Grant.INPUTS, Grant.BOTTOM, Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED}
     | {Grant.PRIOR, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
@@ -223,12 +223,12 @@ INFERENCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The part of the split that each group of rows comes from, and who trained.
+    """For each group of rows, the part of the split that it is drawn from, and who trained.
 
     Attributes:
         targets: the rows that are attacked.
         leaks: part of the split from which leaked labels are drawn.
-        unlabelled: further rows; by default the targets themselves.
+        unlabelled: unlabelled rows; by default the targets themselves.
         trained_by: see `ThreatModel`.
     """
 
@@ -245,7 +245,7 @@ def labels_of(label: PartyData) -> tuple[Tensor, int]:
 
 
 def codes_of(labels: Tensor, classes: int) -> Tensor:
-    """Return the codes for the draw of leaks: classes; numbers count as one class."""
+    """Return class codes for the draw of leaked rows; for numeric labels all rows have one code."""
     return labels if classes > 1 else torch.zeros(len(labels), dtype=torch.int64)
 
 
@@ -253,7 +253,7 @@ def classes_of(label: PartyData) -> tuple[Tensor, int]:
     """Return the labels of all rows, int64, axes (rows,), and the number of classes.
 
     Raises:
-        UserError: labels are numbers.
+        UserError: the labels are numbers, not classes.
     """
     if label.classes is None or label.labels is None:
         raise UserError("a regression has no classes to infer", where="label.task")
@@ -281,20 +281,21 @@ def _with_leaks(grants: frozenset[Grant], k: int, classes: int) -> frozenset[Gra
 
 
 class Victim:
-    """A trained feature party that answers queries, and the labels it is not to find out.
+    """A trained feature party that answers queries, and labels that it is not supposed to learn.
 
-    The architectures it knows are the experiment's, without what a defense adds to them.
+    The attacker knows the architectures of the experiment, without the parts that a defense adds.
 
     Args:
         experiment: experiment of the training.
         data: every party's aligned rows; the label party's labels are the truth.
         party: the feature party that attacks.
         weights: its trained weights.
-        secret: its own; noise on queries comes from here. None takes a stand-in of the seed.
+        secret: the party's secret, from which noise on queries is drawn. None derives a substitute
+            from the seed.
 
     Raises:
-        UserError: no such feature party.
-        ExposedCutError: first layers are shared, so it has no bottom.
+        UserError: the feature party does not exist.
+        ExposedCutError: the training shares its first layers, so no party has a bottom model.
     """
 
     def __init__(
@@ -327,11 +328,12 @@ class Victim:
 
         Args:
             folder: the run.
-            data: every party's rows, as `vfl.training.run.load_data` gives them for its experiment.
+            data: rows of every party, as `vfl.training.run.load_data` returns them for the
+                experiment.
             party: the feature party that attacks.
 
         Raises:
-            RunFolderError: its weights are not there; a federation leaves them with the party.
+            RunFolderError: the weights are missing; in a federation they stay with their party.
         """
         weights = PartyFolder(folder.party(party)).weights()
         return cls(folder.experiment(), data, party, weights)
@@ -348,15 +350,15 @@ class Victim:
         """Return the case of k leaked labels of each class.
 
         Args:
-            k: 0 leaks nothing, and the view grants no leaked labels then.
+            k: number of leaked labels per class; with 0 the view grants no leaked labels.
             draw: generator that draws the leaked rows.
             setting: roles of the rows.
-            snapshots: its weights after every epoch, if it kept them.
-            partners: feature parties that hand it what they hold of the same rows.
+            snapshots: the party's weights after every epoch, if they were stored.
+            partners: feature parties that share their data about the same rows with the attacker.
 
         Raises:
             TooFewRowsError: a class has fewer rows to leak.
-            UserError: rows would leak that are attacked.
+            UserError: a leaked row is also a row under attack.
         """
         setting, leak = setting or Setting(), draw.clone_state()
         if setting.leaks == setting.targets:
@@ -409,7 +411,7 @@ class Victim:
         return found
 
     def _makers(self) -> Holdings:
-        """Holdings with the makers of models alone."""
+        """Return holdings that contain only functions that make models."""
         return Holdings(
             bottom=self._own_bottom,
             new_bottom=bottom_recipe(self._experiment, self.name, self._shape),
@@ -423,7 +425,7 @@ class Victim:
         return Evidence(self._inputs[leaked], self.cuts(leaked), self.labels[leaked])
 
     def _part(self, part: Part) -> Evidence:
-        """Return evidence of a part of the split, without labels; the network runs only once."""
+        """Return evidence about a part of the split, without labels; the network runs only once."""
         if part not in self._evidence:
             rows = self._rows(part)
             inputs = self._inputs[rows]
@@ -444,7 +446,7 @@ class Victim:
         return half, OwnBottom(half.model.values(), core), here
 
     def _own_bottom(self, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Return a copy of the bottom or of an earlier one, with layers of defense and codec."""
+        """Return a copy of the bottom, or an earlier one, with the layers of defense and codec."""
         return copy.deepcopy(self._own) if weights is None else self._trained(weights)[1]
 
     def _rows(self, part: Part) -> Tensor:
@@ -455,12 +457,12 @@ Weights = Mapping[str, Mapping[str, Tensor]]
 
 
 class TrainedParts:
-    """The parts of one trained network.
+    """Modules and weights of one trained network.
 
     Args:
         experiment: experiment of the training.
         data: every party's aligned rows.
-        weights: everybody's trained weights, as `LocalSession.weights` gives them.
+        weights: trained weights of all parties, as `LocalSession.weights` returns them.
 
     Attributes:
         lacking: grants of a label party that these parts cannot meet.
@@ -522,7 +524,7 @@ class TrainedParts:
         """Return the network's outputs for rows whose cuts were recorded, axes (rows, classes).
 
         Args:
-            queries: recorded frames of every feature party; gone through once a party.
+            queries: recorded frames of every feature party; each party's are read once.
             rows: positions among the aligned rows, int64.
 
         Raises:
@@ -534,7 +536,7 @@ class TrainedParts:
         return self._defense().logits(through(self.top(), merged), StepContext())
 
     def _cuts(self, party: str, queries: Frames, rows: Tensor) -> Tensor:
-        """Return the top's inputs from one party."""
+        """Return one party's cuts as the top receives them."""
         if party == self._terms.label_party:
             return through(self.bottom(party), _inputs_of(self.data[party])[rows])
         cuts, width = last_cuts(queries, party, rows), self._terms.parties[party].width
@@ -559,7 +561,7 @@ COLUMNS = frozenset(
     {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE}
     | {Grant.TOP, Grant.OTHERS_BOTTOM}
 )
-#: Further grants of a label party that has columns of its own.
+#: Further grants of a label party with columns of its own.
 OWN_COLUMNS = frozenset({Grant.INPUTS, Grant.BOTTOM})
 
 
@@ -575,10 +577,10 @@ def columns_case(
     Args:
         parts: parts of the trained network.
         party: the feature party that is attacked.
-        targets: the rows that are attacked, as positions among the aligned rows, int64, and what
-            the label party was sent of them.
+        targets: the attacked rows: their positions among the aligned rows, int64, and the values
+            about them that the label party received.
         leaked: rows whose columns leaked, in the same form as `targets`.
-        threat: its grants; those of a label party's own columns are added where it has some.
+        threat: grants of the attacker; own columns of the label party add their grants.
     """
     label = parts.data[parts.experiment.label.party]
     labels, classes = labels_of(label)
@@ -607,16 +609,16 @@ def _merger(terms: Terms) -> nn.Module:
 
 
 def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> Tensor:
-    """Return the rows in random order; leaked rows come first.
+    """Return the rows in random order with the leaked rows first.
 
     Args:
         rows: positions among the aligned rows, int64.
         leaks: number of leaked rows.
         draw: generator of the order.
-        part: name of this part of the rows, for the message.
+        part: name of this part of the rows, for the error text.
 
     Raises:
-        TooFewRowsError: fewer rows than leaks.
+        TooFewRowsError: there are fewer rows than labels to leak.
     """
     if leaks > len(rows):
         raise TooFewRowsError(
@@ -633,7 +635,7 @@ TRAINING = frozenset(
 _COLUMNS_OF_PARTNER = ThreatModel(
     "feature party", "training", frozenset({Grant.INPUTS, Grant.LEAKED, Grant.UNLABELLED})
 )
-#: Grants of a label party once the network is in use; and of one that recorded the training.
+#: Grants of a label party while the network is used, and of one that recorded the training.
 RECEIVING = COLUMNS | {Grant.OUTPUTS, Grant.QUERIES}
 RECALLING = COLUMNS | {Grant.EPOCHS}
 
@@ -656,14 +658,14 @@ def training_case(
         data: every party's aligned rows; the label party's labels are the truth.
         frames: frames of the training; see `decoded`.
         party: the feature party that attacks.
-        k: leaked training labels of each class; 0 leaks nothing.
+        k: number of leaked training labels per class; 0 leaks no label.
         draw: generator that draws the leaked rows.
         new_top: makes an untrained top for cuts of a width; None is the experiment's.
-        partners: feature parties that hand it their columns of the same rows.
-        others_top: makes a copy of the label party's top at the end; None grants no top.
+        partners: feature parties that give the attacker their columns of the same rows.
+        others_top: returns a copy of the label party's final top; None grants no top.
 
     Raises:
-        TooFewRowsError: a class has fewer rows to leak.
+        TooFewRowsError: a class has fewer rows than labels to leak.
     """
     label, inputs = data[experiment.label.party], _inputs_of(data[party])
     (labels, classes), train = labels_of(label), torch.from_numpy(label.split.train)
@@ -725,7 +727,7 @@ def received_case(
             `Victim.asked_again`; None if queries are not repeated.
 
     Raises:
-        TooFewRowsError: there are fewer validation rows than leaks.
+        TooFewRowsError: there are fewer validation rows than labels to leak.
         DataError: some rows' cuts were not recorded.
     """
     return received_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw, again)
@@ -766,13 +768,13 @@ def recalled_case(
     draw: torch.Generator,
     weights: Weights,
 ) -> Case:
-    """Return a case of a label party that reconstructs training rows from all messages about them.
+    """Return a case of a label party that reconstructs training rows from all their messages.
 
     The arguments are those of `received_case`; frames are those of the training, and the rows that
     leak are training rows.
 
     Raises:
-        TooFewRowsError: fewer training rows than leaks.
+        TooFewRowsError: there are fewer training rows than labels to leak.
         DataError: some rows' cuts were not recorded.
     """
     return recalled_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw)
@@ -813,12 +815,12 @@ def served_case(received: Case, middle: Maker, new_top: TopMaker) -> Case:
 
 #: Grants of a label party that learned the attribute of a few rows.
 ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
-#: Further grants, as far as the case of the rows has them.
+#: Further grants, if the case of the rows has them.
 REPEATED = frozenset({Grant.EPOCHS, Grant.QUERIES})
 
 
 def require_column(columns: int, column: int | None) -> None:
-    """Refuse an attribute that is none of the victim's columns.
+    """Refuse an attribute that is not one of the victim's columns.
 
     Raises:
         ConfigError: the column does not exist; the error states the range.
@@ -833,17 +835,17 @@ def require_column(columns: int, column: int | None) -> None:
 
 
 def attribute_case(received: Case, known: Tensor, column: int | None = None) -> Case:
-    """Whether a column of each target lies above its mean, for who was sent the cuts.
+    """Return a case: a receiver of cuts infers whether a column of each target is above its mean.
 
     Args:
         received: the rows and cuts, of `received_case` or `recalled_case`; see
             `decoded`.
-        known: the victim's training rows, axes (rows, ...), which say what the mean is.
-        column: counted from 0 in a row as it lies in memory; None takes the first of those that
-            split the training rows most evenly.
+        known: the victim's training rows, axes (rows, ...), which determine the mean.
+        column: position of the column in a row, from 0; None takes the column that divides the
+            training rows most evenly, the first of equal ones.
 
     Raises:
-        ConfigError: the victim has no such column.
+        ConfigError: the victim does not have this column.
     """
     flat, view = known.flatten(1), received.view
     assert received.inputs is not None
@@ -865,7 +867,7 @@ def attribute_case(received: Case, known: Tensor, column: int | None = None) -> 
     return Case(View(threat, 2, holdings), values(received.inputs))
 
 
-#: Grants of an outsider who holds whole rows with labels and asks for their predictions.
+#: Grants of an outsider who has whole rows with labels and requests their predictions.
 QUERYING = frozenset(
     {Grant.INPUTS, Grant.LABELS, Grant.OUTPUTS, Grant.LEAKED_INPUTS, Grant.PRIOR}
     | {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
@@ -879,7 +881,7 @@ class Queried:
     Attributes:
         members: training rows.
         others: the same number of rows that were not trained on.
-        own: rows with labels that the attacker has besides, for networks of its own.
+        own: further rows with labels that the attacker owns, to train its own networks.
     """
 
     members: Tensor
@@ -895,7 +897,7 @@ class Queried:
 def queried_case(
     experiment: Experiment, data: Mapping[str, PartyData], rows: Queried, outputs: Tensor
 ) -> Case:
-    """Return a membership case for an outsider that holds complete rows: which were trained on?
+    """Return a membership case: an outsider with complete rows infers which were trained on.
 
     Args:
         experiment: experiment of the training.
@@ -946,14 +948,14 @@ def summed_case(
         experiment: experiment of the training, with ``secure = "sum"``.
         data: every party's aligned rows.
         party: the feature party that is attacked.
-        partners: feature parties that give the label party their cuts; empty when it is alone.
-        leaks: rows whose columns leaked, of the validation rows.
+        partners: feature parties that give their cuts to the label party; empty without partners.
+        leaks: number of validation rows whose columns leaked.
         draw: generator that draws the leaked rows.
         weights: everybody's trained weights, as `LocalSession.weights` gives them.
 
     Raises:
-        UserError: the label party sees each cut anyway.
-        TooFewRowsError: fewer validation rows than leaks.
+        UserError: the label party sees each cut anyway, so it has nothing to infer.
+        TooFewRowsError: there are fewer validation rows than labels to leak.
     """
     ring = ring_of(experiment)
     if ring is None:
@@ -1010,10 +1012,10 @@ def begin(
     known: int,
     draw: torch.Generator,
 ) -> None:
-    """Give an adversary its knowledge before the first step; see `held`.
+    """Give an adversary its data before the first step; see `held`.
 
     Raises:
-        NotGrantedError: no party of its kind holds what it needs.
+        NotGrantedError: no party of the adversary's kind has the required data.
     """
     view = held(adversary, experiment, data, party, known, draw)
     adversary.begin(view.only(adversary.holds), draw)
@@ -1030,19 +1032,19 @@ def held(
     """Return the holdings of a party of an adversary's kind before the first step.
 
     A feature party knows the labels of some training rows; a label party knows the victim's columns
-    of the validation rows, as if they were public rows of the same kind.
+    of the validation rows, like public rows of the same kind.
 
     Args:
         adversary: the adversary.
         experiment: experiment of the training.
         data: every party's aligned rows.
-        party: the feature party that plays it, or is its victim.
-        known: training rows of each class whose labels a feature party knows; as many as there are
-            in the rarest class, if there are fewer.
+        party: the feature party that acts as the adversary, or is its victim.
+        known: number of training rows per class whose labels a feature party knows, at most the
+            size of the rarest class.
         draw: generator that draws these rows.
 
     Raises:
-        TooFewRowsError: no rows are left for it to know.
+        TooFewRowsError: no rows are left that the adversary could know.
     """
     label, inputs = data[experiment.label.party], _inputs_of(data[party])
     (labels, classes), train = classes_of(label), torch.from_numpy(label.split.train)

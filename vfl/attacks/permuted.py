@@ -5,9 +5,9 @@
 >>> twice.tolist()  # behind new dummies, the value of a row that is asked again
 [1]
 
-They are pure functions of what P2 receives and of what is public: rules, shapes, which rows a
-batch has. `Victim`, at the end, computes for real and keeps what reached P2; scores are given
-outside.
+They are pure functions of what P2 receives and of what is public: rules, shapes, which rows a batch
+has. `Victim`, at the end, runs the real computation and records the values that reach P2; scoring
+happens outside.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
     Args:
         before: axes (values,).
         after: the same rows in another order, after small changes of the weights.
-        signed: whether signs are true; else only sizes are compared.
+        signed: whether signs are true; otherwise only magnitudes are compared.
 
     >>> by_rank(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.1, 2.2, 2.9])).tolist()
     [2, 0, 1]
@@ -54,7 +54,7 @@ def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool =
     The assignment of least total distance between sorted values (Kuhn 1955).
 
     Args:
-        before: values of each batch, as many in every one.
+        before: values of each batch, equally many in each.
         after: values of the same batches in another order.
         signed: see `by_rank`.
 
@@ -86,7 +86,7 @@ def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: in
 
     Args:
         batches: the rows of each batch, int64.
-        seen: the logits of each, in any order; as many as rows.
+        seen: each batch's logits in any order, as many as there are rows.
         rows: number of rows.
 
     Returns:
@@ -107,7 +107,7 @@ def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: in
 
 
 def stands_out(seen: Tensor, real: int = 1) -> Tensor:
-    """Places of the values that dummies, normal around 0, are least likely to take; axes (real,).
+    """Return positions of the values least likely to be normally distributed dummies; axes (real,).
 
     >>> stands_out(torch.tensor([0.5, -7.0, 1.0])).tolist()
     [1]
@@ -118,8 +118,8 @@ def stands_out(seen: Tensor, real: int = 1) -> Tensor:
 def seen_twice(first: Tensor, second: Tensor, tolerance: float = 1e-5) -> Tensor:
     """Places in `first` of values that are in `second` too, by size; axes (found,).
 
-    Dummies are drawn anew for every question, real values are not. With 32 values each of a
-    spread near 2, some dummy meets another within the tolerance in about one of a hundred pairs.
+    Dummies are drawn again for every question, but real values stay the same. With 32 values of a
+    spread near 2 in each, about one of a hundred pairs has a dummy within the tolerance of another.
     """
     apart = (first.abs()[:, None] - second.abs()).abs().min(1).values
     return torch.nonzero(apart <= tolerance).flatten()
@@ -143,7 +143,7 @@ def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
 
 
 def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
-    """Return squared distances of candidates' sorted values to one row's; axes (candidates,).
+    """Return squared distances between sorted values of candidates and one row; axes (candidates,).
 
     >>> like_multisets(torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
     [0.0, 5.0]
@@ -154,10 +154,10 @@ def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
 def solve_shuffled(
     seen: Tensor, weight: Tensor, bias: Tensor, starts: Tensor, rounds: int = 50, ridge: float = 0.0
 ) -> Tensor:
-    """Find the row x whose x W + b is nearest to the observed values, in some order.
+    """Find the row x for which x W + b is nearest to the observed values, in some order.
 
-    Assign values to outputs by rank, solve least squares, and again until nothing changes; the
-    best of all starts (shuffled regression, Abid et al. 2017, section 3).
+    The method assigns values to outputs by rank, solves least squares, and repeats until nothing
+    changes; it keeps the best of all starts (shuffled regression, Abid et al. 2017, section 3).
 
     Args:
         seen: values of one row, axes (outputs,).
@@ -215,7 +215,7 @@ def _centred(away: Tensor) -> Tensor:
 
 
 def nearest(seen: Tensor, neighbours: int) -> Tensor:
-    """Return the nearest other rows of each, nearest first; int64, axes (rows, neighbours).
+    """Return each row's nearest other rows in ascending distance; int64, axes (rows, neighbours).
 
     Args:
         seen: axes (rows, ...); compared at length 1, as the thesis does.
@@ -227,7 +227,7 @@ def nearest(seen: Tensor, neighbours: int) -> Tensor:
 
 
 def same_class(seen: Tensor, classes: Tensor, neighbours: int = 5) -> float:
-    """Share of the nearest other rows that are of the row's class (thesis 5.5.4.2).
+    """Return the share of nearest other rows that have the row's class (thesis 5.5.4.2).
 
     Args:
         seen: axes (rows, ...); see `nearest`.
@@ -242,7 +242,7 @@ def same_class(seen: Tensor, classes: Tensor, neighbours: int = 5) -> float:
 
 
 class _Tapped:
-    """A link that keeps the payloads its own end receives."""
+    """A link that stores the payloads which its own end receives."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -263,8 +263,8 @@ class _Tapped:
 class Victim:
     """Three parties in threads: P0 owns the inputs, P1 weights and targets, P2 is curious.
 
-    A context manager. P2's links are tapped after the keys are agreed; all it receives then are
-    the two permuted shares of each question, which it adds as the protocol does.
+    A context manager. P2's links are recorded after the keys are agreed on; P2 then receives only
+    the two permuted shares of each question, and adds them as in the protocol.
 
     Args:
         layers: the network.
@@ -299,7 +299,7 @@ class Victim:
     def train_step(
         self, inputs: Tensor, targets: Tensor, loss: Loss, learning_rate: float
     ) -> list[Tensor]:
-        """Return P2's observations of one step: values by layer, then requests for slopes."""
+        """Return P2's observations of one step: values by layer, then requested slopes."""
 
         def program(party: Party) -> None:
             role = party.role
@@ -311,7 +311,7 @@ class Victim:
         return self._watched(program)[1]
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the current weights, for scoring and for attackers that know them."""
+        """Return the current weights, for scoring, and for attackers that are granted them."""
         return self._trio.run(lambda party: self._networks[party.role].reveal(party, P1))[P1]
 
     def leaks(self) -> list[Leak]:
@@ -387,9 +387,9 @@ def matched_indices(seen: Tensor, sums: Tensor, tolerance: float = 1e-4) -> Tens
     """Match each observed value to the index of a true value by rank, for scoring.
 
     Args:
-        seen: axes (seen,); signs may have been laid over them.
-        sums: the true values in their own order, one axis.
-        tolerance: further from every true value is a dummy.
+        seen: observed values, axes (seen,); their signs may be random.
+        sums: the true values in their original order, one axis.
+        tolerance: largest distance to a true value; a value farther from all is a dummy.
 
     Returns:
         Indices of `sums`, -1 for dummies; int64 of axes (seen,).

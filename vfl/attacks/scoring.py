@@ -1,4 +1,4 @@
-"""Scoring: a case is what an attacker sees, and the truth that only the scoring sees."""
+"""Scoring: a case consists of the attacker's view, and of the truth, which only scoring uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vfl.core.errors import NonFiniteError
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Share of rows whose largest score is their class; axes (rows, classes) and (rows,).
+    """Return the share of rows whose largest score is right; axes (rows, classes) and (rows,).
 
     >>> accuracy(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]))
     0.5
@@ -51,7 +51,8 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
 def _at_each_score(scores: Tensor, positive: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Count the positive and the negative rows of each distinct score, lowest score first.
 
-    It takes a twentieth of the time of scikit-learn's curves, and a grid has thousands of scores.
+    It takes a twentieth of the time of scikit-learn's curves, which matters for a grid with
+    thousands of scores.
     """
     values, inverse = np.unique(scores.double().numpy(), return_inverse=True)
     rows = np.bincount(inverse, minlength=len(values)).astype(float)
@@ -85,7 +86,7 @@ def matched_accuracy(clusters: Tensor, labels: Tensor) -> float:
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
-    """Chance that a positive row scores above a negative one, ties counting half.
+    """Return the probability that a positive row scores above a negative one; ties count half.
 
     >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True]))
     0.875
@@ -96,9 +97,9 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 
 
 def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float:
-    """Share of positive rows that score above all but a share `false_rate` of the others.
+    """Return the share of positive rows that score above all but `false_rate` of the negative rows.
 
-    Carlini et al. 2022: what an attacker is sure of, which an average hides.
+    Carlini et al. 2022: It shows the rows of which an attacker is sure, which an average hides.
 
     >>> rate_at(torch.tensor([0.1, 0.4, 0.7, 0.9]), torch.tensor([False, False, True, True]))
     1.0
@@ -210,7 +211,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The value of an attack's guess, beside the value of a guess without evidence.
+    """The value of an attack's guess, and of a guess without evidence for comparison.
 
     Attributes:
         measure: name of the measure. For labels see `scores_of_labels` and `scores_of_values`; else
@@ -228,10 +229,10 @@ class Score:
 def seeking(case: Case) -> Case:
     """Return the same case with the class that is rarer in training as the wanted class.
 
-    Of labels that are numbers nothing is looked for in that way.
+    Numeric labels have no such target.
 
     Raises:
-        NotGrantedError: the view does not say how frequent each class is.
+        NotGrantedError: the view does not contain class frequencies.
     """
     assert case.labels is not None
     if case.view.classes == 1:
@@ -240,11 +241,11 @@ def seeking(case: Case) -> Case:
 
 
 def attempt(case: Case, attack: Attack, draw: torch.Generator) -> Score:
-    """Run an attack on exactly what it needs of a view, and score it.
+    """Run an attack on only the grants that it needs, and score its guess.
 
     Raises:
-        NotGrantedError: it needs more than the threat model grants; nothing is run.
-        NonFiniteError: its guess is none.
+        NotGrantedError: the attack needs more grants than the threat model gives; it does not run.
+        NonFiniteError: the guess contains NaN or Inf.
     """
     return attempt_all(case, attack, draw)[0]
 
@@ -253,18 +254,18 @@ def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score
     """Like `attempt`, but return every measure of the attack's goal; its main measure first.
 
     Raises:
-        NotGrantedError: it needs more than the threat model grants; nothing is run.
-        NonFiniteError: its guess is none.
+        NotGrantedError: the attack needs more grants than the threat model gives; it does not run.
+        NonFiniteError: the guess contains NaN or Inf.
     """
     return scores_of(case, attack.goal, guess_of(case, attack, draw))
 
 
 def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
-    """Return an attack's guess from a view with the grants it needs and no others.
+    """Return an attack's guess from a view restricted to the grants that it needs.
 
     Raises:
-        NotGrantedError: it needs more than the threat model grants; nothing is run.
-        NonFiniteError: NaN or Inf, which would count as some class and read as protection.
+        NotGrantedError: the attack needs more grants than the threat model gives; it does not run.
+        NonFiniteError: the guess contains NaN or Inf, which the score would count as a wrong class.
     """
     found = attack.run(case.view.only(attack.needs), draw)
     if not torch.isfinite(found).all():
@@ -318,11 +319,11 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
         Score("balanced_accuracy", balanced_accuracy(scores, labels), 1 / len(present)),
     ]
     if len(present) < 2:
-        return found  # nothing to be ranked
+        return found  # there is nothing to rank
     sought = present
     if len(present) == 2:
         sought = [min(present, key=lambda one: (int(counts[one]), -one))]
-    chances = scores.double().log_softmax(1)  # one row beside another
+    chances = scores.double().log_softmax(1)  # one row compared with another
     areas = [auc(chances[:, one], labels == one) for one in sought]
     precisions = [average_precision(chances[:, one], labels == one) for one in sought]
     shares = [float(counts[one]) / len(labels) for one in sought]
@@ -334,10 +335,10 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
 
 
 def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
-    """Return the value of a guess at numbers, beside the best constant guess.
+    """Return the value of a guess at numbers, and of the best constant guess.
 
-    "r2", the share of their variance that is explained, below 0 where the mean would be nearer; its
-    guess is the mean, which is 0. "mae", the mean absolute error, whose guess is the median.
+    "r2", the share of the variance that is explained, below 0 if the mean would be nearer; its
+    guess is the mean, which gives 0. "mae", the mean absolute error, whose guess is the median.
 
     >>> [one.measure for one in scores_of_values(torch.ones(2), torch.tensor([0.0, 2.0]))]
     ['r2', 'mae']

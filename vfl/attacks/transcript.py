@@ -1,8 +1,8 @@
-"""The transcript of one link: every message, and the evidence by row that accumulates over them.
+"""The transcript of one link: every message, and the evidence by row collected from them.
 
-An epoch, or a query that is repeated, shows each row once. A `Transcript` holds all of them: what
-was sent of a row each time, in which message, and so in whose company. The recorded cuts are what
-the sender's bottom of that time made of a row.
+An epoch, or a repeated query, contains each row once. A `Transcript` contains all of them: the
+values sent about a row each time, in which message, and thus with which other rows. The recorded
+cuts are the outputs of the sender's bottom at that time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SentCuts:
-    """Cuts of one message.
+    """The cuts of one message.
 
     Attributes:
         step: its number.
@@ -35,11 +35,11 @@ class SentCuts:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RecordedExchange:
-    """One training exchange as it was recorded.
+    """One recorded training exchange.
 
     Attributes:
         step, epoch: see `SentCuts`.
-        rows: counted through the targets; leaked rows follow after them.
+        rows: positions among the targets; leaked rows follow after them.
         cuts: returns the decoded cuts, axes (rows, width).
         gradients: decoded gradients, axes (rows, width).
     """
@@ -82,7 +82,7 @@ class Transcript(Generic[Message]):
 
     @cached_property
     def epochs(self) -> list[int]:
-        """Epochs or queries that it covers, ascending."""
+        """Epochs or queries that the transcript covers, ascending."""
         return sorted({one.epoch for one in self.messages})
 
     @cached_property
@@ -103,7 +103,7 @@ class Transcript(Generic[Message]):
         return self.of_epochs([one for one in self.epochs if not count or one > newest - count])
 
     def each_epoch(self) -> list[Transcript[Message]]:
-        """Return one transcript for each epoch."""
+        """Return one transcript per epoch."""
         return [self.of_epochs([epoch]) for epoch in self.epochs]
 
     def of_epochs(self, epochs: Sequence[int]) -> Transcript[Message]:
@@ -134,6 +134,6 @@ class Transcript(Generic[Message]):
 
 
 def at_scale(one: RecordedExchange) -> Tensor:
-    """Return the gradients of an exchange over their root mean square; zeros stay zeros."""
+    """Divide the gradients of an exchange by their root mean square; zeros stay zeros."""
     size = one.gradients.square().mean().sqrt()
     return one.gradients / size.clamp_min(torch.finfo(size.dtype).tiny)

@@ -1,12 +1,12 @@
-"""The adversary's knowledge: threat models and their grants, evidence, and the view of it.
+"""The adversary's knowledge: threat models, their grants, the evidence, and the view of it.
 
 A `ThreatModel` names the attacker, the phase of the attack, and its exact grants; `Holdings`
-contains everything that can be granted; a `View` gives access to the grants and raises for the
-rest. Functions make copies of models, so that an attack may change its copy. The truth about the
-target rows is never here: only scoring has it (`vfl.attacks.scoring`).
+contains everything that can be granted; a `View` gives access to the grants and raises an error for
+other values. Functions make copies of models, so that an attack may change its copy. The truth
+about the target rows is never here: only scoring has it (`vfl.attacks.scoring`).
 
-A grant that no party of that kind has in a real deployment makes the threat model counterfactual;
-results under it bound what could happen, and reports say so beside every figure.
+A grant that no such party has in a real deployment makes the threat model counterfactual; its
+results bound what could happen, and reports mark every such figure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Who = Literal["feature party", "label party", "outsider"]
 Phase = Literal["training", "inference"]
 Behaviour = Literal["semi-honest", "malicious"]
 TrainedBy = Literal["owner", "split"]
-#: Access of an attacker to the model; each level includes the levels before it.
+#: Access of an attacker to the model; each level includes the previous levels.
 Access = Literal["cut", "bottom", "gradients", "active"]
 
 
@@ -64,7 +64,7 @@ class Grant(StrEnum):
 IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
 #: Grants that only the owner of a bottom has.
 _AT_THE_BOTTOM = frozenset({Grant.BOTTOM, Grant.INPUTS, Grant.SNAPSHOTS})
-#: Grants of public facts, and of what colluding parties share.
+#: Grants of public facts, and of data that colluding parties share.
 _PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
 _BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS}
 _BOTH |= {Grant.QUERIES, Grant.PROTOCOL}
@@ -90,15 +90,17 @@ class ThreatModel:
 
     Attributes:
         who: kind of the attacking party.
-        phase: phase of its recordings; in the inference phase it recorded no training.
-        grants: values that it holds.
-        behaviour: "malicious": it tampers with its own part while the victim trains.
-        colluding: names of parties that share their holdings with it; empty if it is alone.
+        phase: phase of the attacker's recordings; in the inference phase it has recorded no
+            training.
+        grants: kinds of values that the attacker has.
+        behaviour: "malicious": the attacker tampers with its own part while the victim trains.
+        colluding: names of parties that share their data with the attacker; empty if there are
+            none.
         trained_by: "owner": one owner trained both halves and gave the bottom away (thesis 4.1);
-            "split": the feature party trained its own bottom.
+            "split": the feature party trained the bottom itself.
 
     Raises:
-        UserError: grants that contradict the phase or the partners.
+        UserError: the grants contradict the phase or the partners.
     """
 
     who: Who
@@ -126,7 +128,7 @@ class ThreatModel:
 
     @property
     def access(self) -> Access:
-        """Level of its access to the model, from cuts only to tampering with the training."""
+        """Level of access to the model, from cuts only up to tampering with training."""
         if self.behaviour == "malicious":
             return "active"
         if self.grants & IN_TRAINING:
@@ -163,15 +165,15 @@ Merge = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
-    """Everything known about one group of rows; axes (rows, ...) throughout, None where unknown.
+    """All knowledge about one group of rows; axes (rows, ...); unknown values are None.
 
     Attributes:
         inputs: float32, the columns.
-        cuts: float32, axes (rows, width), as they travelled.
-        labels: int64, or float32 where they are numbers, axes (rows,).
-        outputs: float32, axes (rows, outputs), what the network answered.
+        cuts: float32, axes (rows, width), as they were sent.
+        labels: int64, or float32 for numbers, axes (rows,).
+        outputs: float32, axes (rows, outputs): the network's outputs.
         before: returns the input of the last layer of `Holdings.bottom` for these rows, axes (rows,
-            features), if it is kept; it follows from inputs and bottom.
+            features), if it is stored; inputs and bottom determine it.
         sent: returns every message with cuts of these rows, over epochs or queries.
     """
 
@@ -214,7 +216,7 @@ class Evidence:
         )
 
     def beside(self, other: Evidence) -> Evidence:
-        """Return the evidence of these rows followed by other rows, where both have evidence."""
+        """Return the evidence of these rows, then that of other rows, if both have evidence."""
         pairs = {name: (one, other._columns[name]) for name, one in self._columns.items()}
         before, after = (self.before, other.before), (self.sent, other.sent)
 
@@ -249,10 +251,10 @@ def _both(before: tuple[Callable[[], Tensor] | None, ...]) -> Callable[[], Tenso
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Holdings:
-    """Everything that might be granted; what is None is not there at all.
+    """All values that a threat model might grant; None marks a value that does not exist.
 
     Attributes:
-        targets: the rows that are attacked, without what is to be found out.
+        targets: the attacked rows, without the values to infer.
         leaked: rows of which the attacker learned the labels (or an attribute, or the victim's
             columns).
         unlabelled: further rows.
@@ -260,7 +262,7 @@ class Holdings:
         prior: share of each class, axes (classes,).
         bottom: makes a copy of the attacker's trained bottom.
         new_bottom: makes an untrained bottom of the architecture in use.
-        new_top: makes an untrained top of the architecture in use, for cuts of a given width.
+        new_top: returns an untrained top of the victim's architecture for cuts of a given width.
         top: makes a copy of the attacker's trained top (label party).
         merge: merges the victim's cuts with the attacker's own before `top`; None if the attacker
             has no columns of its own.
@@ -268,7 +270,7 @@ class Holdings:
         others_top: makes a copy of the label party's trained top (feature party).
         snapshots: functions that copy the attacker's bottom after each epoch, in order.
         partners: holdings of colluding parties for the same groups of rows.
-        shape: axes of one of the victim's rows, without the rows axis.
+        shape: axes of one row of the victim.
         told: further messages that a product's model sent to the attacker, in the product's type.
         middle: makes a copy of the layers of a U-shape's server, from the victim's cuts to the cut
             that goes back, axes (rows, width).
@@ -293,7 +295,7 @@ class Holdings:
     middle: Maker | None = None
 
 
-#: Any of these grants opens a group of rows; they are opened column by column as well.
+#: Any of these grants opens a group of rows; some open single columns of it.
 _GROUPS = {
     "leaked": (
         Grant.LEAKED,
@@ -306,7 +308,7 @@ _GROUPS = {
 
 
 class _Opened(Generic[Held]):
-    """A holding of that name, for a view that has one of these grants."""
+    """Return the holding of that name if the view has one of these grants."""
 
     def __init__(self, *grants: Grant) -> None:
         self._grants = grants
@@ -320,12 +322,12 @@ class _Opened(Generic[Held]):
 
 
 class GrantedRows:
-    """One group of rows as an attacker may see them; reaching for anything else raises.
+    """One group of rows in an attacker's view; access to a value without its grant raises.
 
     Args:
         view: the view whose grants apply.
         evidence: evidence about these rows.
-        leaked: whether these are the leaked rows, which grants of their own open too.
+        leaked: whether these are the leaked rows, for which some grants are separate.
     """
 
     def __init__(self, view: View, evidence: Evidence, leaked: bool = False) -> None:
@@ -351,7 +353,7 @@ class GrantedRows:
 
     @property
     def sent(self) -> Sequence[SentCuts]:
-        """Every message that held cuts of these rows, over epochs or over queries."""
+        """Every message with cuts of these rows, over epochs or queries."""
         return self._view.opened(self._evidence.sent, Grant.EPOCHS, Grant.QUERIES)()
 
     @property
@@ -368,7 +370,7 @@ class GrantedRows:
 
     @property
     def before(self) -> Tensor | None:
-        """The inputs of the bottom's last layer, axes (rows, features); None where not kept."""
+        """Inputs of the bottom's last layer, axes (rows, features); None if they were not kept."""
         self._view.require(Grant.INPUTS)
         self._view.require(Grant.BOTTOM)
         kept = self._evidence.before
@@ -381,14 +383,14 @@ class GrantedRows:
 
 
 class View:
-    """The knowledge of one attacker; reaching for anything else raises.
+    """The knowledge of one attacker; access to a value without its grant raises.
 
     Args:
         threat: the attacker and its grants.
         classes: number of classes, which is public; 1 for numeric labels.
         holdings: everything that a grant can open.
 
-    Holdings other than groups of rows have the names of `Holdings`; makers make copies.
+    Holdings other than groups of rows have the names of `Holdings`; its functions return copies.
     """
 
     prior = _Opened[Tensor](Grant.PRIOR)
@@ -413,7 +415,7 @@ class View:
         """Return the same view with fewer grants: only grants that an attack declares.
 
         Raises:
-            NotGrantedError: it needs what the threat model does not grant.
+            NotGrantedError: the attack needs a value that the threat model does not grant.
         """
         wanted = frozenset(grants)
         for grant in Grant:
@@ -455,7 +457,7 @@ class View:
     def withholding(self, hidden: Tensor) -> View:
         """Return the same attacker without some leaked labels; these rows become the last targets.
 
-        An attacker that compares attacks on rows whose labels it knows asks them about these.
+        An attacker uses it to compare attacks on rows whose labels it knows.
 
         Args:
             hidden: mask of the leaked rows to withhold, bool, axes (leaked,).
@@ -479,7 +481,7 @@ class View:
 
     @property
     def exchanges(self) -> Sequence[RecordedExchange]:
-        """The training, exchange by exchange; the cuts of each are a grant of their own."""
+        """The training by exchange; the cuts of each exchange need a separate grant."""
         held = self.opened(self._holdings.exchanges, Grant.GRADIENTS)
         return [replace(one, cuts=partial(self._cuts_of, one)) for one in held]
 
@@ -496,10 +498,10 @@ class View:
         return [one.only(self.threat.grants & one.threat.grants) for one in partners]
 
     def opened(self, held: Held | None, *any_of: Grant) -> Held:
-        """Return a holding if one of these grants covers it.
+        """Return a holding if the view has one of the grants that cover it.
 
         Raises:
-            NotGrantedError: no grant opens it, or the case has no such evidence.
+            NotGrantedError: no grant covers the value, or the case does not contain it.
         """
         self.require(*any_of)
         if held is None:

@@ -1,4 +1,4 @@
-"""Attacks that change the evidence and hand it to another attack, whatever that one looks for."""
+"""Attacks that change the evidence and pass it to another attack of any goal."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from vfl.models import JointBottom, make_merger
 
 
 class Wrapper(Attack):
-    """An attack that changes what another one is given, and gives that one's guess.
+    """An attack that changes the evidence for another attack, and returns that attack's guess.
 
     Attributes:
-        inner: the other attack, whose code a guess follows from as well.
+        inner: the other attack; the score also depends on its code.
 
     Args:
-        of: its name, or a spec of one option; a comma would end it.
-        uses: grants that are needed besides its own.
-        cuts: whether it has to read the cut.
+        of: name of the other attack, or its spec with at most one option, because a comma would end
+            it.
+        uses: grants that this attack needs in addition.
+        cuts: whether the other attack must read the cut.
 
     Raises:
-        SpecError: no such attack.
-        BadOptionError: it reads no cut.
+        SpecError: the attack does not exist.
+        BadOptionError: the attack reads no cut.
     """
 
     def __init__(self, of: str, uses: Iterable[Grant], cuts: bool = True) -> None:
@@ -65,19 +66,19 @@ class Averaging(Wrapper):
 
     The mean of n cuts has 1/sqrt(n) of the deviation of independent noise. A receiver of cuts gains
     from this: a label party that reconstructs a feature party's columns. A feature party that added
-    the noise itself averages the outputs of its bottoms of several epochs. The mean reduces what
-    only one of them memorised late.
+    the noise itself averages the outputs of its bottoms from several epochs. The mean reduces
+    effects that only one of them memorised late.
 
     Args:
         of: the other attack, by name or as a spec of one option, such as `inversion:steps=200`.
-        over: "epochs" of the training; "queries", repeated with different other rows, because the
-            same batch in the same step has the same noise; "snapshots" of the attacker's own
+        over: "epochs" of the training; "queries", each time with different other rows, because the
+            same batch in the same step gets the same noise; "snapshots" of the attacker's own
             bottom.
-        last: number of last epochs, queries or snapshots, in which a bottom hardly changes; 0 takes
-            all of them.
+        last: number of last epochs, queries or snapshots to use, when a bottom hardly changes; 0
+            uses all.
 
     Raises:
-        SpecError: there is no such attack.
+        SpecError: the attack does not exist.
         BadOptionError: an option is out of range, or the attack reads no cut.
     """
 
@@ -108,7 +109,7 @@ def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
         last: number of last epochs or queries to read; 0 reads all.
 
     Raises:
-        UserError: a row has no cut in these.
+        UserError: the data contain no cut of one of the rows.
     """
     chosen = transcript.last(last)
     if not bool(chosen.times.all()):
@@ -121,16 +122,16 @@ def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
 
 
 class Pooled(Wrapper):
-    """Hands what colluding feature parties hold of each row, as one row, to another attack.
+    """Joins the data of colluding feature parties into one row, and passes it to another attack.
 
-    Their columns stand side by side, and so do their cuts; their bottoms are one bottom. The
-    information of all columns about the labels is combined, as in the network itself.
+    Their columns, their cuts and their bottoms are concatenated. The information of all columns
+    about the labels is combined, as in the network itself.
 
     Args:
         of: the other attack, by name or as a spec of one option.
 
     Raises:
-        SpecError: no such attack.
+        SpecError: the attack does not exist.
     """
 
     def __init__(self, of: str = "logistic") -> None:
@@ -157,7 +158,7 @@ class Pooled(Wrapper):
         return self.inner.run(together, draw)
 
     def _together(self, seen: Sequence[GrantedRows], leaked: bool) -> Evidence:
-        """Return all parties' joint evidence for one group of rows, if the attack needs it."""
+        """Return all parties' joint evidence for some rows, if the attack needs it."""
         asked = self.inner.needs
         inputs = [one.inputs.flatten(1) for one in seen] if Grant.INPUTS in asked else []
         cuts = [one.cuts for one in seen] if Grant.CUTS in asked else []
@@ -169,17 +170,17 @@ class Pooled(Wrapper):
 
 
 class Subtraction(Wrapper):
-    """Takes the partners' cuts off the sum that a label party learned, and attacks what is left.
+    """Subtracts the partners' cuts from the sum that a label party received, and attacks the rest.
 
-    A secure sum discloses the sum of all cuts to the label party. With all feature parties but one
-    it learns that one's cut, to the last bit; with fewer, the sum of those that do not collude.
+    A secure sum discloses the sum of all cuts to the label party. With all feature parties except
+    one it learns that one's cut exactly; with fewer, the sum of those that do not collude.
 
     Args:
         of: the other attack, by name or as a spec of one option.
 
     Raises:
-        SpecError: no such attack.
-        BadOptionError: an attack that reads no cut.
+        SpecError: the attack does not exist.
+        BadOptionError: the attack reads no cut.
     """
 
     def __init__(self, of: str = "inversion") -> None:

@@ -31,8 +31,8 @@ def advise(
     """List the values that each party sees, the defenses in place, and the evidence for them.
 
     The command trains nothing and reads no row. Exit code 0 if every exposure has a defense that is
-    proven, withstood the measured attacks or hides a part; 1 if one has none, or only a defense
-    that a known attack defeated; 2 if the experiment cannot be read.
+    proven, withstood the measured attacks or hides a part; 1 if an exposure has no defense, or only
+    one that a known attack defeated; 2 if the experiment cannot be read.
     """
     from vfl.core.registry import require_choice
     from vfl.experiments.advise import ASSETS, findings_of

@@ -196,12 +196,12 @@ def _renew_when_due(label: LabelFolder) -> None:
         days = label.experiment().federation.certificate_days
         if renew_when_due(label.certificates, days):
             say("renewed the certificate of the SuperLink")
-    except UserError as problem:  # the old one may be valid for weeks
+    except UserError as problem:  # the old certificate may be valid for weeks
         print(logged(str(problem)), file=sys.stderr, flush=True)
 
 
 def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
-    """Report the registered keys, and keys whose fingerprints have to be compared."""
+    """Report registered keys, and keys whose fingerprints the users have to compare."""
     from vfl.federation import deployment
     from vfl.transport import fingerprint
 
@@ -251,7 +251,7 @@ def _monitored(
     """Serve a party's metrics and send its spans until the block ends, if its file says so."""
     with ExitStack() as stack:
         if party.monitor is not None:
-            from vfl.federation.monitor import monitored  # it needs torch
+            from vfl.federation.monitor import monitored  # this import needs torch
 
             stack.enter_context(monitored(party, certificates, is_up, say))
             if party.monitor.spans is not None:
@@ -271,7 +271,7 @@ def _play_rank(order: Order) -> None:
 
 
 def _run_rank(party_file: Path, rank: int) -> NoReturn:
-    """Run one session after another; an error in one is reported, and the next one awaited."""
+    """Run one session after another; report an error of one, and wait for the next."""
     from vfl.core.seeds import use_one_thread
     from vfl.session.ranks.machines import joined
 
@@ -306,8 +306,8 @@ def sessions(
     A name belongs to one training with its evaluations and predictions, with the same parties,
     codec, defense and secure mode. Rows are counted each time that their cuts are sent. The epsilon
     is the defense's epsilon for sending the inputs of one row once, times the largest number of
-    times that any one row was sent; "-" if the defense states none. The last line adds up all
-    names.
+    times that any one row was sent; "-" if the defense states none. The last line is the sum over
+    all names.
     """
     from vfl.config import read_party_file
     from vfl.session.store.party_folder import own_ledger
@@ -400,7 +400,7 @@ def renew(
 
 
 def _preload_parties() -> None:
-    """Import both ends of a session, so that no child of a standing worker has to."""
+    """Import both ends of a session once, so that children of a standing worker need not."""
     import vfl.clients.app
     import vfl.server.app  # noqa: F401
 
@@ -529,7 +529,7 @@ def _epsilon(entry: Entry) -> str:
 
 
 def _total(entries: Sequence[Entry], others: float, most: float | None, lost: float) -> str:
-    """Spending under all names, and that which a restored store may have forgotten."""
+    """Return the spending under all names, including spending that a restored store may lack."""
     from vfl.session.store.session_ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]

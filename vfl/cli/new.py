@@ -21,7 +21,7 @@ class _Kind(NamedTuple):
         family: name of the registry.
         contract: test class in `vfl.testing`.
         study: the command that compares members.
-        stored: a further row of the commands in README.md.
+        stored: one more row for the commands in README.md.
     """
 
     family: str

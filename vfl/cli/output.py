@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def option(text: str, *words: str, **more: Any) -> Any:
-    """Declare an option of a command by its help; words are its metavar, and names like --set."""
+    """Declare an option of a command; `words` are the metavar, and names such as --set."""
     names = [word for word in words if word.startswith("-")]
     metavar = next((word for word in words if not word.startswith("-")), None)
     return typer.Option(*names, metavar=metavar, help=text, **more)
@@ -45,15 +45,15 @@ Device = Annotated[str, option("Device of all models in this process; a party fi
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Collect no garbage while a command imports its modules, which live until the command ends.
+    """Switch garbage collection off while a command imports modules, which are never freed.
 
-    Repeated visits to a million objects would take a fifth of a short command's CPU time.
+    Repeated scans of a million objects would take a fifth of a short command's CPU time.
     """
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # later on, garbage would be kept too
+        if not gc.get_freeze_count():  # later, garbage would never be freed
             gc.freeze()
         gc.enable()
 
@@ -108,7 +108,7 @@ _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 
 
 def say(text: str) -> None:
-    """Print progress: one line, or a few lines of our own that quote others."""
+    """Print progress: one line, or a few of vfl's own lines that contain quotations."""
     progress_line.end()
     shown = "\n".join(printable(line) for line in text[:_SAID].split("\n"))
     print(logged(shown), file=sys.stderr, flush=True)
@@ -135,8 +135,8 @@ class ProgressLine:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = True
         elif (now := time.monotonic()) >= self._due:
-            # In a training of seconds the user reads the epochs; the first line waits for a longer
-            # one.
+            # In a training of a few seconds the user reads the epoch lines; the first progress line
+            # waits longer.
             if self._due > -math.inf:
                 say(words())
             self._due = now + (_PLAIN_EVERY_S if self._due > -math.inf else _PLAIN_FIRST_S)

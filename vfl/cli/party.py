@@ -1,4 +1,4 @@
-"""``vfl party``: parties that enter, leave or change their name while a project runs."""
+"""``vfl party``: adds, removes or renames parties while a project runs."""
 
 from __future__ import annotations
 

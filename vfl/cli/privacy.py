@@ -76,7 +76,7 @@ def noise(
     ] = "rdp",
     json: Json = False,
 ) -> None:
-    """Print the least noise with which a training stays within a budget.
+    """Print the smallest noise multiplier with which a training stays within its budget.
 
     Give --rows, --batch-size and --epochs, or --sampling-rate and --steps.
     """
@@ -110,7 +110,7 @@ def audit(
     """Train with canaries, and prove a lower bound of the training's epsilon.
 
     A lower bound above the claimed epsilon refutes the claim. For a run that one process trained,
-    the audit is stored beside it and shown in its report. Exit code 1 if the claim is refuted.
+    the audit is stored with the run and shown in its report. Exit code 1 if the claim is refuted.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread

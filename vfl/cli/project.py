@@ -46,7 +46,7 @@ def demo(
     settings: Set = None,
     json: Json = False,
 ) -> None:
-    """Train on handwritten digits: left half here, right half there, labels at a third party.
+    """Train on handwritten digits: one party has left halves, one right halves, a third the labels.
 
     Starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains on them,
     and ends all of them. All files stay in FOLDER, by default a new one under runs/.
@@ -363,19 +363,19 @@ def described(
 
 
 def _named(text: str, otherwise: str) -> tuple[str, str]:
-    """Split ``PARTY=REST``, or a rest alone, into the party and the rest."""
+    """Split ``PARTY=REST`` into the party and the rest; without a party return the rest alone."""
     match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})=(.*)", text, re.DOTALL)
     return (match[1], match[2]) if match else (otherwise, text)
 
 
 def _task_of(text: str) -> tuple[str, str]:
-    """Split ``PARTY=COLUMN``, or a party alone, into the party and the column."""
+    """Split ``PARTY=COLUMN`` into the party and the column; without a party return the column."""
     name, _, column = text.partition("=")
     return name, column
 
 
 def _party_of(source: str) -> str:
-    """Make a party's name from that of its table."""
+    """Derive a party's name from the name of its table's file."""
     stem = re.sub(r"[^a-z0-9_-]+", "-", Path(source).name.partition(".")[0].lower()).strip("-_")
     return stem[:32] if stem[:1].isalpha() else "party"
 
@@ -514,7 +514,7 @@ def doctor(
 
 
 def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experiment | None, str]:
-    """Facts about a path; its experiment, and the address of its SuperLink, if it has them."""
+    """Return facts about a path, and its experiment and SuperLink's address if it has them."""
     from vfl.config import is_party_file, read_experiment, read_party_file
     from vfl.core.errors import ConfigError
     from vfl.experiments import plan

@@ -143,7 +143,7 @@ def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:
 
 
 def _summary(documentation: str) -> str:
-    """The first sentence, in one line, since torch's docstrings have several."""
+    """Return the first sentence in one line; docstrings of torch may have several lines."""
     first = " ".join(documentation.partition("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z])", first)[0]
 

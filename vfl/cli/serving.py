@@ -229,7 +229,7 @@ def _list_clients(
 
 
 def _clients_of(path: Path) -> tuple[Path, str]:
-    """Folder of a label party's clients, and the name of that party."""
+    """Return the folder of a label party's clients, and that party's name."""
     from vfl.config import read_party_file
     from vfl.config.run_folder import RunFolder
     from vfl.federation.project import LabelFolder
@@ -249,7 +249,7 @@ def _clients_of(path: Path) -> tuple[Path, str]:
 
 
 def promote(run: Run, json: Json = False) -> None:
-    """Switch services to a run: running ones, without a gap, and later ones.
+    """Switch running services to a run without a gap; later services use it too.
 
     A service of the run's project, or of its folder, begins the run's session while the present run
     still answers, and switches to it once it can answer rows. If it cannot, nothing changes. `vfl

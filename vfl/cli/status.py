@@ -35,7 +35,7 @@ def status(
     Exit codes for a run, or for the folder of a grid, comparison or value: 0 ended well, or
     serving; 4 running, or waiting for a party; 5 interrupted, and no process is running; 1, 2 or 3
     failed, with the code of the failed command. For a project: 0 the SuperLink and every party are
-    online; 3 one is not. For a party: 0 its SuperNode is running; 3 it is not.
+    online; 3 one is not. For a party: 0 its SuperNode is running; 3 it is not running.
     """
     hand_over(path)
     if (path / "grid.json").exists():

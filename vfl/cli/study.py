@@ -207,7 +207,7 @@ def attack(
     settings: Set = None,
     json: Json = False,
 ) -> None:
-    """Attack the test rows of a run, and compare each attack with baselines that need no run.
+    """Attack a run's test rows; compare each attack with baselines that do not use the run.
 
     --set changes a setting of a grid, such as leaks_from=validation or trained_by=owner. Scores are
     stored in the run's folder and shown on its page; finished attacks are not repeated. Attacks on
@@ -332,8 +332,8 @@ def compress(
     4 bytes for each value (wire_ratio); that share as the literature counts, without headers
     (formula_ratio); the order-0 entropy of the symbols with known frequencies, without headers and
     scales (entropy_bound_bytes); the L2 norm of the loss over that of the cut (relative_error);
-    times of the median frame on this machine. size, sign and rate are measured before any training:
-    they lose nothing, and rate has its initial size.
+    times of the median frame on this machine. size, sign and rate are measured untrained: they lose
+    nothing then, and rate has its initial size.
     """
     from vfl.compression.compare import compare_codecs, default_specs, format_table
     from vfl.training.specs import check_codecs
@@ -366,7 +366,7 @@ def worker(
 
 
 def _profile(path: Path, folder: Path) -> Path:
-    """The experiment of that name in vfl, unless a file of this name exists."""
+    """Return vfl's own experiment of that name, unless a file of this name exists."""
     profile = folder / f"{path}.toml"
     return (
         profile if not path.is_file() and path.parts == (path.name,) and profile.exists() else path
@@ -377,7 +377,7 @@ def _numbers(text: str | None) -> list[int] | None:
     """Parse integers between commas.
 
     Raises:
-        ConfigError: the text has another form.
+        ConfigError: the text is not a list of integers.
     """
     try:
         return None if text is None else [int(part) for part in text.split(",")]
@@ -399,7 +399,7 @@ def _study(
     json: bool,
     only: str | None = None,
 ) -> None:
-    """Train the cells of a study, report each, print results, end with the worst exit code."""
+    """Train the cells of a study, report each one, print results; end with the worst exit code."""
     with quick_imports():
         from vfl import experiments as room
         from vfl.core.seeds import use_one_thread
@@ -433,7 +433,7 @@ def _refuse_beside(option: str, others: Sequence[str]) -> None:
     """Refuse options that have no effect together with another one.
 
     Raises:
-        ConfigError: there are such options.
+        ConfigError: an option has no effect beside the other one.
     """
     if others:
         raise ConfigError(

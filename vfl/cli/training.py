@@ -185,12 +185,12 @@ def _compare_with_label_party(run: Path) -> None:
 
 
 def _beginning(path: Path, start: Path, runs: Path) -> str:
-    """The setting with the run to start from, whose folder is beside the new one."""
+    """Return the setting that names the earlier run, a folder beside the new one."""
     from vfl.config.run_folder import RunFolder
     from vfl.training.promotion import runs_of
 
     folder = RunFolder.open(start.resolve())
-    folder.summary()  # checks that it has ended well
+    folder.summary()  # this checks that the run has ended well
     beside = (runs_of(path) if path.is_dir() else runs).resolve()
     if folder.path.parent != beside:
         raise ConfigError(
@@ -409,12 +409,12 @@ def export(
     bottom: Annotated[str | None, option("The bottom, if the party's own file named it.")] = None,
     json: Json = False,
 ) -> None:
-    """Write one party's part of the model as a file that runs without vfl, with card and encoder.
+    """Write one party's part of the model, with card and encoder, as a file that runs without vfl.
 
     The file of a feature party maps rows of inputs to a cut, that of the label party maps cuts to
     answers. The encoder maps a table to those inputs; it contains categories and means of the
-    party's table, so all of this stays with the party. A model that is no network has its own
-    forms; if --to is none of them, the message lists them. In a forest for XGBoost a date is a
+    party's table, so all of this stays with the party. A model that is not a network has its own
+    forms; an unknown --to gives an error that lists them. In a forest for XGBoost a date is a
     number, days since 1970, and a category that no training row had must be a missing cell.
     """
     from vfl.training.export import export_half
@@ -559,7 +559,7 @@ def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
 def ask(
     run: Path, mode: Literal["evaluate", "predict"], device: str, explained: Sequence[str] = ()
 ) -> Path:
-    """Evaluate or predict where a run was trained; returns the run folder with the answer."""
+    """Evaluate or predict with a run, in the way it was trained; return its folder."""
     from vfl.config.run_folder import RunFolder
 
     folder = RunFolder.open(run)

@@ -26,12 +26,13 @@ def take_part_in_alignment(
         message: session message from Flower.
         terms: terms in the message.
         party: the party's own file.
-        say: writes to the party's own log, the only place with the counts.
+        say: writes a line to the party's own log, the only place with these counts.
 
     Raises:
         ConsentError: the session asks for more than the file allows; without a count, if it
             concerns common ids.
-        VFLError: any other error that ended the session; the label party received it.
+        VFLError: the error that ended the session, if it is none of those above; the label party
+            received it.
     """
     began, name = time.perf_counter(), party.party
     if name not in terms.feature_parties or party.data is None:

@@ -1,4 +1,4 @@
-"""The feature party's Flower app: one message is one whole session."""
+"""The feature party's Flower app: one Flower message starts one whole session."""
 
 from __future__ import annotations
 

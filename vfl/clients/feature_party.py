@@ -53,7 +53,7 @@ class FeatureParty:
 
     Attributes:
         inputs: inputs of all aligned rows; float32, axes (rows, ...); NaN for rows that it lacks.
-        half: its end of the round.
+        half: the party's part of the round.
         stopping: early stopping: when to stop, and the best weights.
     """
 
@@ -137,7 +137,7 @@ class FeatureParty:
             self._steps.begin(exchange.epoch, exchange.trained)
         inputs, rows = self._rows(exchange)
         if self._held is not None and not len(inputs):
-            return  # it has none of these rows, which the label party knows
+            return  # this party has none of these rows, which the label party knows
         if exchange.trains:
             self.end.send_cut(inputs, exchange.step, rows)
         else:
@@ -169,7 +169,7 @@ class FeatureParty:
 
         Args:
             step: next exchange.
-            before: exchanges that may have been in flight then.
+            before: exchanges that may have been in flight at that time.
 
         Raises:
             RunFolderError: the checkpoint does not exist.
@@ -212,7 +212,7 @@ class FeatureParty:
             self.finish(exchange)
 
     def cut(self, rows: Tensor) -> Tensor:
-        """The cut of some rows, as queries would send it; axes (rows, width on the wire).
+        """Return the cut of some rows as a query would send it; axes (rows, width on the wire).
 
         Args:
             rows: positions in the aligned rows, int64.
@@ -226,7 +226,7 @@ class FeatureParty:
         return lasting(self.end.state_dict(), codecs)
 
     def weights_digest(self) -> str:
-        """SHA-256 of the weights, the only value about them that is disclosed."""
+        """SHA-256 of the weights; only this value about them is disclosed."""
         return weights_digest(self.weights())
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor, np.ndarray]:

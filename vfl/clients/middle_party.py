@@ -5,7 +5,8 @@
 
 It is the U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564.
 To the feature parties, it acts like the label party of a session without a middle; to the label
-party, it acts like the only feature party. It therefore uses the same two ends of a round.
+party, it acts like the only feature party. It therefore uses the same two ends of a round as they
+do.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from vfl.session.exchange import (
 
 
 class _Model(nn.Module):
-    """The modules that the party trains: model, merger, and its own ends of the codecs' modules."""
+    """The modules that the party trains: model, merger, and its ends of trained codecs."""
 
     def __init__(
         self, model: nn.Module, merger: nn.Module, adapters: Mapping[str, nn.Module]
@@ -69,8 +70,8 @@ class MiddleParty:
         SpecError: a codec or the model cannot be built or does not fit.
 
     Attributes:
-        ends: its ends of the round, one for each feature party.
-        end: its end of the round with the label party.
+        ends: the party's ends of the round, one for each feature party.
+        end: the party's end of the round with the label party.
         stopping: early stopping: when to stop, and the best weights.
     """
 
@@ -140,7 +141,7 @@ class MiddleParty:
             self.end.send_query(merged, exchange.step)
 
     def answer(self, exchange: Exchange) -> None:
-        """Do nothing: no message is relayed to it."""
+        """Do nothing, because this party relays no messages."""
 
     def finish(self, exchange: Exchange) -> None:
         """Receive the output's gradient; send each party its cut's gradient, or a receipt."""
@@ -194,7 +195,7 @@ class MiddleParty:
         return lasting(self._state(), self._stateful())
 
     def _state(self) -> dict[str, Tensor]:
-        """The whole state, including that of training only."""
+        """The whole state, including state that only training needs."""
         state = gather(self.end.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 

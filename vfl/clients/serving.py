@@ -1,4 +1,4 @@
-"""Parties that answer while a run is served: one request after the other, until the end."""
+"""Parties that answer requests while a run is served, one after another."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SAY_EVERY_S = 60.0
 
 
 class _Served:
-    """Receives requests from one link, and reports their counts.
+    """Receives requests from one link, and counts them.
 
     Args:
         name: name of the party.
         link: link to the requesting label party.
         requests: checks and counts its requests.
-        drift: counts the queried rows of its own inputs; only its own log and folder get the
-            counts.
+        drift: counts the queried rows of the party's own inputs; only its own log and folder
+            receive the counts.
         askers: number of label parties that send requests, each with separate steps; see `Askers`.
     """
 
@@ -61,10 +61,10 @@ class _Served:
         say(f"party {self._name} {self._summary()}")
 
     def _admit(self) -> tuple[Frame, np.ndarray | Refused | None] | None:
-        """The next request, with the answer of `Requests`; None when there are no more.
+        """Return the next request and the answer of `Requests`, or None after the last request.
 
         Raises:
-            ProtocolError: an unexpected message, or rows that this session does not have.
+            ProtocolError: the message is unexpected, or names rows that this session does not have.
         """
         frame = self._link.receive()
         if frame.kind is Kind.DONE:
@@ -91,7 +91,7 @@ class _Served:
 
 
 class AnsweringEnd(Protocol):
-    """A feature party's end of the round while it serves."""
+    """A feature party's part of a round while it serves."""
 
     link: Link
 

@@ -1,4 +1,4 @@
-"""A party's part in one session: check, attach, work, store the weights, report."""
+"""A party's part in one session: it checks, connects, works, stores the weights and reports."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import LinkLimits, Observed, ObservedPoll, TcpLink
 from vfl.transport.link import FanOut
 
-#: Time that an attempt waits for an earlier one without a stream, which still writes its records.
+#: Time that an attempt waits for an earlier one without a stream, which is still writing its
+#: records.
 _HANDOVER_S = 10.0
 
 
@@ -90,7 +91,7 @@ def take_part(
     Args:
         message: session message from Flower.
         party: the party's own file.
-        say: receives the largest size of a trace, before it starts.
+        say: receives the largest possible size of a trace, before recording starts.
 
     Raises:
         ConsentError: the session asks for more than the file allows, and nothing was sent; or the
@@ -98,7 +99,8 @@ def take_part(
         DisagreementError: the party's file has another role, or the name is bound to another
             session here, and nothing was sent; or the training would send other contents than
             before, which were not sent.
-        VFLError: any other error that ended the session; the label party received it.
+        VFLError: the error that ended the session, if it is none of those above; the label party
+            received it.
     """
     ledger = own_ledger(party)
     if isinstance(message.terms, AlignTerms):
@@ -116,7 +118,7 @@ def play_rank(order: Order) -> None:
     which has also checked the session.
 
     Raises:
-        VFLError: the error that ended it; the label party's rank received it.
+        VFLError: the error that ended the session; the label party's rank received it.
     """
     party = read_party_file(order.party_file)
     message = SessionMessage.model_validate(order["message"])
@@ -252,12 +254,12 @@ class _PartySession:
         return Introduction.of(self.data, self.terms, session, announced, withdrawn=self.withdrawn)
 
     def _admit_label_party(self, stream: TcpLink) -> None:
-        """Continue with a label party whose store has not gone back."""
+        """Continue with a label party only if its store was not restored from an older copy."""
         name = self.terms.label_party
         self._standing.admit(name, Announcement.parse(stream.terms.get("standing"), name))
 
     def _sealed(self, link: Link, others: Sequence[str]) -> SealedLinks:
-        """Links to others through the label party, encrypted end to end."""
+        """Return links to other parties through the label party, encrypted end to end."""
         terms = self.terms
         seals = PairSeals(self.party, terms, self.message.session, others, self._standing)
         links = SealedLinks(link, seals, rules.peers(terms), rules.window_frames(terms))
@@ -285,7 +287,7 @@ class _PartySession:
         return self._conclude(middle.weights_digest(), links.direct)
 
     def _weights(self) -> dict[str, Tensor] | None:
-        """Initial weights of the party: of this run, of an earlier one, or None for new ones."""
+        """Return initial weights: from this run, from an earlier one, or None for new weights."""
         folder = earlier_folder(self.party, self.terms) if self.trains else self.folder
         return None if folder is None else folder.weights()
 
@@ -380,7 +382,7 @@ class _PartySession:
         return self._conclude(label.weights_digest(), links.direct)
 
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
-        """Run a feature party, and start its further ranks if the session has any."""
+        """Run a feature party, and start its further ranks if the session uses several."""
         size = 1 + len(self.message.ranks)
         if size == 1:
             return self._play_rank_0(stream, link, own, meter, None)
@@ -568,7 +570,7 @@ class _PartySession:
 
 
 def _check_asked(party: PartyFile, terms: Terms) -> None:
-    """Refuse a session that asks for a cut of a party that is not one of its feature parties."""
+    """Refuse a session that requests the cut of a party that is not its feature party."""
     if party.party not in terms.feature_parties:
         raise DisagreementError(
             f"party '{party.party}' is not part of this experiment",
@@ -583,7 +585,7 @@ def _check_asked(party: PartyFile, terms: Terms) -> None:
 
 
 def _check_role(party: PartyFile, role: str, does: str) -> None:
-    """Refuse a session that gives the party another role than its own file."""
+    """Refuse a session that gives the party a different role than its own file does."""
     if party.role != role:
         raise DisagreementError(
             f"party '{party.party}' has another role, but the session asks it to {does}",

@@ -31,7 +31,7 @@ class WholeNetworkParty:
         keys: its part in the key agreement.
         stream: stream to the label party.
         own: private state of the party.
-        bottom: a model of its own, which is refused.
+        bottom: a custom bottom model, which this mode refuses.
         weights: its shares, for evaluation and prediction.
         agreed, spend: see `OwnRows`.
 
@@ -139,7 +139,7 @@ class WholeNetworkParty:
 
     @property
     def end(self) -> AnsweringNetwork:
-        """The party's end of the network."""
+        """The party's part of the network."""
         return cast(AnsweringNetwork, self.network)
 
     def get_ready(self) -> None:
@@ -151,7 +151,7 @@ class WholeNetworkParty:
         self.end.answer_rows(exchange)
 
     def answer(self, exchange: Exchange) -> None:
-        """Do nothing: no message follows."""
+        """Do nothing, because no message follows."""
 
     def weights(self) -> dict[str, Tensor]:
         """This party's shares; they never leave it."""

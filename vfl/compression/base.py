@@ -30,9 +30,9 @@ class StepContext:
         step: number of the exchange.
         training: False for evaluation and prediction, where no codec draws.
         secret: the encoding party's secret; None at the decoding end. At inference only a feature
-            party's defense has it.
-        rows: position of each row of a training batch in the run's own table, int64, the same at
-            both ends of a link; None at inference, and where the caller of a module passed none.
+            party's defense receives it.
+        rows: position of each row of a training batch in the run's table, int64, equal at both ends
+            of a link; None at inference, or if the caller of a module passed none.
     """
 
     step: int = 0
@@ -47,7 +47,7 @@ class StepContext:
             count: rows of the batch.
 
         Raises:
-            SpecError: the caller passed no positions, or those of another batch.
+            SpecError: the caller passed no positions, or passed the positions of another batch.
         """
         if self.rows is None or self.rows.shape != (count,):
             raise SpecError(
@@ -106,7 +106,8 @@ class Codec(ABC):
 
     Attributes:
         draws: whether the encoder draws from the party's secret in training, to hide values.
-        repeats: whether equal values in the same exchange give equal bytes, in every attempt.
+        repeats: whether equal values in the same exchange always give equal bytes, in every
+            attempt.
         needs_rows: whether the codec keeps state for each row, so that training contexts need
             `rows`.
         on_card: whether `encode` and `encode_grad` accept tensors of a graphics card, and `decode`
@@ -161,7 +162,7 @@ class Codec(ABC):
         """
 
     def encoder_state(self, saved: Any) -> Any:
-        """Return the encoder's state, from the state that `decode` of its payload returned.
+        """Return the encoder's state that belongs to the state which `decode` returned.
 
         It allows to decode a recorded gradient without the party that encoded the cut. The default
         suits codecs whose two ends keep the same state.
@@ -173,7 +174,7 @@ class Codec(ABC):
         """Return the size relative to dense fp32, as the literature counts it (no header)."""
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
-        """Return the symbols `encode` would send, for the entropy bound; None if they are unknown.
+        """Return the symbols that `encode` would send, for the entropy bound; None if unknown.
 
         The call changes no state.
         """
@@ -189,18 +190,18 @@ class Codec(ABC):
         return 4 * rows * width + 64
 
     def equal_queries(self, width: int) -> bool:
-        """Whether all queries of equally many rows have one length, for any values."""
+        """Whether all queries with the same number of rows have one length."""
         return True
 
     def simulate(
         self, cut: Tensor, context: StepContext = INFERENCE, grad_context: StepContext | None = None
     ) -> Tensor:
-        """Run the wire path as one differentiable function, bit-equal in value and gradient.
+        """Run the wire path as one differentiable function; values and gradients are bit-equal.
 
         Args:
             cut: axes (rows, width); may require a gradient.
             context: context of `encode`.
-            grad_context: context of `encode_grad`; it holds the other end's secret.
+            grad_context: context of `encode_grad`; it contains the other end's secret.
         """
         simulated: Tensor = _WirePath.apply(cut, self, context, grad_context or context)  # type: ignore[no-untyped-call]
         return simulated
@@ -226,19 +227,19 @@ class Codec(ABC):
 
     @property
     def learns(self) -> bool:
-        """Whether reading a payload requires that the earlier ones were read and committed."""
+        """Whether a payload can be decoded only after all earlier ones were committed."""
         return False
 
     @property
     def rows_apart(self) -> bool:
-        """Whether training encodes a row and its gradient independently of other rows."""
+        """Whether training encodes each row and its gradient independently of the other rows."""
         return False
 
     def commit(self, step: int) -> None:
-        """Mark a step as final at this end: only here may adaptive state change.
+        """Mark a step as final at this end; adaptive state may change only here.
 
-        Steps are committed in order. When cut t is encoded or decoded, both ends have committed the
-        same steps: all before it, or with m in flight all but the last m - 1.
+        Steps are committed in order. When cut t is encoded or decoded, both ends have committed
+        same steps: all earlier steps, or with m in flight all but the last m - 1.
         """
 
     def state_dict(self) -> Mapping[str, Tensor]:

@@ -57,7 +57,7 @@ class BottleNet(FewNumbers):
 
 
 class GaussianChannel(nn.Module):
-    """Adds normal noise in training; draws follow the party's secret there.
+    """Adds normal noise in training, drawn from the party's secret.
 
     Args:
         deviation: standard deviation of the noise.

@@ -1,4 +1,4 @@
-"""C3-SL: several rows of a training batch bound into one vector by circular convolution."""
+"""C3-SL: circular convolution binds several rows of a training batch into one vector."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Bound(Codec):
 
     A key is a fixed public vector of length 1; binding is circular convolution, reading is circular
     correlation with the same key. A decoded row contains the other rows of its vector as noise,
-    which is smaller for wider cuts. Gradients are sent the same way, so both directions take 1/rows
-    of the bytes. Training mixes rows. **A query is sent row by row** and takes the bytes of the
-    plain cut, because a prediction must not depend on the other rows of its batch.
+    which is smaller for wider cuts. Gradients are sent in the same way, so both directions take
+    1/rows of the bytes. Training mixes rows. **A query is sent row by row** and takes the bytes of
+    the plain cut, because a prediction must not depend on the other rows of its batch.
 
     Source: Hsieh et al. 2022, "C3-SL: Circular convolution-based batch-wise compression for
-    communication-efficient split learning", MLSP, section 3. A batch's last vector has fewer rows
-    where `rows` does not divide the batch.
+    communication-efficient split learning", MLSP, section 3. The last vector of a batch has fewer
+    rows if `rows` does not divide the batch.
 
     Args:
         rows: rows a vector (the paper's R).
@@ -42,7 +42,7 @@ class Bound(Codec):
             scale per vector.
         grad: format of the vectors of gradients: ``fp32``, ``bf16``, or 2 to 8 bits.
         keys: ``normal`` as in the paper; ``unitary`` keys have a flat spectrum (Plate 1995), so
-            that a decoded row contains noise only of the other rows.
+            that the only noise in a decoded row comes from the other rows.
 
     >>> len(Bound(rows=4).encode(torch.zeros(256, 128), StepContext(training=True)).payload)
     32768

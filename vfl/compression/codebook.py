@@ -29,7 +29,8 @@ class ProductQuantise(Codec):
     A row is cut into `pieces` of equal length. k-means over the batch's pieces finds `clusters`
     vectors, which are sent with the batch. The gradient of the sent cut comes back whole, and the
     feature party adds `correction` x (cut - sent cut), which keeps cuts near the vectors. **A query
-    is sent whole, float32**: its codebook would depend on the other rows of its batch.
+    is sent whole, float32**: a query would otherwise have a codebook that depends on the other rows
+    of its batch.
 
     Source: Wang, Qi, Rawat, Reddi, Waghmare, Yu, Joshi 2022, "FedLite: a scalable approach for
     federated learning on resource-constrained clients".
@@ -144,7 +145,7 @@ class ProductQuantise(Codec):
         return super().payload_limit(rows, width) + vectors + rows * self.pieces * self._bits // 8
 
     def _sent(self, cut: Tensor) -> Tensor:
-        """Return the values sent for a cut, recomputed unless it was the last one."""
+        """Return the values sent for a cut; recompute them unless this was the last cut."""
         if self._newest is not None and torch.equal(self._newest[0], cut):
             return self._newest[1]
         codebook, codes = self._clustered(cut)

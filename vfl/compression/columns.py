@@ -1,4 +1,4 @@
-"""SplitFC: columns of a batch's cut are dropped, or sent in few bits, as they vary."""
+"""SplitFC: drops columns of a batch's cut or sends them in few bits, by their variation."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Bits = npt.NDArray[np.int64]
 
 _MOST_BITS = 8
 _ONE_BFLOAT16 = 0x3F80
-_COLUMN_BYTES = 2  # of one bfloat16
+_COLUMN_BYTES = 2  # number of bytes of one bfloat16
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Kept(NamedTuple):
-    """The columns of a batch that are sent, bool of axes (width,), and the factor of each one."""
+    """The sent columns of a batch, bool of axes (width,), and the factor of each one."""
 
     columns: npt.NDArray[np.bool_]
     factors: Floats
@@ -131,7 +131,7 @@ class Columns(Codec):
         return super().payload_limit(rows, width) + per_column
 
     def _drawn(self, values: Floats, context: StepContext) -> _Kept:
-        """Draw the columns of a batch; if the draw keeps none, keep the one that varies most."""
+        """Draw the columns of a batch; if the draw is empty, keep the column that varies most."""
         if context.secret is None:
             raise UserError(
                 "splitfc draws at random in training and received no secret",
@@ -150,7 +150,7 @@ class Columns(Codec):
 def keep_chances(deviations: Floats, keep: float) -> Floats:
     """Return probabilities proportional to the deviations, at most 1, whose mean is `keep`.
 
-    Columns with a deviation of 0 share the remainder where all others are kept.
+    Columns with a deviation of 0 share the remainder if all others are kept.
 
     Args:
         deviations: deviation of each column, axes (width,), at least 0.
@@ -179,8 +179,8 @@ def keep_chances(deviations: Floats, keep: float) -> Floats:
 def bits_of_columns(ranges: Floats, mean_bits: float) -> Bits:
     """Return integer bits, `mean_bits` on average, with the least sum of (range / 2^bits)^2.
 
-    Each further bit goes to the column whose error it reduces most, which is optimal because gains
-    fall with every bit. All steps are exact in floating point, so both ends agree.
+    Each further bit goes to the column whose error it reduces most, which is optimal because the
+    gain decreases with every bit. All steps are exact in floating point, so both ends agree.
 
     Args:
         ranges: range of each column, axes (columns,), at least 0; a column of range 0 gets no bits.
@@ -203,7 +203,7 @@ def bits_of_columns(ranges: Floats, mean_bits: float) -> Bits:
 
 
 def pack_columns(values: Floats, mean_bits: float) -> bytes:
-    """Pack values of axes (rows, columns), at least one row: two ends a column, then its codes."""
+    """Pack values of axes (rows, columns), rows >= 1: two ends per column, then the codes."""
     floats = values.astype(np.float32)
     low, high = floats.min(axis=0), floats.max(axis=0)
     ends = np.stack([bfloat16_below(low), bfloat16_above(high)])
@@ -276,7 +276,7 @@ def _bfloat16(values: Floats) -> bytes:
 
 
 def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
-    """Return the columns that a payload holds, and the bytes after their description."""
+    """Read which columns a payload contains; return them and the remaining bytes."""
     head = -(-width // 8)
     if len(view) < head:
         raise TruncatedFrameError(
@@ -303,7 +303,7 @@ def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
 
 
 def _whole(columns: Floats, kept: _Kept, width: int) -> Tensor:
-    """Put the kept columns back to their positions, with zeros elsewhere; float32 range."""
+    """Put sent columns back to their positions, with zeros elsewhere; float32 range."""
     whole = np.zeros((len(columns), width), np.float32)
     whole[:, kept.columns] = np.clip(columns, -_LARGEST, _LARGEST)
     return torch.from_numpy(whole)

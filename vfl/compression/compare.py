@@ -26,8 +26,8 @@ class CodecComparison:
 
     Attributes:
         codec: spec of the codec.
-        untrained: whether an untrained module of the codec stood between the cut and `encode`; then
-            the reconstruction error is unknown.
+        untrained: whether an untrained module of the codec was applied before `encode`; then the
+            reconstruction error is unknown.
         measure: the measurement.
     """
 
@@ -55,7 +55,7 @@ def compare_codecs(
     """Measure codecs on a cut, each separately; see `vfl.compression.measure`.
 
     Args:
-        cut: float32 of axes (rows, width), as a bottom computed it.
+        cut: float32 of axes (rows, width), as a bottom computes it.
         specs: the codecs, each of which accepts this width (`vfl.training.specs.check_codecs`).
         batch_size: rows of a frame.
         training: whether the frames are those of training or of inference.

@@ -1,8 +1,8 @@
-"""Error feedback: both ends keep a surrogate of each row's cut, and a frame carries the change.
+"""Error feedback: both ends store an estimate of each row's cut, and a frame sends the change.
 
-A row that occurs again is sent as the compressed difference between its cut and its surrogate; then
-both ends add the sent difference to the surrogate. Later frames send the values that one frame
-omits, so the error of a fixed k vanishes as the training converges.
+For a row that occurs again, the compressed difference between its cut and its stored estimate is
+sent; both ends then add the sent difference to the estimate. Later frames send the values that one
+frame omits, so the error of a fixed k vanishes as the training converges.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 Positions = npt.NDArray[np.int64]
-#: Number of newest steps kept whose gradient never came.
+#: Number of newest steps to keep whose gradient never arrived.
 _MOST_WAITING = 64
 
 
 class _Batch(NamedTuple):
-    """A batch's surrogates, axes (rows, width), and whether each row has one; others have zeros."""
+    """Stored estimates of a batch, axes (rows, width), and which rows have one; others are 0."""
 
     rows: Positions
     surrogates: Tensor
@@ -39,7 +39,7 @@ class _Batch(NamedTuple):
 
 
 class _Surrogates:
-    """A vector for each known row; the commit of a step changes them."""
+    """A vector for each known row; committing a step changes them."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -55,7 +55,7 @@ class _Surrogates:
         return _Batch(rows, found, known)
 
     def record(self, step: int, rows: Positions, values: Tensor) -> None:
-        """Keep the surrogates that a step will have once it is committed."""
+        """Compute the estimates that a step will store, and hold them until it is committed."""
         self._waiting[step] = rows, values
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]
@@ -99,10 +99,12 @@ class _Surrogates:
 class RowFeedback(Codec):
     """Sends the change of a row's cut since the row was last sent.
 
-    A query has no surrogate, because its row may be new: it is sent whole, as float32.
+    A query has no surrogate, because its row may be new: The first cut of a row is sent whole, as
+    float32.
 
     Args:
-        of: codec that compresses the differences; it must neither learn nor draw.
+        of: codec that compresses the differences; it must have no learned state and no random
+            draws.
         grad: format of gradients, see `ErrorFeedback`.
         first: format of a row's first cut: ``compressed``, as a difference to zero, or ``dense``.
     """
@@ -129,7 +131,7 @@ class RowFeedback(Codec):
             raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
         changes = self._of.encode(difference, context).payload
         payload = bytes(dense_bytes(cut[whole])) + bytes(changes)
-        # these are the surrogates that the other end will have
+        # the estimates that the other end will compute
         self.decode(payload, rows, width, context)
         return Encoded(payload, None)
 
@@ -159,7 +161,7 @@ class RowFeedback(Codec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, None))
 
     def formula_ratio(self, width: int) -> float:
-        """Return the ratio of the differences; a first cut that is sent whole is not counted."""
+        """Return the ratio for differences; whole first cuts are not counted."""
         return self._of.formula_ratio(width)
 
     def payload_limit(self, rows: int, width: int) -> int:
@@ -179,7 +181,7 @@ class RowFeedback(Codec):
         self._surrogates.load_state_dict(state)
 
     def _parts(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Return which rows are sent whole, and which as differences; bool of axes (rows,)."""
+        """Return masks of the rows sent whole and of the rows sent as differences, axes (rows,)."""
         whole = ~batch.known if self._first_is_dense else torch.zeros_like(batch.known)
         return whole, ~whole
 
@@ -190,8 +192,8 @@ class ErrorFeedback(RowFeedback):
     Source: Valdeira, Xavier, Soares, Chi, "Communication-efficient Vertical Federated Learning via
     Compressed Error Feedback", IEEE Transactions on Signal Processing 2025.
 
-    Algorithm 1, with private labels: the gradient at the surrogate comes back whole. Each end keeps
-    a float32 vector for each training row.
+    Algorithm 1, with private labels: The gradient at the estimate is returned whole. Each end
+    stores a float32 vector for each training row.
 
     Args:
         k: number of changes sent per row.

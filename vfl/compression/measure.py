@@ -1,9 +1,9 @@
-"""Measurement of a codec on a cut: real frames, decoded again, beside formula and entropy bound.
+"""Measurement of a codec on a cut: real frames, decoded again, with formula and entropy bound.
 
 The bound is the least number of bits for a cut's symbols, computed from their frequencies, without
-any packer: the cost of the kept indices and codes of a whole cut for an ideal coder. Headers,
-scales and the history byte of an adaptive packer are not part of it, so a frame's excess over it is
-the cost of packing. A saved cut is read from a numpy file, never from a pickle.
+any packer: The entropy bound is the cost of the kept indices and codes of a whole cut for an ideal
+coder. It excludes headers, scales and the history byte of an adaptive packer, so the rest of a
+frame above it is the cost of packing. A saved cut is read from a numpy file, never from a pickle.
 """
 
 from __future__ import annotations
@@ -83,22 +83,22 @@ def measure_codec(
     """Measure a codec: two copies of it exchange the rows of a cut, one batch after another.
 
     In training every frame is a step that both ends commit, so an adaptive packer adapts as in a
-    run with one cut in flight. At inference no state changes: a packer knows only what `codec` had
-    learned before.
+    run with one cut in flight. At inference no state changes: In a query a packer knows only what
+    `codec` learned before.
 
     Args:
         codec: codec to copy for both ends; it does not change.
-        cut: float32 of axes (rows, wire width), detached: the input of `encode`, so after the
-            codec's module if it has one.
+        cut: float32 of axes (rows, wire width), detached: the input of `encode`, after the codec's
+            module if it has one.
         width: width of the cut before that module.
         batch_size: rows of a frame.
         training: whether the frames are those of training or of inference.
         secret: secret of the encoding party; a fixed one if none is given.
 
     Raises:
-        UserError: there are no rows, or frames without rows.
+        UserError: the cut has no rows, or the frames have none.
         NonFiniteError: the cut has NaN or Inf.
-        SpecError: the two ends do not decode the same values.
+        SpecError: sender and receiver decode different values.
 
     >>> from vfl.compression import make
     >>> measured = measure_codec(make("topk:k=3,values=8"), torch.eye(256, 128), width=128)
@@ -149,7 +149,7 @@ _Batches = list[tuple[Tensor, StepContext]]
 
 
 class _Crossing(NamedTuple):
-    """One batch sent from one end to the other."""
+    """One batch as sent from one end to the other."""
 
     wire_bytes: int
     squared_error: float
@@ -158,7 +158,7 @@ class _Crossing(NamedTuple):
 
 
 def _cross_all(codec: Codec, batches: _Batches) -> Iterator[_Crossing]:
-    """Yield every batch's crossing; the first is sent twice, because it builds tables and compiles.
+    """Yield the transfer of every batch; the first runs twice, because it compiles.
 
     The same cut and context give the same bytes, so the repetition does not change the ends.
     """
@@ -196,7 +196,7 @@ def _cross(encoder: Codec, decoder: Codec, cut: Tensor, context: StepContext) ->
 def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
     """Return the bits that an ideal coder needs for the symbols of a cut.
 
-    With n values kept in a row of d, its indices are one of C(d, n) sets. So all rows take
+    With n values kept in a row of d, its indices are one of C(d, n) sets. So all rows together take
 
         indices = sum of log2 C(d, n) + the entropy of n (0 where n never changes)
 
@@ -210,7 +210,7 @@ def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
     known beforehand. A coder that also uses the preceding symbols may go below it.
 
     Args:
-        batches: the symbols of the cut, batch after batch, of one codec; NaN without any.
+        batches: symbols of the cut for one codec, batch by batch; without any the result is NaN.
 
     >>> kept = np.zeros((256, 128), bool)
     >>> kept[:, :3] = True
@@ -269,7 +269,7 @@ def read_cut(path: Path, array: str | None = None) -> Tensor:
 
     Raises:
         MissingDataError: the file does not exist.
-        DataError: the file is no numpy file, or has no numbers of two axes.
+        DataError: the file is not a numpy file, or its array does not have two axes.
         NonFiniteError: a value is NaN or Inf, or too large for float32.
     """
     values = _load(path, array)

@@ -54,7 +54,7 @@ def dense_bytes(values: Tensor) -> Payload:
     """Return little-endian float32 bytes of a tensor in row order, as a copy."""
     if values.device.type == "cpu":
         return bytearray(values.contiguous().numpy())
-    # Pinned memory, which torch keeps and reuses: a card fills it five times as fast.
+    # Pinned memory, which torch caches; a GPU fills it five times as fast.
     copied = torch.empty(values.numel(), pin_memory=True).copy_(values.reshape(-1))
     return copied.numpy().data.cast("B")
 

@@ -32,7 +32,7 @@ _PROCESSOR = torch.device("cpu")
 LEAST_ON_CARD = 1 << 17
 Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
-#: Frames whose length follows from their shape: queries, also training frames, or none.
+#: Frames whose length depends only on their shape: queries, also training frames, or none.
 Pad = Literal["query", "always", "no"]
 
 
@@ -42,7 +42,7 @@ class Chosen(NamedTuple):
     Attributes:
         indices: positions of the values, axes (rows, k), increasing; axes (rows, 0) if all are
             sent.
-        values: axes (rows, k); a tensor where they stay on a card.
+        values: axes (rows, k); a tensor if the values stay on a GPU.
         saved: see `Encoded`.
     """
 
@@ -56,14 +56,14 @@ class PackedCodec(Codec):
 
     Args:
         code: value code.
-        packer: name of the layout, one of `packers`; "range" learns.
+        packer: name of the layout, one of `packers`; "range" has learned state.
         scale: ``batch``, ``row`` or ``agreed``, see `DenseCodec`.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits.
         pad: treatment of packers whose payload lengths depend on the values. With ``query`` a query
             takes the same number of bits for every value, so that all queries of one shape have one
             length. With ``always`` training frames, gradients too, are also padded to the next of a
-            few agreed sizes (`coding.padding`). With ``no`` an observer of the network learns from
-            lengths.
+            few agreed sizes (`coding.padding`). With ``no``, lengths disclose information to an
+            observer of the network.
         kept: number of values sent per row; None for all.
 
     Attributes:
@@ -121,7 +121,7 @@ class PackedCodec(Codec):
         """Rebuild the cut from the result of `choose`."""
 
     def kept(self, codes: Codes, saved: Any) -> Any:
-        """Return either end's state for the gradient.
+        """Return the state that either end needs for the gradient.
 
         `saved` is the state of `choose` or `place`.
         """
@@ -224,7 +224,7 @@ class PackedCodec(Codec):
     def _layout_of(self, width: int, context: StepContext) -> Layout:
         """Return the layout of a frame.
 
-        Queries, unless they may differ, have a layout of constant length.
+        Queries have a layout of constant length, unless their lengths may differ.
         """
         layout = self.layout(width)
         if context.training or self._pad == "no" or layout.fixed:
@@ -248,7 +248,7 @@ class PackedCodec(Codec):
         return False
 
     def _where(self, rows: int, width: int) -> torch.device:
-        """Return the device for a cut of that size: a small one is faster off the card."""
+        """Return the device for a cut of that size; small cuts are faster on the CPU."""
         return self.device if rows * width >= LEAST_ON_CARD else _PROCESSOR
 
     def coded(self, values: Values | Tensor, context: StepContext) -> Coded:
@@ -258,13 +258,13 @@ class PackedCodec(Codec):
         return self._code.encode(values, self.groups(len(values), context))
 
     def groups(self, rows: int, context: StepContext) -> int:
-        """Return the number of scales: one a row, or one for a batch that is not empty."""
+        """Return the number of scales: one per row, or one for a non-empty batch."""
         if self._known(rows, context):
             return 0
         return rows if self._per_row or not context.training else min(rows, 1)
 
     def _known(self, rows: int, context: StepContext) -> bytes:
-        """Return the scale of a query that both ends know; empty where one has to be sent."""
+        """Return a query's scale if both ends know it; empty if a frame has to send it."""
         return b"" if self._agreed is None or context.training or not rows else self._agreed.scale
 
     def _tag(self, layout: Layout) -> bytes:
@@ -287,9 +287,9 @@ class DenseCodec(PackedCodec):
         packer: ``dense`` (the same bits for each value); ``bitmap`` (one bit for each, and more for
             non-zero ones); ``enumerative`` (for each row one number that identifies the non-zero
             values, then their codes); or ``range`` (adaptive; codes of at most 8 bits).
-        scale: group that shares a scale in training: ``batch`` or ``row``; a query has one a row.
-            With ``agreed`` a training batch has one, and a query none: its values are clipped to
-            running means of the training ends.
+        scale: group that shares a scale in training: ``batch`` or ``row``; a query has one scale
+            per row. With ``agreed`` a training batch has one scale and a query has none: its values
+            are clipped to running means of the training's range.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row,
             rounded at random without bias.
         pad: ``query``, ``always`` or ``no``, see `PackedCodec`.
@@ -325,7 +325,7 @@ class DenseCodec(PackedCodec):
         return Decoded(torch.from_numpy(values).to(self.device), None)
 
     def kept(self, codes: Codes, saved: Any) -> Any:
-        """Keep, after a rectifier, where values are above zero, which is where codes are."""
+        """Return, after a rectifier, a mask of positive values, which are the ones with codes."""
         return codes != 0 if self._rectified else None
 
     @property

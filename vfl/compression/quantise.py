@@ -34,7 +34,7 @@ class Quantise(DenseCodec):
         grad: see `DenseCodec`.
         pad: see `PackedCodec`; only ``packer=range`` has lengths that differ.
         outliers: number of each row's values of largest magnitude that are sent as an index and a
-            bfloat16; the range of the codes is that of the others.
+            bfloat16; the codes cover the range of the other values.
 
     Raises:
         BadOptionError: a format is unknown, or the number of outliers is negative.
@@ -101,7 +101,7 @@ class Quantise(DenseCodec):
         return Decoded(cut.scatter_(1, where, large.gather(1, where)), saved)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
-        """Return the symbols; None with outliers, whose indices and values are no codes."""
+        """Return the symbols, or None with outliers, whose indices and values are not codes."""
         return super().symbols(cut, context) if self._apart is None else None
 
     def payload_limit(self, rows: int, width: int) -> int:

@@ -1,4 +1,4 @@
-"""A learned code: the loss of the bottom includes the bits of its units, which are really coded."""
+"""A learned code: the bottom's loss includes the bits that its coded units take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_SCALE = 0.7
 
 
 class Rate(DenseCodec):
-    """Sends integers, range coded, whose expected length is part of the loss.
+    """Sends range-coded integers; their expected length is part of the loss.
 
     Each unit is rectified, multiplied by a learned scale and rounded. Its number of bits is
     estimated with a logistic distribution of each unit over y + u, u uniform on [-1/2, 1/2] (Balle

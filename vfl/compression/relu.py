@@ -141,7 +141,8 @@ class L1(Rectified):
             asked = self._asked[1] / self._asked[0]
             self._bias = min(max(asked / max(self._count, 1e-3), 0.5), 2.0)
             self._asked[:] = 0
-        # At least half a value: a cut that died out lowers the weight instead of making it 0.
+        # Use at least half a value: a cut without non-zero values lowers the weight instead of
+        # making it 0.
         error = math.log(max(self._count * self._bias, 0.5) / self._target_now())
         self.weight_now = min(max(self.weight_now * math.exp(_GAIN * error), _LEAST), _MOST)
         self._steps += 1

@@ -50,7 +50,7 @@ class Size(FewNumbers):
     Args:
         k: number of values per row.
         kind: ``narrow`` trains a linear layer at each end, from the cut to k numbers and back;
-            ``mask`` keeps k fixed units, as the authors' released program does.
+            ``mask`` keeps k fixed units, as in the authors' released program.
         values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
@@ -92,7 +92,7 @@ class Mask(nn.Module):
 
 
 class Unmask(Mask):
-    """Puts the k units back to their positions; all others are zero."""
+    """Put the k units back to their positions; all others are zero."""
 
     def __init__(self, width: int, k: int) -> None:
         super().__init__(width, k)
@@ -111,8 +111,8 @@ class Sign(DenseCodec):
     through the hyperbolic tangent (Hubara et al. 2016). The bottom should not end in a rectifier.
 
     Args:
-        width: number of units, so of bits per row; a linear layer at each end converts the cut to
-            them and back. 0 uses the cut itself.
+        width: number of units and thus of bits per row; a linear layer at each end converts the cut
+            to these units and back. 0 uses the cut itself.
         grad: see `DenseCodec`.
 
     >>> import torch

@@ -1,8 +1,8 @@
 """Top-k: the k values of largest magnitude of each row, and their indices.
 
 `RandTopK` replaces some of them at random in training. Both random laws replace a random number m
-of the top k by as many of the others. Given m, every choice of indices is equally likely, so the
-distribution of m defines a law:
+of the top k by the same number of other indices. Given m, every choice of indices is equally
+likely, so the distribution of m defines a law:
 
 - sequential: m = min(Binomial(k, alpha), d - k), which is exactly thesis equation (3-19);
 - multinomial: k draws without replacement with fixed weights (1 - alpha)/k and alpha/(d - k), as in
@@ -50,8 +50,8 @@ class SparseCodec(PackedCodec):
         packer: ``enumerative`` (fewest bits of a fixed number), ``index`` (each index by itself),
             ``bitmap`` (a bit for every index) or ``range`` (adaptive; needs values of 1 to 8 bits).
         scale: group that shares the ends of b-bit values in training: ``batch``, ``row``, or
-            ``agreed`` (a batch). A query has one a row; with ``agreed`` it has none, because both
-            ends keep running means.
+            ``agreed`` (a batch). A query has one scale per row; with ``agreed`` it has none,
+            because both ends store running means.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row,
             rounded at random without bias.
         pad: ``query``, ``always`` or ``no``, see `PackedCodec`; only ``packer=range`` has lengths
@@ -131,7 +131,7 @@ class SparseCodec(PackedCodec):
 
 
 class TopK(SparseCodec):
-    """Keeps the k values of largest magnitude; of equal ones the one at the lower index.
+    """Keeps the k values of largest magnitude; among equals the one with the lower index.
 
     Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
     Top-k Sparsification", IJCAI 2023.
@@ -212,7 +212,7 @@ class RandTopK(SparseCodec):
 
 
 class Top(NamedTuple):
-    """The largest indices of each row, axes (rows, k), and whether others are equally large."""
+    """The top indices of each row, axes (rows, k), and whether other values are equally large."""
 
     indices: Indices
     tied: npt.NDArray[np.bool_]
@@ -252,7 +252,7 @@ def find_top(cut: Tensor, k: int) -> Top:
 
 
 def _find_top_on_card(cut: Tensor, k: int) -> Top:
-    """Compute `find_top` by distinct numbers that sort by magnitude and then by index."""
+    """Compute `find_top` on the GPU by distinct keys, which sort by magnitude and then by index."""
     width = cut.shape[1]
     behind = torch.arange(width - 1, -1, -1, device=cut.device)
     keys = (cut.abs().view(torch.int32).long() << _INDEX_BITS) | behind
@@ -291,8 +291,8 @@ def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draw
     """
     k, others = top.shape[1], width - top.shape[1]
     if law == "sequential":
-        # Given that it is below alpha, a draw is uniform again. A row with more replacements than
-        # others takes all others anyway.
+        # A draw that is below alpha is again uniform under this condition. A row with more
+        # replacements than others takes all others anyway.
         drops, unit = sequential_drops(draws, others, alpha), float(alpha)
     else:
         drops, unit = multinomial_drops(draws[:, k:], others, alpha), 1.0
@@ -305,7 +305,7 @@ def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draw
 def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
     """Mark the top indices to replace under equation (3-19): each with probability alpha.
 
-    At most `others` are marked: an empty pool passes its mass to the other pool.
+    At most `others` are marked: an empty pool passes its probability to the other pool.
 
     Args:
         draws: uniform on [0, 1), axes (rows, k).
@@ -337,7 +337,7 @@ def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 def _smallest(draws: Draws, counts: npt.NDArray[np.int64]) -> Drops:
-    """Mark as many of the smallest draws of each row as `counts` gives."""
+    """Mark the smallest draws of each row; `counts` states how many."""
     ends = np.sort(np.pad(draws, ((0, 0), (0, 1)), constant_values=1.0), axis=1)
     smallest: Drops = draws < np.take_along_axis(ends, counts[:, None], axis=1)
     return smallest
@@ -347,12 +347,12 @@ def _replace(indices: Indices, drops: Drops, draws: Draws, unit: float, others: 
     """Replace every marked index of a row by one outside the row; see `loops.replace`."""
     row, slot = drops.nonzero()
     first = row.searchsorted(row)
-    turn = np.arange(len(row)) - first  # 0 for the first replaced one in its row
+    turn = np.arange(len(row)) - first  # 0 for the first replaced index in its row
     numbers = (draws[row, slot] / unit * (others - turn)).astype(np.int64)
     for t in reversed(range(turn.max(initial=0))):  # a Lehmer code becomes distinct numbers
         later = (turn > t).nonzero()[0]
         numbers[later] += numbers[later] >= numbers[first[later] + t]
-    # A number comes after every index of its row that has at most so many others before it.
+    # A number comes after every index of its row that has at most this many others before it.
     before = indices[row] - np.arange(indices.shape[1])
     indices[row, slot] = numbers + (before <= numbers[:, None]).sum(axis=1)
     indices.sort(axis=1)
@@ -361,13 +361,14 @@ def _replace(indices: Indices, drops: Drops, draws: Draws, unit: float, others: 
 def break_ties(cut: Tensor, top: Top, secret: Secret, step: int) -> Indices:
     """Return the top indices, with ties at the least magnitude of a row broken at random.
 
-    Suppose the lower index always counted as top. Then a higher one of the same magnitude would
-    have to be a random replacement, and an observer of the frame would know that.
+    Suppose the lower index always counted as top. Otherwise a higher index of the same magnitude
+    would have to be a random replacement, and an observer of the frame would know that.
 
     Args:
         cut: axes (rows, width), float32.
         top: its k largest indices; axes (rows, k).
-        secret: source of the choice; a row's choice follows from it, the step and its position.
+        secret: source of random choices; a row's choice depends on it, the step and the row's
+            position.
         step: number of the exchange.
     """
     tied = top.tied.nonzero()[0]

@@ -84,7 +84,7 @@ class Item:
 
 
 def items_of(lines: Sequence[str]) -> Iterator[Item]:
-    """Yield the headers and settings of a TOML file, in order, without comments and blank lines."""
+    """Yield the headers and settings of a TOML file in order; skip comments and blank lines."""
     table, at = tuple[str, ...](), 0
     while at < len(lines):
         stop = at + 1
@@ -114,7 +114,7 @@ def below(text: str, table: str, new: Sequence[str]) -> str:
 def with_settings(text: str, table: tuple[str, ...], settings: Mapping[str, Any]) -> str:
     """Set some settings of a table in a text; the others stay.
 
-    The lines of a setting stay if its value does, and its comments stay in any case.
+    The lines of a setting stay if its value does not change, and its comments always stay.
     """
     now: Any = tomllib.loads(text)
     for part in table:

@@ -1,4 +1,4 @@
-"""The experiment: model, parties and training. It contains no private setting of a party."""
+"""The experiment: model, parties and training. This file contains no private setting of a party."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def memory_bytes(text: str) -> int:
     1610612736
 
     Raises:
-        ValueError: the text is no size, or the size is too small.
+        ValueError: the text is not a size, or the size is too small.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(MB|MiB|GB|GiB)", text)
     if found is None:
@@ -108,9 +108,9 @@ class TableSettings(Settings):
     Attributes:
         separator, encoding, decimal, skip_lines: format of a CSV; the last is the number of lines
             above the column names. Encodings are Python's names, such as "cp1251" or "shift_jis".
-        missing: further texts for a missing cell; or a table of them by column, with "*" for all
-            other columns. Words such as NA also mean a missing cell among numbers and dates, unless
-            the column's list is empty.
+        missing: further texts that mean a missing cell; or a table of them by column, with "*" for
+            all other columns. Words such as NA also mean a missing cell among numbers and dates,
+            unless the column's list is empty.
         dates: text columns that contain dates, and their form, such as "%d.%m.%Y"; several forms
             are joined with "|".
         numbers: text columns that contain numbers with currency, grouping or percent, and their
@@ -144,7 +144,7 @@ class TableSettings(Settings):
 
 
 class DataSettings(TableSettings):
-    """Source and split of the rows, for one process that runs every party.
+    """Source and split of the rows, if one process runs every party.
 
     Attributes:
         source: the spec of a data set (`vfl list sources`; picture sets may be joined with a plus),
@@ -196,7 +196,7 @@ class PartySettings(Settings):
         width: width of its cut.
         bottom: its model, as a spec.
         columns: names or globs of its columns; None takes an equal share in file order.
-        source: its own table, or the party.toml that describes it (in process only).
+        source: the party's table, or the party.toml that describes it (in process only).
         branches: number of branches that have its rows, divided equally by the public seed, and
             train the bottom together, with differential privacy (in process only).
         shape: one row as a picture (channels, height, width); None keeps a row of columns.
@@ -217,8 +217,8 @@ class LabelSettings(Settings):
     """The party that holds the labels and the top model.
 
     Attributes:
-        party: name of the party; if it is one of `parties` too, it has columns of its own.
-        column: the label column of its table.
+        party: name of the party; if it is also one of `parties`, it has feature columns.
+        column: the label column of the party's table.
         task: whether labels are classes or numbers.
         top: the top model, as a spec.
         loss: loss of the training, as a spec (`vfl list losses`); None is cross-entropy for classes
@@ -247,7 +247,7 @@ class TaskSettings(LabelSettings):
 
     Attributes:
         weight: weight of its gradients at the feature parties; those of [label] weigh 1.
-        source: its own table, if parties have tables of their own.
+        source: the party's table, if parties have separate tables.
     """
 
     weight: float = Field(default=1.0, gt=0, le=1e6)
@@ -261,7 +261,8 @@ class MiddleSettings(Settings):
         party: its name.
         width: width of its output, which is the head's input; `label.top` is the head.
         model: its model of the merged cuts, as the spec of a bottom.
-        codec: codec of its output and the output's gradient; `codec` applies to the cuts.
+        codec: codec of this party's output and of the output's gradient; `codec` applies to the
+            cuts.
     """
 
     party: PartyName = "middle"
@@ -275,8 +276,8 @@ class TrainSettings(Settings):
 
     Attributes:
         epochs, batch_size: passes over the training rows, and rows of one exchange.
-        optimizer, learning_rate, momentum, weight_decay: every party's optimiser, whose other
-            options are in its spec (`vfl list optimizers`); momentum is for sgd.
+        optimizer, learning_rate, momentum, weight_decay: every party's optimiser; the spec sets its
+            other options (`vfl list optimizers`); momentum is for sgd.
         schedule: schedule of the learning rate over the epochs, as a spec (`vfl list schedules`);
             "none" is constant.
         warmup_steps: number of first batches over which the learning rate rises linearly to that of
@@ -284,9 +285,9 @@ class TrainSettings(Settings):
         clip_norm: largest Euclidean norm of the gradient of each party's own weights in a step; 0
             does not clip. No party knows the norm of all parties' gradients.
         checkpoint_every: exchanges between two checkpoints.
-        in_flight: most cuts that may await their gradients at once. 1 is exact; m hides all but 1/m
-            of a slow link's delay, but each gradient then belongs to weights that are m - 1 steps
-            old.
+        in_flight: largest number of cuts that may await their gradients at once. 1 is exact; m
+            hides all but 1/m of a slow link's delay, but each gradient then belongs to weights that
+            are m - 1 steps old.
         local_steps: optimiser steps of every party for one exchange: after the first, each repeats
             the same batch, with the cuts and gradients of the exchange.
         local_angle: limit in degrees of the angle by which a row's cut (at the label party, its
@@ -295,8 +296,8 @@ class TrainSettings(Settings):
             weight.
         precision: "bfloat16" runs forward passes in automatic mixed precision; messages are float32
             in any case.
-        compile: whether bottoms, top and middle run under `torch.compile`, for networks whose steps
-            are long enough to repay a compilation of minutes.
+        compile: whether bottoms, top and middle run under `torch.compile`; this pays for networks
+            whose steps are long, because a compilation takes minutes.
         patience: stop after this many epochs without a better validation metric; 0 never stops
             early.
         keep: "best" keeps the weights with the best validation metric, "last" the last ones.
@@ -306,7 +307,8 @@ class TrainSettings(Settings):
             and splits the rows block by block: for a table on disk.
         block_rows, window_blocks: training rows of a block, and blocks of a window.
         warm_start: name of a run that ended well; each party starts from its own part of that run,
-            with its encoder and its weights, instead of new ones. Optimisers start anew.
+            with its encoder and its weights, instead of new ones. Optimisers start with empty
+            state.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -334,7 +336,7 @@ class TrainSettings(Settings):
 
     @property
     def split_rows(self) -> int:
-        """Rows that are split at a time; 0 splits all at once."""
+        """Number of rows that are split together; 0 splits all at once."""
         return 0 if self.shuffle == "full" else self.block_rows
 
 
@@ -342,8 +344,9 @@ class DPSettings(Settings):
     """Differential privacy of the trained models: DP-SGD at every party.
 
     Attributes:
-        epsilon: privacy budget. Without `noise`, it determines the noise with which all epochs
-            spend it; with `noise`, the training ends before the step that would exceed it.
+        epsilon: privacy budget. Without `noise`, it determines the noise for which all epochs use
+            the whole budget; with `noise`, the training ends before the step that would exceed the
+            budget.
         noise: noise multiplier of the whole network: the standard deviation of all halves' noise
             together over their joint sensitivity, both in units of each half's clipping norm.
         delta: delta of every epsilon; below one over the number of training rows.
@@ -360,8 +363,8 @@ class DPSettings(Settings):
             some batches are empty; "shuffled" takes every row once an epoch, without amplification
             by sampling.
         accountant: method that computes epsilons; "pld" needs vfl[dp] at every party.
-        unit: unit of the epsilon: a "record", or a "client", all rows of one branch of the party
-            that has branches; every half then clips the mean gradient of each branch's rows.
+        unit: unit of the epsilon: a "record", or a "client", which means all rows of one branch of
+            the party with branches; every half then clips the mean gradient of each branch's rows.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=10_000)
@@ -416,8 +419,8 @@ class FederationSettings(Settings):
         rejoin_window_s: time limit for a lost connection to come back.
         max_restarts: most restarts of a training from its last checkpoint after the loss of a
             party.
-        restart_timeout_s: time limit for the lost party to come back then; Flower itself needs a
-            minute to notice the end of a process.
+        restart_timeout_s: time limit for a lost party to come back; Flower itself needs a minute to
+            notice the end of a process.
     """
 
     superlink: ReachedAt = "127.0.0.1:8000"
@@ -452,7 +455,7 @@ def with_model(content: Mapping[str, Any]) -> Mapping[str, Any]:
     {'seed': 3, 'secure': 'trees'}
 
     Raises:
-        ValueError: both are given, or `model` is no text.
+        ValueError: both settings are given, or `model` is not a text.
     """
     if "model" not in content:
         return content
@@ -481,8 +484,8 @@ class Experiment(Settings):
             their sum (with merge = "sum"). With "beaver" no party has first-layer weights either;
             with "permuted" no party has any weight. With "pea" parties have separate rows, and no
             party sees another's row, a gradient or a model except the last. A file may use `model`
-            instead: "network" means "none", and another model, such as "trees", replaces bottoms,
-            cuts and top.
+            instead: "network" means "none"; another model, such as "trees", replaces bottoms, cuts
+                and top.
         dp: differential privacy of the models; None trains without.
         trace: recordings of all parties in one process; in a federation each party's own file has
             this setting.
@@ -543,7 +546,7 @@ class Experiment(Settings):
 
     @property
     def has_own_tables(self) -> bool:
-        """Whether one process runs parties whose tables the experiment names."""
+        """Whether one process runs all parties, with tables that the experiment names."""
         return any(party.source for party in self.parties.values())
 
     @property
@@ -581,7 +584,7 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
     """Change some settings of an experiment, and check it again as a whole.
 
     Raises:
-        ConfigError: an override is no setting, or the result is inconsistent.
+        ConfigError: an override names no setting, or the settings contradict each other.
     """
     content = override(experiment.model_dump(mode="json", exclude_none=True), overrides)
     return check(content, Experiment, where="the overrides")

@@ -53,7 +53,7 @@ HEAVY = (
     "model_completion",
     "gaussian_mixture",
 )
-#: Named packs of attacks; a grid's `attacks` may name them among its specs.
+#: Named packs of attacks; the `attacks` of a grid may name them among its specs.
 PACKS: dict[str, tuple[str, ...]] = {
     "light": LIGHT,
     "heavy": HEAVY,
@@ -70,7 +70,7 @@ PACKS: dict[str, tuple[str, ...]] = {
         "regression:at=bottom,learner=kernel",
         "regression:at=bottom,learner=neighbours",
     ),
-    # Attacks of a label party on received cuts that work despite other parties' columns.
+    # Attacks of a label party on received cuts that also work if other parties have columns.
     "columns": (
         "inversion",
         "white_box_inversion",
@@ -102,8 +102,8 @@ class CompareSettings(Settings):
         codecs: specs. In one with ``?``, such as ``topk:k=?``, the placeholder is replaced by the
             largest integer whose training frame stays within a level.
         seeds: seeds of the trainings; 0, 1 and 2 unless `folds` is given.
-        folds: number of folds of a cross-validation, instead of seeds: one training for each fold,
-            with its test rows.
+        folds: number of folds of a cross-validation, in place of seeds: one training per fold,
+            tested on the fold's rows.
         levels: allowed size of the cut's training frame, in percent of dense float32; only for
             codecs with ``?``.
         accuracy: validation accuracies for which the bytes until they are reached are reported; a
@@ -160,9 +160,10 @@ class GridSettings(Settings):
             is the only one.
         codecs: specs; each is another undefended victim, because values that a codec leaves out are
             not disclosed.
-        models: specs of separate models, such as "trees:max_bin=8"; each is another victim, in
-            place of the experiment's model.
-        adversaries: specs; each defense is also trained against each of them, besides honestly.
+        models: specs of separate models, such as "trees:max_bin=8"; each becomes a further victim
+            that replaces the experiment's model.
+        adversaries: specs of adversaries; each defense is trained honestly and against each of
+            them.
         known: most training rows of each class whose labels an adversary of a feature party knew
             before the training.
         attacks: specs, or names of `PACKS`.
@@ -177,15 +178,15 @@ class GridSettings(Settings):
         seeds: seeds, one victim each.
         party: feature party that attacks; by default the first one.
         trained_by: "owner": one owner trained both halves and gave the bottom away; "split": the
-            feature party trained its own.
+            feature party trained the bottom itself.
         leaks_from, unlabelled: parts of the split with the leaked rows and with the attacker's
             unlabelled rows. The test rows are the targets, so none of them leaks.
         measure: metric of attacks on labels, by which defenses are ranked; "auto" is AUC for two
             classes or if one holds more than 65 % of the rows, else accuracy, and R2 for numeric
             labels. All metrics are stored.
         margin: accuracy that a defense may cost, in percentage points.
-        known_columns: most validation rows of a feature party whose columns the label party knows
-            as well.
+        known_columns: number of validation rows of a feature party whose columns the label party
+            knows too.
         attribute: the victim's column, counted from 0, that attribute inference targets, above its
             mean or not; by default the column that splits the training rows most evenly.
         pictures: number of test rows of each defense's first victim whose angles and t-SNE are
@@ -225,7 +226,7 @@ class GridSettings(Settings):
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """Victims: the undefended model, the defenses, the codecs, and the other models."""
+        """The victims: undefended model, defenses, codecs, and other models."""
         defenses = (spec for spec in self.defenses if spec != _UNDEFENDED)
         return (_UNDEFENDED, *defenses, *self.codecs, *self.models)
 
@@ -315,7 +316,7 @@ class ValueSettings(Settings):
 
 
 def unpacked(attacks: Iterable[str]) -> tuple[str, ...]:
-    """Replace packs by their specs, each once, in the given order.
+    """Replace attack packs by their specs in order; remove repetitions.
 
     >>> unpacked(["thesis", "logistic", "kmeans"])
     ('fine_tuning', 'kmeans', 'logistic')

@@ -134,14 +134,15 @@ Ranges = Annotated[dict[RangeName, Range], BeforeValidator(_by_dotted_names)]
 class Consent(Settings):
     """Limits of this party's consent to sessions.
 
-    A session beyond them is refused with the difference.
+    A session beyond them is refused, and the error states the difference.
 
     Attributes:
         codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"] refuses
             every session in which the label party would see this party's cuts. A glob compares
             text; `ranges` limits the numbers of a spec.
         models: accepted models, as globs of specs: "network" is the split network of bottoms and a
-            top. In another model, such as "trees:*", messages concern the cells themselves.
+            top. With another model, such as "trees:*", messages contain data about the cells
+            themselves.
         ranges: least and greatest value of a number of the terms ("train.learning_rate" = [0, 1]),
             or of an option of a plug-in ("defense.clipped_noise.norm" = [0.5, 10]). Where this
             field has no entry, the usual range applies; `vfl check` shows all ranges.
@@ -404,7 +405,7 @@ class PartyFile(OwnFile):
         party: name of the party, as in the experiment.
         role: "dealer" has no data and is the dealer of others' shared first layers; "middle" has
             none and computes between the bottoms of others and the label party's head.
-        data: its table; only the role "data" has one.
+        data: settings of the party's table; only the role "data" has a table.
         store: folder for this party's weights, secret and run records.
         bottom: a bottom instead of the experiment's; "package.module:Class" is allowed.
         augment: augmentations of its own rows in each training step, as specs joined with a plus;
@@ -412,7 +413,7 @@ class PartyFile(OwnFile):
         device: device of the party's models, such as "cuda".
         threads: torch's threads in a training of one rank. With 1, weights are the same bit for bit
             on every machine; with more they may differ by rounding. "auto" times its own model with
-            1, 2, 4, ... threads when the training starts, and takes more only where each doubling
+            1, 2, 4, ... threads at the start of the training, and uses more only if each doubling
             makes a step at least 1.2 times faster.
         trace: recording of this party's own end of a training; it is not announced to other
             parties.
@@ -437,7 +438,7 @@ class PartyFile(OwnFile):
 
     @property
     def table(self) -> OwnData:
-        """Settings of its table; only for a party with data."""
+        """Settings of the party's table, if the party has data."""
         assert self.data is not None, "this party has no table"
         return self.data
 
@@ -446,7 +447,7 @@ class PartyFile(OwnFile):
         """Number of its ranks in a training: its command's option, else `node.ranks`.
 
         Raises:
-            ConfigError: the option is no number from 1 to 64.
+            ConfigError: the option is not an integer from 1 to 64.
         """
         asked = os.environ.get(RANKS_VARIABLE)
         if asked is None:
@@ -490,7 +491,7 @@ class PartyFile(OwnFile):
     def alignment_path(self, name: str, *, of_predicted: bool = False) -> Path:
         """Folder of an alignment's versions at this party: for its table, or for rows to predict.
 
-        Both are the same if its file names no other rows to predict.
+        Both are the same if the party's file names no other rows to predict.
         """
         rows = "predict" if of_predicted and self.predicts_others else "source"
         return self.store_path / "alignments" / name / rows
@@ -520,5 +521,5 @@ def read_party_file(path: Path) -> PartyFile:
 
 
 def is_party_file(path: Path) -> bool:
-    """Whether a file names its party, as a party's own file does and an experiment does not."""
+    """Whether the file names its party, which only a party's own file does."""
     return path.name == "party.toml" or "party" in first_keys(path)

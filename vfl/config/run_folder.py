@@ -97,7 +97,7 @@ class RunFolder:
         """Make the folder of a new run, with its command, its experiment and versions.
 
         Raises:
-            RunFolderError: a run exists at that path already.
+            RunFolderError: the folder already contains a run.
         """
         if path.exists() and not is_empty(path):
             raise RunFolderError("a run of that name exists already", where=str(path))
@@ -136,10 +136,10 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open the folder of a training that did not end well, to continue it.
+        """Open the folder of a training that failed or was interrupted, to continue it.
 
         Raises:
-            RunFolderError: there is no run, or it has another format, or it has ended.
+            RunFolderError: the folder has no run, the run has another format, or the run has ended.
         """
         folder = cls.open(path)
         if (path / _SUMMARY).exists():
@@ -149,14 +149,14 @@ class RunFolder:
 
     @property
     def mode(self) -> str:
-        """Kind of its training: "in-process", "federated", or "module" for a caller's functions."""
+        """Kind of the training: "in-process", "federated", or "module" for a caller's functions."""
         return str(self.about()["mode"])
 
     def require_experiment(self) -> None:
-        """Refuse a run whose models and rows are not those of its experiment.
+        """Refuse a run whose models and rows do not come from its experiment.
 
         Raises:
-            RunFolderError: a caller's functions made them.
+            RunFolderError: a caller's own functions made the models or the rows.
         """
         if self.mode == "module":
             raise RunFolderError(
@@ -205,7 +205,7 @@ class RunFolder:
         """Metrics of the last evaluation; see `summary`.
 
         Raises:
-            RunFolderError: there was no evaluation, or its record is damaged.
+            RunFolderError: the run was never evaluated, or the record of its evaluation is damaged.
         """
         if found := self.evaluations():
             return found[-1]
@@ -250,7 +250,7 @@ class RunFolder:
         """Experiment of the run.
 
         Raises:
-            RunFolderError: its text is missing or damaged.
+            RunFolderError: the text of the experiment is missing or damaged.
         """
         self.config()
         return read_experiment(self.path / _CONFIG)
@@ -270,7 +270,7 @@ class RunFolder:
             write_text(path, "".join(json.dumps(one) + "\n" for one in records))
 
     def progress(self, record: Mapping[str, Any]) -> None:
-        """Write the progress of a session for readers; neither the disk nor its errors delay it."""
+        """Write the progress of a session; a slow or failing disk does not delay the session."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         text = json.dumps({**record, "at": now, "process": os.getpid()})
         with suppress(StorageError):
@@ -308,13 +308,13 @@ class RunFolder:
         self._write_figures(_SUMMARY, summary)
 
     def check_weights(self, digest: str) -> None:
-        """Refuse answers of weights other than the final ones of the training.
+        """Refuse an evaluation of weights that differ from the training's final ones.
 
         Args:
             digest: joint digest of all parties' weights, from `vfl.core.storage.joint_digest`.
 
         Raises:
-            RunFolderError: the weights differ.
+            RunFolderError: the weights differ from the recorded ones.
         """
         trained = str(self.summary().get("weights_sha256"))
         if digest != trained:

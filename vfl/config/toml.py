@@ -39,7 +39,7 @@ def todays_name(key: str) -> str:
     return name
 
 
-#: Reasons why some settings contradict each other; see `vfl.config.validate`.
+#: Reasons why settings contradict each other; see `vfl.config.validate`.
 Rule = Callable[[Any], Iterable[str]]
 
 
@@ -107,7 +107,7 @@ def _reached(text: str) -> str:
 Host = Annotated[str, AfterValidator(parse_host)]
 HostPort = Annotated[str, AfterValidator(lambda text: str(parse_address(text)))]
 ReachedAt = Annotated[str, AfterValidator(_reached)]
-#: The same types, where an empty text means that there is no value.
+#: The same types, with an empty text for no value.
 OptionalHost = Annotated[str, AfterValidator(lambda text: text and parse_host(text))]
 OptionalHostPort = Annotated[str, AfterValidator(lambda text: text and str(parse_address(text)))]
 
@@ -129,7 +129,7 @@ def read_toml(
         path: path of the file.
         model: model of its settings.
         overrides: ``key.path=value`` texts; a value is TOML, or plain text if it is no TOML.
-        more: yields further mistakes once there is one, so that all are reported together.
+        more: yields further mistakes if there is one, so that all are reported together.
 
     Raises:
         ConfigError: the file is missing, is no TOML, or contains mistakes (all are listed).
@@ -174,14 +174,14 @@ def check(
 
 
 def raise_mistakes(wrong: Sequence[Mistake], locations: Locations | None = None) -> None:
-    """Raise the mistakes if there are any: a single one as it is, several as one error.
+    """Raise collected mistakes: a single one as it is, several as one error.
 
     Args:
         wrong: the mistakes.
         locations: lines of the settings; None if the messages have no file.
 
     Raises:
-        UserError: a single mistake.
+        UserError: exactly one setting is wrong.
         ConfigError: several.
     """
     if len(wrong) > 1:
@@ -221,7 +221,7 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
     """Set ``key.path=value`` texts in a mapping, in place.
 
     Raises:
-        ConfigError: a text has another form.
+        ConfigError: a text is not of the form ``key.path=value``.
     """
     for assignment in overrides:
         dotted, equals, text = assignment.partition("=")
@@ -284,7 +284,7 @@ def _files_beside(path: Path) -> str:
 
 
 def _explain(error: Any, model: type[BaseModel]) -> list[tuple[tuple[str, ...], str]]:
-    """The setting of a mistake, and each of its problems."""
+    """Yield the setting of a mistake, and each problem with it."""
     location = tuple(str(part) for part in error["loc"] if part != "[key]")
     broken = error.get("ctx", {}).get("error")
     if isinstance(broken, BrokenRulesError):
@@ -321,7 +321,7 @@ def _reason(error: Any, model: type[BaseModel], location: tuple[str, ...]) -> st
 
 
 def _shown(given: object) -> object:
-    """A value for a message; a large one by its type."""
+    """Format a value for a message; show only the type of a large one."""
     if isinstance(given, str | int | float | bool):
         return given
     if isinstance(given, list | tuple):

@@ -8,7 +8,7 @@ A rule yields the mistakes that it finds, so that all mistakes of a file are rep
 - `named_plugins` lists the settings that name a plug-in, with its family. Each plug-in itself
   refuses what it does not support; `vfl.training.specs` asks all of them.
 
-The type of a setting defines the limits of that setting alone.
+The type of a setting defines only the limits of that setting.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def _of_branches(agreed: Agreed) -> Iterator[str]:
 
 
 def _wants_every_row(agreed: Agreed) -> Iterator[str]:
-    """Yield reasons why rows that some party lacks cannot stay."""
+    """Yield reasons why a training cannot keep rows that some party lacks."""
     mode = agreed.secure.partition(":")[0]
     if mode != "none" and not takes_missing_rows(mode):
         yield f"under secure = '{agreed.secure}' the label party never has a cut to replace"
@@ -328,7 +328,7 @@ def _of_middle(agreed: Agreed) -> Iterator[str]:
 
 
 def further_label_parties(agreed: Agreed) -> list[str]:
-    """Label parties besides the leading one; terms have them by name."""
+    """Label parties besides the leading one; the terms contain them by name."""
     return [getattr(task, "party", task) for task in agreed.tasks or ()]
 
 
@@ -376,7 +376,7 @@ def _of_missing_rows(experiment: Experiment) -> Iterator[str]:
 
 
 def _of_readers(experiment: Experiment, trained: str, replayed: str) -> Iterator[str]:
-    """Yield studies and a trace, which know a label party and feature parties alone."""
+    """Yield studies and traces, which support one label party and feature parties."""
     for name in set_by_hand(experiment, *_STUDIES):
         yield f"[{name}] trains networks {trained}"
     if experiment.trace.enabled:
@@ -384,7 +384,7 @@ def _of_readers(experiment: Experiment, trained: str, replayed: str) -> Iterator
 
 
 def _of_code(experiment: Experiment) -> Iterator[str]:
-    """Yield functions outside a party's own file, because other parties write an experiment."""
+    """Yield functions named outside a party's own file, since others write the experiment."""
     sources = [("data", experiment.data.source)]
     sources += [(f"parties.{name}", one.source or "") for name, one in experiment.parties.items()]
     sources += [(f"tasks of '{one.party}'", one.source or "") for one in experiment.tasks or ()]
@@ -575,13 +575,13 @@ def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
 
 
 def idle_in_trace(trace: TraceSettings) -> Iterator[Idle]:
-    """Yield settings of a recording that records nothing."""
+    """Yield settings of a recording that has no effect."""
     if trace.epochs and not trace.phases:
         yield "trace.epochs", "trace.phases lists no frames to store"
 
 
 def idle_in_grid(grid: GridSettings, read: Collection[str]) -> Iterator[Idle]:
-    """Yield settings of a grid that none of its attacks reads.
+    """Yield grid settings that no attack of the grid uses.
 
     Args:
         grid: the grid.
@@ -673,7 +673,7 @@ def of_bins(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def of_leading_party(experiment: Experiment, party: PartyFile) -> Iterator[ConfigError]:
-    """Yield mistakes of the leading label party's own file, given its project's experiment."""
+    """Yield mistakes in the leading label party's own file, given its project's experiment."""
     named, own = experiment.label.column, party.data and party.data.label
     if named is not None and named != own:
         yield ConfigError(
@@ -732,7 +732,7 @@ class Named(NamedTuple):
         setting: parts of the setting's name.
         family: kind of plug-in.
         spec: name and options of the plug-in.
-        beside: values that it has to fit: widths of cuts, or whether labels are numbers.
+        beside: values that the plug-in must fit: widths of cuts, or whether labels are numbers.
         listed: whether the setting names several plug-ins.
     """
 
@@ -744,7 +744,7 @@ class Named(NamedTuple):
 
 
 def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
-    """Yield every plug-in that an experiment names; its settings may still contain mistakes."""
+    """Yield every plug-in that an experiment names, even if other settings are wrong."""
     label = table_in(content, "label")
     usual_task = LabelSettings().task
     tasks = [one for one in content.get("tasks") or () if isinstance(one, Mapping)]
@@ -786,7 +786,7 @@ def _widths(content: Mapping[str, Any]) -> dict[str, Any]:
 def _named_once(
     content: Mapping[str, Any], widths: Mapping[str, Any], sent: list[Any], numbers: bool
 ) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Yield each setting that names one plug-in, its family, and the values it has to fit.
+    """Yield each setting with a single plug-in, the plug-in's family, and values that it must fit.
 
     Args:
         content: settings of an experiment.
@@ -819,7 +819,7 @@ def _named_once(
 
 
 def table_in(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of some settings; empty if it is missing or no table."""
+    """Return a table of settings; empty if it is missing or has another type."""
     found = content.get(name)
     return found if isinstance(found, Mapping) else {}
 
@@ -849,7 +849,7 @@ def refuse(found: Iterable[ConfigError]) -> None:
     """Raise all found mistakes as one error.
 
     Raises:
-        ConfigError: there is a mistake.
+        ConfigError: at least one mistake was found.
     """
     raise_mistakes(mistakes_of(found))
 
@@ -862,7 +862,7 @@ def set_by_hand(settings: Settings, *names: str) -> list[str]:
 
 
 def is_file_of_party(source: str) -> bool:
-    """Whether a party's source is its own file, which describes its table."""
+    """Whether a party's source is its own party file, which describes its table."""
     return source.endswith(".toml")
 
 

@@ -43,7 +43,7 @@ def lazy_names(package: str) -> Callable[[str], Any]:
 
 
 def _name_the_user() -> None:
-    """Give a user without a name one, because torch asks for it; containers often have none."""
+    """Set a name for a user without one, as in many containers, because torch asks for it."""
     try:
         getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""Addresses as people write them; all settings, options and messages are parsed here."""
+"""Network addresses as people write them; this module parses all settings, options and messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parse_host(text: str) -> str:
         text: a name, an IPv4 address, or an IPv6 address with or without brackets.
 
     Raises:
-        ValueError: the text is none of them; the message gives the reason, and quotes nothing.
+        ValueError: the text is no such address; the message gives the reason and quotes nothing.
 
     >>> parse_host("[2001:DB8:0:0::7]"), parse_host("my_host.example"), parse_host("10.0.0.7")
     ('2001:db8::7', 'my_host.example', '10.0.0.7')
@@ -72,7 +72,7 @@ def parse_address(text: str) -> Address:
         text: the host as `parse_host` reads it; an IPv6 address needs its brackets here.
 
     Raises:
-        ValueError: the text has another form; the message gives the reason, and quotes nothing.
+        ValueError: the text has another form; the message gives the reason and quotes nothing.
 
     >>> parse_address("[0:0:0:0:0:0:0:1]:8000")
     Address(host='::1', port=8000)

@@ -1,7 +1,7 @@
 """Loops in plain Python, or as machine code if numba is installed.
 
-Each loop has one source, so both ways yield the same bytes. Where plain Python would take far too
-long, numpy computes the same in passes over the whole batch, and `COMPILED` decides which is used;
+Each loop has one source, so both ways yield the same bytes. If plain Python would take far too
+long, numpy computes the same in passes over the whole batch, and `COMPILED` selects the version;
 tests check that the bits are equal. ``pip install 'vfl[fast]'`` installs numba; the environment
 variable VFL_COMPILED=0 disables it.
 """
@@ -50,7 +50,7 @@ def prefetch(flat: Any, place: Any) -> None:
 
 
 def add_pair(flat: Any, place: Any, first: Any, second: Any) -> None:
-    """Add two numbers to neighbouring entries of a flat float64 array, in one step."""
+    """Add two numbers to adjacent entries of a flat float64 array in one step."""
     flat[place] += first
     flat[place + 1] += second
 

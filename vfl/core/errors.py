@@ -1,4 +1,4 @@
-"""All errors that vfl raises on purpose, as one tree; their pages; and the display of other errors.
+"""All errors that vfl raises on purpose, as one tree; their pages; the display of other errors.
 
     VFLError                   V000  exit 1
       UserError                V001  exit 2
@@ -92,7 +92,7 @@ class VFLError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init_subclass__(cls, *, code: str | None = None, exit_code: int | None = None) -> None:
-        """Define a member of the tree; omitted values are those of its base class."""
+        """Define a class of the tree; omitted values are inherited from its base class."""
         super().__init_subclass__()
         cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
 
@@ -155,11 +155,11 @@ class SpecError(UserError, code="V100"):
 
 
 class UnknownNameError(SpecError, code="V101"):
-    """No plug-in of that name."""
+    """No plug-in has this name."""
 
 
 class UnknownOptionError(SpecError, code="V102"):
-    """No option of that name."""
+    """The plug-in has no option of this name."""
 
 
 class BadOptionError(SpecError, code="V103"):
@@ -175,7 +175,7 @@ class PrivateLayerError(SpecError, code="V105"):
 
 
 class TakenNameError(SpecError, code="V106"):
-    """A plug-in takes the name of another one."""
+    """Two plug-ins use the same name."""
 
 
 class DataError(UserError, code="V200"):
@@ -219,7 +219,7 @@ class NotGrantedError(UserError, code="V300"):
 
 
 class PeerError(VFLError, code="V400", exit_code=3):
-    """Another party failed, or the connection to it."""
+    """Another party failed, or the connection to it broke."""
 
 
 class MissingPartyError(PeerError, code="V401"):
@@ -239,7 +239,7 @@ class AuthenticationError(PeerError, code="V404"):
 
 
 class LostPeerError(PeerError, code="V405"):
-    """A party went away and did not come back."""
+    """A party disconnected and did not come back."""
 
 
 class PeerFailedError(PeerError, code="V406"):
@@ -255,7 +255,7 @@ class ProtocolError(PeerError, code="V407"):
 
 
 class HijackError(PeerError, code="V408"):
-    """Gradients that do not come from the labels."""
+    """The received gradients do not come from the labels."""
 
 
 class CheatingError(PeerError, code="V409"):
@@ -275,7 +275,7 @@ class ClockError(PeerError, code="V412"):
 
 
 class FrameError(PeerError, code="V450"):
-    """Bytes are no acceptable frame."""
+    """The bytes are not an acceptable frame."""
 
 
 class TruncatedFrameError(FrameError, code="V451"):
@@ -287,7 +287,7 @@ class OversizedFrameError(FrameError, code="V452"):
 
 
 class CorruptFrameError(FrameError, code="V453"):
-    """Bytes differ from those sent, or are no frame."""
+    """The bytes differ from the sent ones, or are not a frame."""
 
 
 class FrameVersionError(FrameError, code="V454"):
@@ -295,7 +295,7 @@ class FrameVersionError(FrameError, code="V454"):
 
 
 class ReusedPadError(VFLError, code="V501"):
-    """A one-time pad would protect two messages."""
+    """A one-time pad would be used for two messages."""
 
 
 class ExposedCutError(SpecError, code="V601"):
@@ -331,10 +331,10 @@ def read_record(
     Args:
         record: parsed JSON from outside; unknown keys are ignored.
         where: sender or file, for the message.
-        shown: the filter; our own records may keep their line breaks.
+        shown: the filter; vfl's own records may keep their line breaks.
 
     Raises:
-        ProtocolError: the record has another form.
+        ProtocolError: the record does not have the expected fields.
     """
     found = {key: record.get(key) for key in _FACTS} if isinstance(record, Mapping) else {}
     texts = {key: shown(text) for key, text in found.items() if isinstance(text, str)}
@@ -355,7 +355,7 @@ def page_of(code: str) -> str:
     """Page of a code, as Markdown.
 
     Raises:
-        UnknownNameError: there is no such code; suggests the nearest one.
+        UnknownNameError: the code does not exist; the error suggests the nearest one.
     """
     wanted, known = code.strip().upper(), codes()
     if wanted not in known:
@@ -401,7 +401,7 @@ class RenamedWarning(FutureWarning):
 
 
 class InsecureWarning(UserWarning):
-    """An option without any protection, for measurements, was requested by its name."""
+    """Warning: an option without any protection, for measurements only, is in use."""
 
 
 @contextmanager

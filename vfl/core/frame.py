@@ -16,7 +16,7 @@ Check a header before memory is allocated: version, `body_bytes` against the agr
 kind, kind, checksum. Codec, width and rows are agreed in the handshake, and no frame contains them.
 
 A `Link` is one end of an ordered, authenticated stream of frames between two parties. The label
-party has several, one for each feature party (`vfl.transport.hub`, which hides reconnects). Only
+party has one for each feature party (`vfl.transport.hub`, which hides reconnections). Only
 `vfl.transport` uses sockets; a protocol receives its link.
 """
 
@@ -60,12 +60,12 @@ class Kind(IntEnum):
         QUERY: a cut of other rows
         ACK: empty: the query was read
         DONE: JSON: the digest of a party's weights
-        ERROR: JSON: code, what, where, got, want, fix
+        ERROR: a JSON record: code, what, where, got, want, fix
         PROTOCOL: a message of a protocol of several parties
         OPENING: masked operands of shared layers, in training
         QUERY_OPENING: masked operands of shared layers, for other rows
         ASK: rows of the next query, while serving; empty to check which parties are present
-        REFUSAL: reason why no query comes for these rows
+        REFUSAL: reason for not sending a query of these rows
     """
 
     HELLO = 1
@@ -85,7 +85,7 @@ class Kind(IntEnum):
 
 _KINDS: Mapping[int, Kind] = {int(kind): kind for kind in Kind}
 
-#: Largest accepted payload: for all kinds, or by kind, where other kinds have no payload.
+#: Largest accepted payload: for all kinds, or by kind, in which case other kinds have no payload.
 PayloadLimit = int | Mapping[Kind, int]
 
 
@@ -148,10 +148,10 @@ def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Heade
             kinds or by kind.
 
     Raises:
-        TruncatedFrameError: fewer bytes than a header.
-        FrameVersionError: another version of the format.
-        CorruptFrameError: not a vfl frame, or an unknown kind.
-        OversizedFrameError: a payload above the limit.
+        TruncatedFrameError: there are fewer bytes than a header has.
+        FrameVersionError: the frame has another version of the format.
+        CorruptFrameError: the bytes are not a vfl frame, or the frame has an unknown kind.
+        OversizedFrameError: the payload is above the limit.
     """
     if len(raw) < HEADER_BYTES:
         raise TruncatedFrameError(

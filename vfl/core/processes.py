@@ -1,8 +1,8 @@
 """Child processes: their start, output, end and restart.
 
-A `Process` is ended only by its own process id. A `Service` writes a log, a `Worker` answers lines
-with lines. A secret is passed by standard input or by a file of its owner, never by arguments,
-which every user of the machine can read.
+A `Process` is ended only by its process id. A `Service` writes a log, a `Worker` answers lines with
+lines. A secret is passed by standard input or by a file of its owner, never by arguments, which
+every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vfl.core.errors import LostPeerError
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.text import printable, printable_lines
 
-#: Standard streams for `Process`: none, or a pipe to us.
+#: Standard streams for `Process`: none, or a pipe to this process.
 DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
 #: Only the owner may read a service's log, database and other files.
 _UMASK = 0o077
@@ -40,7 +40,7 @@ def usable_cores() -> int:
 
 
 def looks(patience_s: float, every_s: float = 0.1) -> Iterator[None]:
-    """Yield at once, and again at intervals until the patience is over; the caller looks each time.
+    """Yield at once, and then at intervals until the time is up; the caller checks each time.
 
     >>> len(list(looks(0.0)))
     1
@@ -97,7 +97,7 @@ class Process:
         return not self.alive
 
     def send(self, line: str) -> None:
-        """Write a line to the process's input, which is a pipe; only `receive` reports its end."""
+        """Write a line to the process's input, a pipe; only `receive` reports that it has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
@@ -113,7 +113,7 @@ class Process:
         """Wait for the process's next line, without the line break; its output is a pipe.
 
         Raises:
-            LostPeerError: it has ended, or closed its output.
+            LostPeerError: the process has ended, or has closed its output.
         """
         assert self._process.stdout is not None
         line: str = self._process.stdout.readline()
@@ -140,7 +140,7 @@ class Process:
     def stop(self, patience_s: float = _END_S) -> None:
         """Close the process's input, send SIGTERM, and after a while kill the process.
 
-        Its children watch it and end with it.
+        Its children notice this and end too.
         """
         self.close_input()
         if self._process.stdin is not None:
@@ -169,7 +169,7 @@ class Process:
 class Worker(Process):
     """A process that reads lines and answers with lines; it ends when its input is closed.
 
-    Its input closes at any end of the process that started it.
+    Its input closes however the starting process ends.
 
     Args:
         name: its name in messages.
@@ -241,7 +241,7 @@ class Service(Process):
 
 
 def _reason(said: str) -> tuple[str | None, str, str]:
-    r"""Place, text and cure of the last vfl error in a log; without one, only the last line.
+    r"""Return place, text and cure of the last vfl error in a log, or else the last line.
 
     >>> _reason("error[V001]: no port\n  where h:1\n  got   busy\n  try   0\n  more  vfl explain")
     ('h:1', ': no port: busy', '0')
@@ -263,7 +263,7 @@ def return_memory() -> None:
 
 
 def last_words(text: str) -> str:
-    """The last line of a program's output, without the frame around it."""
+    """Return the last line of a program's output, without the frame around it."""
     lines = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
     return printable(next((line for line in reversed(list(lines)) if line), ""))
 
@@ -278,14 +278,14 @@ def supervise(
 
     Args:
         start: starts the service and returns it.
-        follow: returns once the service has ended by itself; Ctrl-C passes through.
-        say: receives one line with the reason and the time of each restart. Each pause is twice the
-            one before, from 1 s up to 15 s.
+        follow: returns after the service has ended by itself; Ctrl-C passes through.
+        say: receives one line with the reason and the time of each restart. Each pause is twice as
+            long as the one before, from 1 s up to 15 s.
         patience_s: limit of the time of repeated failures.
 
     Raises:
-        LostPeerError: the start has failed for this long.
-        VFLError: an error that waiting cannot cure, such as an untrusted certificate.
+        LostPeerError: the service has failed to start for this long.
+        VFLError: waiting cannot cure the error, for example an untrusted certificate.
     """
     deadline, pause_s = monotonic() + patience_s, _FIRST_PAUSE_S
     while True:

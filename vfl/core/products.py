@@ -106,6 +106,6 @@ def modes() -> dict[str, Mode]:
 
 
 def listening_in(folder: Path) -> str:
-    """Commands of a product that listen with this folder of a party; "" for none."""
+    """Commands of a product that listen with this folder of a party; "" if there are none."""
     found = [product.listeners.items() for product in products().values()]
     return next((say for files in found for file, say in files if (folder / file).exists()), "")

@@ -78,7 +78,7 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def parts(spec: str) -> list[str]:
-    """Split a joined spec into its specs; the sign of a number, as in 1e+2, is no separator.
+    """Split a joined spec into its specs; the sign in 1e+2 does not separate.
 
     >>> parts("layer_norm+noise:sigma=1e+2")
     ['layer_norm', 'noise:sigma=1e+2']
@@ -97,8 +97,9 @@ PLUGINS = "VFL_PLUGINS"
 def load_plugin(path: Path) -> None:
     """Run a file that registers members, as `--plugin` does; run it again once it has changed.
 
-    Classes of the changed file replace those of the same names, and names that it registers no
-    more are gone; objects that exist keep their code. A file that fails leaves its former version.
+    Classes of the changed file replace those with the same names, and names that it no longer
+    registers are removed; existing objects keep their code. A file that fails leaves its former
+    version.
 
     Raises:
         UserError: the file does not exist, a module of that name is loaded, the file fails, or it
@@ -150,7 +151,7 @@ def loaded_plugins() -> list[Path]:
 
 
 class _Uncached(SourceFileLoader):
-    """Compiles a file anew: Python's cache misses an edit of equal length in the same second."""
+    """Compiles a file again: Python's cache misses an edit of equal length in the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
@@ -212,7 +213,7 @@ def imported(path: str, what: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists; an import in it fails, as Python says
+            raise  # the user's module exists; an import in it fails, and Python's error says which
         raise SpecError(
             f"there is no module '{module_name}'",
             where=path,
@@ -246,7 +247,7 @@ class Registry(Generic[Member]):
         option_aliases: maps another word for an option to its name.
 
     Attributes:
-        own: names of its initial members.
+        own: names of the family's initial members.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ class Registry(Generic[Member]):
         A class replaces its former version if its module is loaded again.
 
         Raises:
-            TakenNameError: another member has the name.
+            TakenNameError: another member already has this name.
         """
         self._read_outside()
         found = self._members.get(self.aliases.get(name, name), member)
@@ -289,7 +290,7 @@ class Registry(Generic[Member]):
         self._members[name] = member
 
     def registered_by(self, module: str) -> dict[str, type[Member]]:
-        """Members that a module registered, in its order, by name."""
+        """Return the members that a module registered, by name, in the module's order."""
         return {
             name: one for name, one in self._members.items()
             if not isinstance(one, str) and one.__module__ == module
@@ -310,8 +311,8 @@ class Registry(Generic[Member]):
         """The class of a name.
 
         Raises:
-            UnknownNameError: suggests the nearest known name.
-            TakenNameError: an installed package uses the name for another member.
+            UnknownNameError: no member has this name; the error suggests the nearest known name.
+            TakenNameError: an installed package already uses this name for another member.
         """
         self._read_outside()
         name = self.aliases.get(name, name)
@@ -343,7 +344,8 @@ class Registry(Generic[Member]):
         """Build the member of a spec.
 
         Raises:
-            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: states the cure.
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: the spec is wrong; the
+                error suggests a fix.
         """
         name, values = self.read(spec)
         return self.member(name)(**values)
@@ -463,27 +465,28 @@ def _path_of(member: object) -> str:
 
 
 def _required(wanted: Any) -> Any:
-    """The type of an option that is given: ``int`` for ``int | None``."""
+    """Return the type of a given option: ``int`` for ``int | None``."""
     arguments = typing.get_args(wanted)
     given = [argument for argument in arguments if argument is not type(None)]
     return given[0] if len(given) == 1 < len(arguments) else wanted
 
 
 def require(option: str, given: object, want: str, holds: bool) -> None:
-    """Refuse an option's value unless `holds`; for conditions other than the two below.
+    """Refuse an option's value for which the condition `holds` is false.
 
     Raises:
-        BadOptionError: states the accepted values.
+        BadOptionError: the value is not accepted; the error states the accepted values.
     """
     if not holds:
         raise BadOptionError("out of range", where=f"option '{option}'", got=str(given), want=want)
 
 
 def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
-    """Refuse a word that is none of the choices.
+    """Refuse a word that is not one of the choices.
 
     Raises:
-        BadOptionError: states the choices, and suggests the nearest one.
+        BadOptionError: the word is not one of the choices; the error lists them and suggests the
+            nearest.
     """
     if given not in choices:
         raise BadOptionError(
@@ -496,10 +499,10 @@ def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
 
 
 def require_range(option: str, given: float, least: float, most: float = MOST) -> None:
-    """Refuse a number outside [least, most], and NaN; a peer may have chosen it.
+    """Refuse NaN and numbers outside [least, most]; another party may have chosen the number.
 
     Raises:
-        BadOptionError: states the range.
+        BadOptionError: the value is out of range; the error states the range.
     """
     require(option, shortened(given), f"{least:g} to {most:g}", least <= given <= most)
 

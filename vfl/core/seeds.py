@@ -62,13 +62,13 @@ def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
 
 
 def use_one_thread() -> None:
-    """Use one torch thread: parties share a machine, and sums keep their order bit for bit."""
+    """Use one torch thread: parties share a machine, and sums must keep their order bit for bit."""
     import torch
 
     torch.set_num_threads(1)
 
 
-#: Held while a block draws from it; the same thread may start another block inside.
+#: Lock held while a block draws from the generator; the same thread may start another block inside.
 _GLOBAL_GENERATOR = threading.RLock()
 
 
@@ -109,8 +109,8 @@ class scoped:
 def fingerprint(rows: Tensor) -> str:
     """Text that two tensors share only if all their values are equal.
 
-    Noise is bound to it: if a step were repeated with other rows, after a restart or in another
-    session, equal noise on both would reveal their difference.
+    Noise is bound to it: The draws depend on the rows because, if a step were repeated with other
+    rows after a restart or in another session, equal noise on both would reveal their difference.
     """
     return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
@@ -143,7 +143,7 @@ class Secret:
         """Load the secret from a file; if there is none, draw it from the operating system first.
 
         Raises:
-            RunFolderError: the file contains something else.
+            RunFolderError: the file contains something other than a secret.
         """
         try:
             raw = path.read_bytes()
@@ -179,7 +179,7 @@ class Secret:
         return cipher.encryptor().update(bytes(count))
 
     def words(self, count: int, *purpose: str | int) -> npt.NDArray[np.int64]:
-        """The `stream` of one purpose as 64-bit integers, in writable memory."""
+        """Return the `stream` of one purpose as 64-bit integers, in writable memory."""
         found = np.empty(8 * count + 15, np.uint8)  # `update_into` needs the additional room
         cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
         cipher.encryptor().update_into(bytes(8 * count), found.data)
@@ -294,11 +294,11 @@ def log_unit(words: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> n
     """Logarithm of uniform draws on (0, 1), from the 53 upper bits of words and 22 spare bits.
 
     Draws near 0 form the tail of a distribution. With only 53 bits, the tail has gaps wider than a
-    grid of noise: beyond 6.7 deviations, or 24 scales, a number would disclose the sum below it.
+    grid of noise: Beyond 6.7 deviations, or 24 scales, a number would disclose the sum below it.
 
     Args:
         words: words of 64 random bits.
-        others: words whose lower 11 bits are otherwise unused.
+        others: 64-bit words whose lower 11 bits are not otherwise used.
     """
     spare = ((words & np.uint64(2047)) << np.uint64(11)) | (others & np.uint64(2047))
     above = np.uint64(1 << 53) - (words >> np.uint64(11))

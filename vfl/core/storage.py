@@ -2,8 +2,8 @@
 
 A write goes to a temporary file, is flushed to disk, and then replaces the target. Files that later
 steps rely on are sealed: the file contains `kind`, `party`, `run`, `step`, `format` (2) and
-`sha256`. The last is the digest of the whole file with 64 zeros in its own place, and is checked
-before any other use:
+`sha256`. The last is the digest of the whole file with 64 zeros in its place, and is checked before
+any other use:
 
     form         place of the seal
     JSON         keys of the object; `"sha256": "..."` is its last line
@@ -65,7 +65,7 @@ class Seal:
         kind: kind, such as "checkpoint" or "weights".
         party: party that owns it.
         run: name of its run. In a seal to compare with, None matches any.
-        step: its exchange; 0 if it belongs to none.
+        step: exchange of the content; 0 if it belongs to no exchange.
     """
 
     kind: str
@@ -83,7 +83,8 @@ class Seal:
         """Refuse a file whose own record has another seal.
 
         Raises:
-            RunFolderError: states both seals; or the record has no seal, or another format.
+            RunFolderError: the seals differ, and the error states both; or the record has no seal
+                or another format.
         """
         check_format(record, path)
         said = [record.get(name) for name in ("kind", "party", "run", "step")]
@@ -129,7 +130,7 @@ def private_folder(path: Path) -> None:
 
 
 def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
-    """Make an existing folder private if it is ours: an earlier vfl, or a copy, left it open.
+    """Make an existing folder private if this user owns it; earlier versions left it open.
 
     Args:
         folder: the folder; it stays unchanged if it does not exist or belongs to another user.
@@ -162,7 +163,7 @@ def sweep(folder: Path, names: Collection[str] | None = None) -> None:
             continue
         if path.is_symlink() or not path.is_file():
             continue
-        with suppress(OSError):  # another user's, or removed meanwhile
+        with suppress(OSError):  # the file belongs to another user, or was removed meanwhile
             handle = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -182,7 +183,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
         patience_s: seconds to wait for another process with the lock.
 
     Raises:
-        RunFolderError: another process has the lock, and this one does not wait.
+        RunFolderError: another process holds the lock, and the caller does not wait for it.
     """
     with writing(folder):
         private_folder(folder)
@@ -293,7 +294,7 @@ def prepared(
 
 @contextmanager
 def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
-    """Open a temporary file beside another, and replace that one if the block succeeds."""
+    """Open a temporary file beside another file, and replace that one if the block succeeds."""
     with writing(path):
         private_folder(path.parent)
         handle, aside = _aside(path)
@@ -329,7 +330,7 @@ def _flush(file: IO[Any], *, durable: bool = True) -> None:
 
 
 def _aside(path: Path) -> tuple[int, str]:
-    """Make a temporary file beside another; it stays locked while open, which stops `sweep`."""
+    """Make a temporary file beside another file; it is locked while open, so `sweep` keeps it."""
     while True:
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -367,12 +368,12 @@ def read_json(path: Path) -> Any:
 
 
 def _parsed(content: bytes, where: str) -> Any:
-    """Parse the JSON of one of our files, with any contents."""
+    """Parse the JSON of one of vfl's files, whatever its contents."""
     try:
         return json.loads(content)
     except json.JSONDecodeError as problem:
         where = f"{where}:{problem.lineno}" if problem.lineno > 1 else where
-    except (ValueError, RecursionError):  # no UTF-8, or too deeply nested lists
+    except (ValueError, RecursionError):  # not UTF-8, or too deeply nested lists
         pass
     raise RunFolderError("a file of the run folder is not JSON", where=where) from None
 
@@ -518,7 +519,7 @@ def read_bytes(path: Path) -> bytes:
     """Read the content of a file.
 
     Raises:
-        RunFolderError: it is missing or unreadable.
+        RunFolderError: the file is missing or unreadable.
     """
     try:
         return path.read_bytes()
@@ -531,7 +532,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _check_digest(content: bytes, found: re.Match[bytes] | None, path: Path) -> None:
-    """Compare a file's own digest with that of the file with zeros in its place."""
+    """Compare the digest inside a file with the digest of the file with zeros in its place."""
     if found is None:
         _check_unsealed(content, path)
         raise damaged(path)
@@ -588,7 +589,8 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
         path: path of its file, for the message.
 
     Raises:
-        RunFolderError: states the version and the format, and which version reads it.
+        RunFolderError: another version wrote the record; the error names it, the format, and a
+            version that reads it.
     """
     found, writer = record.get("format"), record.get("vfl")
     if found == FORMAT:

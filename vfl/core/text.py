@@ -32,7 +32,7 @@ def printable(text: str, limit: int = TEXT_LIMIT) -> str:
 
     Control characters (and thus every ANSI escape sequence), bidirectional overrides, zero-width
     and invisible characters, surrogates and unassigned characters are replaced. Line breaks, tabs
-    and unusual spaces become spaces. At most three combining characters follow each other.
+    and unusual spaces become spaces. At most three combining characters may follow each other.
     Printable text is returned unchanged, so filtering twice has the same effect as once.
 
     Args:
@@ -62,7 +62,7 @@ def printable(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
-    r"""Apply `printable` to every line; for our own text that has lines and quotes other texts.
+    r"""Apply `printable` to every line of vfl's own text, which may contain quotations.
 
     >>> printable_lines("2 problems\n  codec = \x1b[2J")
     '2 problems\n  codec = ?[2J'
@@ -79,7 +79,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def formula_free(cell: str) -> str:
-    r"""Put an apostrophe before a CSV cell that a spreadsheet would take for a formula.
+    r"""Put an apostrophe before a CSV cell that a spreadsheet would treat as a formula.
 
     It changes cells that begin with ``= + - @``, a tab or a line break, also after quotes and
     spaces, but not plain numbers and other texts. `as_written` reverses it.

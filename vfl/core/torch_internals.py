@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-# Classes that see every operation of a model, and find its tensors; torch has no public names.
+# Functions that observe every operation of a model, and find its tensors; torch has no public names
+# for them.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 
@@ -32,7 +33,7 @@ from vfl.core.errors import UserError
 _COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"
 
 #: The `__torch_function__` of a tensor subclass whose results are plain tensors. Torch has no
-#: public one: its default results are of the subclass again.
+#: public one: its default results belong to the subclass.
 PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
@@ -147,7 +148,7 @@ def unhooked(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
     which saves 7 % of a step. Registered hooks before and after a step still run.
 
     Returns:
-        The class itself if it is not torch's, or torch's internals differ.
+        It returns the class itself if it is not torch's, or if torch's internals differ.
     """
     if not _KNOWN_HOOKS or not kind.__module__.startswith("torch.optim."):
         return kind

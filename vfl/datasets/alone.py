@@ -1,4 +1,4 @@
-"""Prediction of the label by each column of a table alone, for many columns at once.
+"""Score of each column of a table as the only predictor of the label, for many columns at once.
 
 A column is cut into at most 20 bins of equal size, or split by its texts. The prediction of a bin
 is the mean of its fitted labels, shrunk towards the overall mean by one additional row. Rows of a
@@ -106,7 +106,7 @@ def _numbers(block: pd.DataFrame, facts: Sequence[Facts]) -> np.ndarray:
 
 
 def _codes_of_texts(blocks: Sequence[pd.Series]) -> np.ndarray:
-    """A number for each different text, from 1 on; 0 for a missing one; axes (rows,)."""
+    """Number the different texts from 1; a missing one has 0; axes (rows,)."""
     parts = [texts_of(block) for block in blocks]
     if any(part is None for part in parts):
         parts = [pa.array(as_texts(block), pa.large_string()) for block in blocks]
@@ -117,7 +117,7 @@ def _codes_of_texts(blocks: Sequence[pd.Series]) -> np.ndarray:
 
 
 def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
-    """The bin of each number, from 1 on; 0 for a missing one; axes (columns, rows).
+    """Return the bin of each number from 1; a missing one has 0; axes (columns, rows).
 
     Up to 20 different numbers have a bin each; otherwise edges are quantiles of the fitted rows.
     """
@@ -138,7 +138,7 @@ def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
 
 
 def _quantiles(ordered: np.ndarray) -> np.ndarray:
-    """The quantiles 1/20 to 19/20 of ascending numbers, missing ones last; axes (columns, 19).
+    """Return the quantiles 1/20 to 19/20 of sorted numbers, missing ones last; (columns, 19).
 
     They are numpy's, to the last bit.
     """
@@ -156,7 +156,7 @@ def _quantiles(ordered: np.ndarray) -> np.ndarray:
 
 
 def _scores(codes: np.ndarray, truth: Truth) -> list[tuple[float, float]]:
-    """The score and its error of each column, from the bins of its rows, axes (columns, rows)."""
+    """Return each column's score and its error, from the bins of its rows, axes (columns, rows)."""
     fitted, values = truth.fitted, truth.values
     columns, bins, classes = len(codes), int(codes.max(initial=0)) + 1, values.shape[1]
     mean = values[fitted].mean(0)
@@ -193,7 +193,7 @@ def _auc(
     Args:
         guesses: prediction of each bin; all axes (columns, classes, bins).
         positive: rows of a bin with the class.
-        negative: rows of a bin without it.
+        negative: number of rows in each bin without it.
     """
     order = np.argsort(guesses, axis=2)
     guesses, positive, negative = (

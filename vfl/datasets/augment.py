@@ -1,4 +1,4 @@
-"""Augmentations, by name: changes of a party's own rows each time that the party trains on them.
+"""Augmentations by name: random changes of a party's rows each time they are trained on.
 
 No other party learns of them, because a message contains only the cut of the augmented rows. A
 further augmentation is a subclass of `Augmentation`, which an entry point in the group

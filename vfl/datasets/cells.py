@@ -26,13 +26,13 @@ WORDS = frozenset(
         *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
         *("n/a", "NA", "na", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "Null", "null"),
         *("None", "none", "\\N", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
-        # MySQL and Excel write these days in place of none.
+        # MySQL and Excel write these days for missing dates.
         *("0000-00-00", "0000-00-00 00:00:00", "1900-01-00", "00.01.1900", "1/0/1900"),
     )
 )
 _EXACT_DIGITS = 18  # that int64 has
 _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
-_LOOKED_AT = 20  # texts of a column that are tried before the others
+_LOOKED_AT = 20  # number of texts of a column that are tried before the others
 _BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
 _SIGN = "[-+\u2212\u2013]"
 _CODES = (
@@ -187,7 +187,7 @@ def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
 
 
 def unit_of(texts: Sequence[str]) -> str:
-    """The unit behind the number in each text; empty if they have none, or several.
+    """Return the unit after the number in each text; empty if units are missing or differ.
 
     >>> unit_of(["12 kg", "3.5 kg"]), unit_of(["-3.5°C", "12°C"]), unit_of(["12 kg", "13 lb"])
     ('kg', '°C', '')
@@ -278,7 +278,7 @@ def _digits_in(texts: pa.Array) -> set[str]:
 
 
 def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
-    """Parse texts as float64, null where they are no number with that decimal separator."""
+    """Parse texts as float64; texts that are not numbers become null."""
     found = pc.extract_regex(texts, _FORMS[decimal])
     core, before, after = (found.field(name) for name in ("core", "before", "after"))
     digits = pc.replace_substring_regex(core, rf"[^\deE{decimal}+-]", "")
@@ -296,10 +296,10 @@ def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
 
 
 def decimal_of(texts: Collection[str], usual: str) -> str | None:
-    """The decimal separator of texts that are all human-written numbers; None for others.
+    """Detect the decimal separator of texts that are all numbers; return None for other texts.
 
     The majority of the texts decides: `1.234,50` and `12,5` have a comma. If each text can be read
-    either way, such as `1,234`, it is the usual one.
+    in both ways, such as `1,234`, it is the usual separator.
 
     >>> decimal_of(["73.208,40", "1.000"], "."), decimal_of(["$5,156.91"], ",")
     (',', '.')
@@ -315,7 +315,7 @@ def read_with(texts: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
-    """Count the texts that are numbers with each separator; returns None if some are no numbers.
+    """Count the texts that are numbers with each separator; return None if some are not numbers.
 
     >>> decimal_counts(["73.208,40", "1.000"])
     {'.': 1, ',': 2}
@@ -498,7 +498,7 @@ def days_of_each(columns: Sequence[Sequence[str]], forms: Sequence[str]) -> list
 
 
 def _forms_shaped(texts: Sequence[str], forms: Sequence[str]) -> list[str]:
-    """The forms whose digits, letters and separators stand as in the texts."""
+    """Return the forms whose digits, letters and separators match the texts."""
     if not len(texts) or not may_be_dates(texts):
         return []
     shapes = {_shape(text) for text in texts}
@@ -506,12 +506,12 @@ def _forms_shaped(texts: Sequence[str], forms: Sequence[str]) -> list[str]:
 
 
 def _shape(text: str) -> str:
-    """Write 9 for digits, a for letters, and one blank for several."""
+    """Replace digits by 9, letters by a, and several blanks by one."""
     return _BLANKS.sub(" ", _LETTERS.sub("a", _DIGITS.sub("9", text)))
 
 
 def date_form(texts: Sequence[str]) -> str | None:
-    """The form of texts that are all dates; up to three forms joined with `|`; None for others.
+    """Return the form of texts that are all dates, up to three joined by `|`; None for others.
 
     >>> date_form(["2024-01-31", "2023-05-01"]), date_form(["2024-01-31", "31.12.9999"])
     ('%Y-%m-%d', '%Y-%m-%d|%d.%m.%Y')

@@ -33,9 +33,9 @@ _TOP_LINES = 200
 _MOST_CELLS = 10_000
 #: Separators to try, and those for a table that none of the former fits.
 _SEPARATORS, _RARE_SEPARATORS = (",", ";", "\t", "|"), ("^", "~", "\x1f", ":", " ")
-#: Invisible characters: marks of an encoding where files were joined, and blanks of no width.
+#: Invisible characters: byte order marks inside joined files, and blanks of no width.
 _INVISIBLE = ("\ufeff", "\u200b", "\u2060")
-_PADDING = "\0\x1a"  # bytes that some systems write behind the last line
+_PADDING = "\0\x1a"  # bytes that some systems write after the last line
 _RULER = re.compile(r"(?=.*--|.*==)[-=+:|\s]+")
 #: Programs that unpack a file, by its first bytes.
 _PACKED: dict[bytes, Callable[..., Any]] = {
@@ -53,7 +53,7 @@ _TOO_LONG = (
 _BINARY = re.compile(rb"[\0-\x06\x0e-\x19]")  # never in a table of text
 #: An extra last line for the reader: it is a row of its own unless a quotation mark is open.
 _END = "\x1eend-of-file"
-#: First bytes of files that are no CSV, their kind, and the cure.
+#: First bytes of files that are not CSV, their kind, and the cure.
 _OTHERS = (
     (b"\xff\xfe\0\0", "text in UTF-32", "save the table as UTF-8"),
     (b"\0\0\xfe\xff", "text in UTF-32", "save the table as UTF-8"),
@@ -113,7 +113,7 @@ def sniff(source: Source, encoding: str | None = None) -> TableFormat:
         with _opened(path) as file:
             top = codecs.getincrementaldecoder(encoding)().decode(file.read(_TOP_BYTES))
     except (OSError, EOFError, ValueError, lzma.LZMAError):
-        return TableFormat()  # reading it raises the error
+        return TableFormat()  # opening the file raises the error
     lines = list(io.StringIO(top, newline=""))[:_TOP_LINES]
     declared = re.fullmatch(r"\ufeff?sep=(.)\s*", lines[0], re.IGNORECASE) if lines else None
     skip = 1 if declared else 0
@@ -154,9 +154,9 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
     """Rate a separator, and count the lines above the column names.
 
     Returns:
-        A pair: 2 where all rows have the same number of cells, 1 where those below some lines do,
-        else 0, with this number of cells; and the number of lines above the column names, which
-        have few cells.
+        A pair: score and counts: 2 if all rows have the same number of cells, 1 if only those below
+            some first lines do, else 0; then this number of cells, and the number of lines above
+            the column names.
     """
     reader = _reader(lines, separator)
     rows, begins, begin = list[list[str]](), list[int](), 0
@@ -195,10 +195,10 @@ def _check_names(names: Sequence[str], path: Path) -> None:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file, unpacked if a program packed it, whatever its name is.
+    """Open a file; unpack it if it is compressed, whatever its name.
 
     Raises:
-        DataError: a zip archive of anything but one table.
+        DataError: the zip archive does not contain exactly one table.
     """
     with path.open("rb") as file:
         top = file.read(8)
@@ -329,12 +329,12 @@ class CsvRows:
     def _column(self, name: str, texts: Sequence[str], as_text: Sequence[str]) -> pa.Array:
         raw, stays = pa.array(texts, pa.large_string()), {*as_text}
         form = self._form
-        if raw and raw[0].as_py().startswith('="'):  # Excel's way to keep a text as it is
+        if raw and raw[0].as_py().startswith('="'):  # Excel's way to mark a cell as text
             raw = pc.replace_substring_regex(raw, '^="(.*)"$', r"\1")
         elif raw and re.match(r"'\d", raw[0].as_py()):
             raw = pc.replace_substring_regex(raw, r"^'(\d+)$", r"\1")
         usual = name not in stays and name not in form.numbers and name not in form.dates
-        if words := form.words_of(name)[0]:  # a word may be a number, such as -999
+        if words := form.words_of(name)[0]:  # a missing word may be a number, such as -999
             usual = usual and not pc.any(pc.is_in(raw, pa.array([*words], raw.type))).as_py()
         if usual and (read := whole_numbers_of(raw, form.decimal)) is not None:
             return read
@@ -342,7 +342,7 @@ class CsvRows:
         return cells_of(cells, name, self._form, as_text=name in as_text, of_csv=True)
 
     def _whole(self, rows: _Rows) -> Iterator[list[str]]:
-        """Yield rows with as many cells as there are names, without those that repeat the names."""
+        """Yield rows with as many cells as there are names; skip repeated header rows."""
         wanted, ended = len(self.names), False
         header = next((row for row in rows if row), [])
         after = True
@@ -353,7 +353,7 @@ class CsvRows:
                 error = self._odd(rows, "column names, others than those above: a second table")
                 error.fix = "write each table to a file of its own"
                 raise error
-            if after and _RULER.fullmatch("".join(row)):  # a line between names and rows
+            if after and _RULER.fullmatch("".join(row)):  # a blank line between names and rows
                 continue
             after = False
             if ended or (row[-1].endswith(_END) and row != [_END]):
@@ -362,7 +362,7 @@ class CsvRows:
                 ended = True
                 continue
             if len(row) > wanted and not any(row[wanted:]):
-                row = row[:wanted]  # separators at the end of the line
+                row = row[:wanted]  # there are separators at the end of the line
             if len(row) != wanted:
                 what = f"{len(row)} cells, where {wanted} columns have a name"
                 error = self._odd(rows, what)

@@ -39,16 +39,16 @@ Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "
 
 SAMPLE_ROWS = 100_000  # rows of the sample in which columns are compared with the label
 ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of one column on held-out rows
-FEW_CLASSES = 20  # most different whole numbers in a label of classes
+FEW_CLASSES = 20  # largest number of distinct integers in a class label
 RARE = 0.2  # share of the rarest class that calls for class weights
-_FEW_NUMBERS = 5  # fewer may be names of categories, such as sizes
+_FEW_NUMBERS = 5  # fewer distinct numbers may be names of categories, such as sizes
 _KEY_NAME = re.compile(
     r"(^|[^a-z])(u?u?id|key|nr|no|number|account|customer|client|member|person|patient|case|row)s?$",
     re.IGNORECASE,
 )
 
 
-#: A number as spreadsheets write long ones: the last digits are lost.
+#: Form in which spreadsheets write long numbers, whose last digits are lost.
 _ROUNDED = r"\d(\.\d+)?[eE]\+\d+"
 _SAME_CLASS = {"true": "1", "false": "0"}
 
@@ -64,7 +64,7 @@ class ColumnReport:
         different: number of different cells, or None above the limit of counting.
         becomes: its inputs, in words.
         inputs: number of inputs of a model; 0 if it is left out.
-        notes: warnings about it.
+        notes: warnings about the column.
         score: quality of a prediction of the label by this column only, on rows it was not fitted
             on: AUC, or R2 of a regression; None without a label.
     """
@@ -119,7 +119,7 @@ class TableReport:
 
     @property
     def left_out(self) -> list[str]:
-        """Lines that name every column without inputs, with the reason."""
+        """Return lines that name every column without inputs, with the reason."""
         idle = {
             one.name: one.becomes
             for one in self.columns
@@ -338,7 +338,7 @@ def _id_of(
 
 
 def _one_row_each(source: Source, ids: Facts, facts: Mapping[str, Facts]) -> str:
-    """Advice for one row of each id."""
+    """Return advice on how to get one row per id."""
     if is_database(source):
         return f"make one row of each '{ids.name}' in the query: the latest, or an aggregate"
     dated = next((name for name, fact in facts.items() if fact.kind == "date"), None)
@@ -544,7 +544,7 @@ def _predicts(scored: tuple[float, float], truth: Truth) -> list[str]:
     shown = f"{measure} {score:.2f} alone, on {spaced(int((~truth.fitted).sum()))} other rows"
     if score >= NEARLY:
         return [f"nearly equal to the label ({shown}); is it known before the label is?"]
-    if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a few rows prove nothing
+    if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a few rows are no evidence
         return [f"predicts the label ({shown}); is it known before the label is?"]
     return []
 
@@ -553,7 +553,7 @@ def left_out(table: OwnTable, read: Collection[str], begin: str) -> list[str]:
     """Lines that name the columns of a table that no model reads, with the reasons.
 
     Args:
-        table: the table; its id columns are no inputs and have no line.
+        table: the table; its id columns are not inputs and get no line.
         read: columns that become inputs or labels.
         begin: start of each line.
     """

@@ -20,7 +20,8 @@ from vfl.datasets.table import misread, spaced
 FEW_ROWS = 20  #: with fewer test rows, a metric means little
 NEARLY = 0.98  #: balanced accuracy, or R2, from which one column alone is nearly the label
 _MOST_ROWS, _FEWEST_ROWS = 4000, 40
-#: Most leaves of a tree for two classes, which grow with the classes; and of one for numbers.
+#: Largest number of leaves of a tree for two classes, which grows with the classes; and of one for
+#: numbers.
 _LEAVES, _MANY_LEAVES = 20, 200
 #: Larger than the rounding error of a split without gain, for targets with squares about 1.
 _NO_GAIN = 1e-9
@@ -53,7 +54,7 @@ def _misread(own: PartyData) -> Iterator[str]:
 
 
 def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
-    """Columns that alone nearly determine the label: a small tree, fitted on half of a sample."""
+    """Find columns that alone nearly determine the label, by a small tree on half of a sample."""
     if not isinstance(own.encoder, TableEncoder) or own.inputs is None or label.labels is None:
         return
     rows = label.split.train[:_MOST_ROWS]

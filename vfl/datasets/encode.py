@@ -8,7 +8,7 @@ which is 1 where the cell is missing. Pixel columns share one mean and one sprea
 
 Later rows may contain values without an example in the training rows. An unseen category, and a
 missing cell in a column that was complete, are encoded as zeros, like a number at the mean; for a
-number in bins, a missing cell is the median. `Unfamiliar` counts them.
+number in bins, a missing cell is the median. `Unfamiliar` counts these cells.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from vfl.datasets.table import (
 
 MAX_CATEGORIES = 100
 NO_DATES: Mapping[str, str] = MappingProxyType({})
-SAMPLE_ROWS = 1 << 20  # for medians and edges, if rows come in blocks
+SAMPLE_ROWS = 1 << 20  # number of rows for medians and edges, if rows come in blocks
 
 
 class Unfamiliar:
@@ -106,7 +106,7 @@ class Encoder(ABC):
 
     @property
     def tokens(self) -> int:
-        """Number of inputs that are tokens; they come first."""
+        """Number of inputs that are tokens; they precede the other inputs."""
         return 0
 
     def to_json(self) -> str:
@@ -163,7 +163,7 @@ class BinnedColumn:
 
     Attributes:
         median: median of the training rows.
-        edges: edges of the bins, ascending; one more than there are bins.
+        edges: edges of the bins, ascending; there is one more edge than bins.
     """
 
     name: str
@@ -202,11 +202,11 @@ def _fill_bins(out: np.ndarray, values: np.ndarray, edges: Sequence[float]) -> N
 def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
     """Quantiles of numbers, with a limited weight of repeated values.
 
-    Plain quantiles spend most bins on a value that most rows have, such as no capital gain. Here a
-    value counts at most as often as a bin has rows. Equal edges are merged.
+    Plain quantiles would spend most bins on a value that most rows have, such as no capital gain.
+    Here a value counts at most as often as a bin has rows. Equal edges are merged.
 
     Args:
-        values: numbers with at least two different values, none missing.
+        values: numbers with at least two distinct values and no missing ones.
         bins: largest number of bins.
 
     >>> bin_edges(np.array([0.0] * 96 + [1.0, 2.0, 3.0, 4.0]), bins=4)
@@ -254,7 +254,7 @@ class TextColumn:
                 counter.note(self.name, "new_missing", start, missing)
 
     def _positions(self, block: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-        """Index of each cell's category, -1 for none; and which cells are missing."""
+        """Return the index of each cell's category, or -1, and a mask of missing cells."""
         position_of = {category: position for position, category in enumerate(self.categories)}
         codes, found = pd.factorize(block)  # a missing cell has code -1: the last position
         read = [position_of.get(text, -1) for text in as_texts(pd.Series(found))]
@@ -263,11 +263,11 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class DateColumn:
-    """``(days - median) / scale``, then sine and cosine of month and of weekday; missing is zeros.
+    """``(days - median) / scale``, then sine and cosine of month and weekday; missing is zeros.
 
-    Where numbers are encoded in bins, the days are too, and a missing date is encoded like the
-    median. A placeholder day, such as 9999-12-31 for an open end, is encoded like a missing one. If
-    training rows had placeholders, another input is 1 there.
+    If numbers are encoded in bins, days are too, and a missing date is encoded like the median. A
+    placeholder day, such as 9999-12-31 for an open end, is encoded like a missing one. If training
+    rows had placeholders, another input is 1 there.
 
     Attributes:
         written: form of texts; None where the table contains dates as such.
@@ -336,7 +336,7 @@ Column = NumberColumn | BinnedColumn | TextColumn | DateColumn
 
 
 def _numbered(name: str, what: str, count: int) -> list[str]:
-    """Labels of several inputs of one column.
+    """Return labels for several inputs of one column.
 
     >>> _numbered("contract", "category", 2)
     ['contract: category 1 of 2', 'contract: category 2 of 2']
@@ -349,7 +349,7 @@ def _missing_label(column: Column) -> list[str]:
 
 
 def _placed(blocks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield blocks of rows, each with the position of its first row."""
+    """Yield blocks of rows with the position of the first row of each."""
     start = 0
     for block in blocks:
         yield start, block
@@ -456,7 +456,7 @@ class TableEncoder(Encoder):
 
 @dataclass(frozen=True)
 class CellEncoder(TableEncoder):
-    """Cells without scaling, for models that only use the order of values, such as trees.
+    """Cells without scaling, for models such as trees that use only the order of values.
 
     A number stays a number, a date becomes its days since 1970, a text the number of its category.
     Missing cells and unseen categories are NaN.
@@ -516,7 +516,7 @@ def _check_categories(name: str, found: Collection[str], rows: int) -> None:
 
 
 class _Moments:
-    """Mean and spread of numbers that come in parts (Chan, Golub and LeVeque 1983, eq. 2.1).
+    """Mean and spread of numbers that arrive in parts (Chan, Golub and LeVeque 1983, eq. 2.1).
 
     For numbers that come in one part, they equal those of `mean_and_std` exactly.
     """
@@ -657,7 +657,7 @@ class PictureEncoder(Encoder):
         return cls(own, shape, *moments.mean_and_std())
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Encode rows as pictures, float32, axes (rows, channels, height, width); 0 where missing.
+        """Encode rows as pictures, float32, (rows, channels, height, width); missing cells are 0.
 
         Raises:
             MissingColumnError: the table lacks a pixel.
@@ -699,7 +699,7 @@ class TokenEncoder(Encoder):
 
         Raises:
             MissingPackageError: the extra "llm" is not installed.
-            MissingDataError: the model is not there, or has no tokenizer.
+            MissingDataError: the model does not exist, or has no tokenizer.
         """
         from vfl.datasets.sources.texts import TEXT_LENGTH, tokenizer_digest
 
@@ -713,12 +713,12 @@ class TokenEncoder(Encoder):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Number of inputs of each column; those of several columns stand at the first."""
+        """Number of inputs of each column; inputs made of several columns count at the first."""
         return dict.fromkeys(self.names, 0) | {self.names[0]: self.length}
 
     @property
     def labels(self) -> list[str]:
-        """A name for each input, for people; it holds no cell."""
+        """Return a readable name for each input; it contains no cell."""
         return _numbered(", ".join(self.names), "token", self.length)
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
@@ -726,7 +726,7 @@ class TokenEncoder(Encoder):
 
         Raises:
             MissingColumnError: the table lacks a column.
-            DataError: the tokenizer differs from that of the training.
+            DataError: the tokenizer differs from the training's tokenizer.
         """
         from vfl.datasets.sources.texts import Tokens, tokenizer_digest
 
@@ -752,7 +752,7 @@ class TokenEncoder(Encoder):
 
 @dataclass(frozen=True)
 class MixedEncoder(Encoder):
-    """Encode columns of texts as tokens, and a party's other columns as in any table.
+    """Encodes text columns as tokens, and a party's other columns as in any table.
 
     A row has the tokens first; ``bottom = "pretrained:tokens=..."`` reads both.
 
@@ -783,7 +783,7 @@ class MixedEncoder(Encoder):
         return [*self.texts.labels, *self.others.labels]
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Tokens and other inputs, float32, axes (rows, length + inputs of other columns)."""
+        """Return tokens and other inputs, float32, axes (rows, length + other inputs)."""
         parts = (self.texts.transform(frame), self.others.transform(frame, unfamiliar))
         return np.concatenate(parts, axis=1)
 
@@ -796,8 +796,8 @@ def token_encoder(
 ) -> TokenEncoder | MixedEncoder | None:
     """Build the encoder of a party with texts, if its form names a tokenizer.
 
-    A column that is alone contains texts if its cells are no numbers. Beside others it does if
-    most of its cells differ, too: few different ones are categories.
+    A single column contains texts if its cells are not numbers. A column next to others contains
+    texts unless most of its cells differ, too: it has few distinct values, which are categories.
 
     Args:
         blocks: rows of the table; the types of the columns are read from the first block.
@@ -858,7 +858,7 @@ def read_encoder(text: str) -> Encoder:
     """Read the encoder from a text of `to_json`.
 
     Raises:
-        DataError: the text is no stored encoder.
+        DataError: the text is not a stored encoder.
     """
     try:
         record = json.loads(text)
@@ -901,7 +901,7 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
 
 
 class LabelFit:
-    """`encode_labels` for a column that comes in blocks, twice: to fit, and to encode.
+    """`encode_labels` for a column read in blocks twice: once to fit and once to encode.
 
     Args:
         name: name of the label column.
@@ -928,7 +928,7 @@ class LabelFit:
             self._found.update(self._read(pd.Series(pd.unique(present), name=self._name)).tolist())
 
     def classes(self) -> Classes | None:
-        """Classes of the codes, once all rows are known; None for a regression.
+        """Classes of the codes, after all rows were read; None for a regression.
 
         Raises:
             DataError: a label is missing, or there are fewer than two classes.

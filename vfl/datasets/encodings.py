@@ -72,7 +72,7 @@ _MOST_CANDIDATES = 6
 _WORD = re.compile(r"[A-Za-z\x80-\U0010ffff]+")
 _BETWEEN_WORDS = re.compile("[\xa0\xad\u2013\u2014\u2019´·×÷…•№]")
 _QUOTES = "«»‹›“”„‚‘"
-#: Signs before and behind a word in the Latin alphabet.
+#: Punctuation before and after a word in the Latin alphabet.
 _BEFORE, _BEHIND = _QUOTES + "¿¡€£¥¢§©±µ°", _QUOTES + "ªº°²®™©€£¥¢½¼¾‰"
 _UNIT = re.compile("[A-Za-zµ°]{1,3}[²³]")
 #: Three letters beyond ASCII follow one another in Icelandic words only.
@@ -93,7 +93,8 @@ def encoding_of(opened: Opened, where: str) -> str:
         where: name of the file, for the message.
 
     Raises:
-        DataError: the text is in another encoding than those above, or in two. It quotes no text.
+        DataError: the text has another encoding than those above, or mixes two encodings. It quotes
+            no text.
     """
     try:
         with opened() as file:
@@ -125,7 +126,7 @@ def encoding_of(opened: Opened, where: str) -> str:
 
 
 def marked(top: bytes) -> str | None:
-    r"""The encoding that the mark at the head of a file names.
+    r"""Return the encoding that the byte order mark of a file names.
 
     >>> marked("\ufeffid".encode("utf-16-be"))
     'utf-16'
@@ -136,7 +137,7 @@ def marked(top: bytes) -> str | None:
 
 
 def wide(top: bytes) -> str | None:
-    r"""UTF-16 without a mark: zeros in every other byte, and lines of assigned characters.
+    r"""Detect UTF-16 without a mark: every other byte is zero, and lines have assigned characters.
 
     >>> wide("id,地址\n1,一\n".encode("utf-16-be"))
     'utf-16-be'
@@ -154,7 +155,7 @@ def wide(top: bytes) -> str | None:
 
 
 def _beyond_utf8(file: IO[bytes], chunk: bytes) -> set[int] | None:
-    """The bytes of a file from the first that is no UTF-8; None if all of it is."""
+    """Return a file's bytes from the first invalid UTF-8 byte on; None if all are valid."""
     decoder, beyond = codecs.getincrementaldecoder("utf-8")(), set[int]()
     broken = False
     while True:
@@ -176,8 +177,8 @@ class _Lines(NamedTuple):
     Attributes:
         sample: first lines beyond ASCII.
         others: first lines that are no UTF-8.
-        utf8, other: numbers of the first line in UTF-8 beyond ASCII, and of the first that is
-            none; 0 if there is none.
+        utf8, other: numbers of the first line with UTF-8 beyond ASCII, and of the first line that
+            is not UTF-8; 0 if there is none.
     """
 
     sample: bytes

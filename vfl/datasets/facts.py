@@ -71,8 +71,8 @@ class Facts:
             a column that is named as the id.
         whole_numbers: whether all cells are whole numbers; `long`: whether some exceed the exact
             range of id_type = "number".
-        repeated: number of cells that equal an earlier one; 0 where `unique` is not looked for.
-        dates: form of dates that are texts or numbers such as 20240131.
+        repeated: number of cells that equal an earlier one; 0 if uniqueness is not checked.
+        dates: form of dates stored as texts or as numbers such as 20240131.
         either: whether the order of day and month is ambiguous.
         decimal: decimal separator of numbers that are texts, and their unit.
         signs: words for a missing cell, besides those of the format.
@@ -164,11 +164,11 @@ class _Column:
     """Facts of a column after some of its blocks.
 
     Attributes:
-        forms: possible forms of all texts; None where no form is possible.
+        forms: possible forms of all texts; None if no form fits.
         mixed: form of texts in several ways.
-        unit: unit behind the numbers in all texts.
-        hashes: for each block, one number for each different cell.
-        hashed: number of cells behind `hashes`.
+        unit: unit after the numbers in all texts.
+        hashes: for each block, one number per distinct cell.
+        hashed: number of cells that `hashes` represents.
         many: whether more than `_MOST` cells differ.
     """
 
@@ -194,7 +194,7 @@ class _Column:
     decimals: Counter[str] | None = field(default_factory=Counter)
 
     def add_hashes(self, different: np.ndarray, cells: int) -> None:
-        """Add the different cells of a block; a column that is no id needs no more than `_MOST`."""
+        """Add the distinct cells of a block; stop at `_MOST`, since the column is then no id."""
         self.hashed += cells
         able = self.is_id or "text" in self.kinds or (self.whole and "number" in self.kinds)
         if self.many and not able:
@@ -224,7 +224,7 @@ class _Column:
             counts, usual = self.decimals, form.decimal
             decimal = max(counts, key=lambda sign: (counts[sign], sign == usual))
         unique = counted and not repeated and not self.missing and bool(self.rows)
-        if self.unit and decimal:  # codes such as 1000X are ids
+        if self.unit and decimal:  # codes such as 1000X are counted as ids
             decimal = None if unique else f"{decimal} {self.unit}"
         units = self.units if decimal else frozenset()
         if len(named := units - {""}) > 1:
@@ -276,7 +276,7 @@ class _Column:
 
 
 def _different(numbers: np.ndarray) -> np.ndarray:
-    """The different numbers, ascending; sorting is faster than numpy's hashing of so many."""
+    """Return the distinct numbers, ascending; sorting is faster here than numpy's hashing."""
     ordered = np.sort(numbers)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
@@ -309,7 +309,7 @@ def _add(columns: Sequence[_Column], block: pd.DataFrame) -> None:
 
 
 def _cells_of(column: pd.Series) -> tuple[Kind, np.ndarray | pa.Array | None]:
-    """The kind of a column's cells: numbers and days as an array, texts as Arrow's, others None."""
+    """Return a column's kind and cells: an array of numbers or days, or texts of Arrow."""
     texts = texts_of(column)
     if texts is not None:
         return "text", texts
@@ -332,7 +332,7 @@ def _cells_of(column: pd.Series) -> tuple[Kind, np.ndarray | pa.Array | None]:
 
 
 def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> None:
-    """Add numbers, or days since 1970, of axes (columns, rows), missing ones as NaN."""
+    """Add numbers, or days since 1970, of axes (columns, rows); missing ones are NaN."""
     exact = cells.dtype.kind in "iu"  # beyond the exact range of float64
     numbers = cells.astype(np.float64, copy=False)
     known = ~np.isnan(numbers)
@@ -371,7 +371,7 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
 
 
 def _hashes(cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray) -> np.ndarray:
-    """One number for each cell: a whole number itself, the bits of another; 7 and 7.0 are equal."""
+    """Return one number per cell: whole numbers themselves, bits of others; 7 and 7.0 are equal."""
     if cells.dtype.kind in "iu":
         return cells.astype(np.int64).view(np.uint64)
     short = rounded & (np.abs(numbers) < 2.0**63)

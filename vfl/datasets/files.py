@@ -1,4 +1,4 @@
-"""Reading tables from files: a small one as a frame, a large one column by column.
+"""Reading tables from files: small ones as a frame, large ones column by column.
 
 A CSV is stored by rows, so its columns cannot be read one after another. A large one is read once,
 in blocks of rows, and written to a temporary file in pieces of one column each. That file has no
@@ -153,11 +153,11 @@ def column_names(
 
 
 def _given(source: Source) -> Source:
-    """Call an owner's function in place of a file; other sources are returned unchanged.
+    """Call the owner's function that replaces a file; return other sources unchanged.
 
     Raises:
         SpecError: the function does not exist.
-        DataError: it returns no table, or raises an error, whose text may quote cells.
+        DataError: the function returns no table, or raises an error whose text may quote cells.
     """
     if not is_loader(source):
         return source
@@ -306,15 +306,15 @@ def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None
 
 
 def _whole(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column in one piece, from one or several of Arrow's."""
+    """Join the chunks of an Arrow column into one array."""
     return cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
 
 
 def _read_csv(file: CsvRows, text_columns: Sequence[str], columns: Sequence[str] | None) -> Table:
     table = _spilled(file.blocks(BLOCK_ROWS, columns, text_columns))
     mixed = table.mixed() if isinstance(table, Spill) else []
-    # In one read, a single text makes its column text; so these columns are read as text
-    # throughout.
+    # In one read, a single text turns its column into text; so these columns are always read as
+    # text.
     return _read_csv(file, [*text_columns, *mixed], columns) if mixed else table
 
 
@@ -361,7 +361,7 @@ class ParquetTable(LargeTable):
 
     Raises:
         MissingDataError: a folder has no Parquet file.
-        DataError: files have other columns than the first, or columns without a unique name.
+        DataError: the files' columns differ from the first file's, or a column has no unique name.
     """
 
     def __init__(
@@ -448,12 +448,12 @@ def _is_row_order(field: pa.Field) -> bool:
 
 
 def _of_index(name: str, names: Sequence[str]) -> str:
-    """A column's name; for the nameless index of a frame, "index"."""
+    """Return a column's name, or "index" for the unnamed index of a frame."""
     return "index" if name == "__index_level_0__" and "index" not in names else name
 
 
 def _parts(path: Path) -> dict[str, Path]:
-    """A Parquet file, or those of a folder in the order of their names."""
+    """Return a Parquet file, or those of a folder sorted by name."""
     if not path.is_dir():
         return {path.name: path}
     names = _of_table(each.name for each in path.iterdir() if each.is_file())
@@ -494,12 +494,12 @@ def _opened(source: str) -> dict[str, IO[bytes]]:
 
 
 class Piece(NamedTuple):
-    """Some rows of one column.
+    """Some consecutive rows of one column.
 
     Attributes:
         start, size: range of bytes in the file.
         schema: Arrow type of the rows.
-        kind: kind of the cells; None where all are missing.
+        kind: kind of the cells; None if all cells are missing.
     """
 
     start: int
@@ -509,7 +509,7 @@ class Piece(NamedTuple):
 
 
 class Spill(LargeTable):
-    """Columns in a file without a name.
+    """Columns in a temporary file without a name.
 
     Args:
         columns: names of the columns, in order.
@@ -552,7 +552,7 @@ class Spill(LargeTable):
         return start, written
 
     def mixed(self) -> list[str]:
-        """Columns whose pieces have different kinds: numbers in one and texts in another."""
+        """Columns with numbers in one block and texts in another."""
         kinds = {name: {piece.kind for piece in own} for name, own in self._pieces.items()}
         return [name for name, found in kinds.items() if len(found - {None}) > 1]
 
@@ -567,7 +567,7 @@ class Spill(LargeTable):
             yield pa.ipc.read_record_batch(found, piece.schema).column(0).cast(wanted, safe=False)
 
     def type_of(self, name: str) -> pa.DataType:
-        """The type of a column of one kind; whole and real numbers become float64, as in one read.
+        """Return the type of a column of one kind; whole and real numbers become float64.
 
         In a database without types, a column with some texts becomes text as a whole.
         """

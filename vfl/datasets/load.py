@@ -82,7 +82,7 @@ class Label:
 
     Attributes:
         party: the party that has the labels.
-        column: column of that party's table; no party has it as a feature.
+        column: column of that party's table; no party uses it as a feature.
         task: "classification" or "regression".
     """
 
@@ -114,7 +114,7 @@ class Dealing:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the split needs all labels or rows at once, which excludes a table on disk."""
+        """Whether the split needs all labels or rows at once; a table on disk forbids that."""
         return self.fold is not None or self.stratified or self.limit is not None
 
     def split(self, labels: np.ndarray, task: str) -> Split:
@@ -127,7 +127,7 @@ class Dealing:
     def split_of(
         self, rows: int, strata: np.ndarray | None = None, place: OnDisk | None = None
     ) -> Split:
-        """Split this many rows; `place` is where their positions are stored."""
+        """Split this many rows; `place` is the file for their positions."""
         shares = self.validation, self.test
         return split_rows(rows, self.seed, *shares, strata, self.block_rows, place)
 
@@ -158,7 +158,8 @@ def load_bundled(
 
     Args:
         source: the spec of one of `SOURCES`, or picture sets joined with a plus.
-        parties: parties with columns, from left to right; the label party only if it is listed.
+        parties: parties with columns, from left to right; the label party has none unless it is
+            listed.
         label_party: the party with the labels.
         dealing: assignment of rows to the split. A set with its own test or validation rows keeps
             them; `validation` is then a share of the training rows. `limit` takes the first rows,
@@ -171,7 +172,7 @@ def load_bundled(
         root: folder of the files; None takes VFL_DATA.
 
     Returns:
-        Data by party, in the order given, the label party last unless it is listed.
+        Data by party in the given order; the label party is last unless it is listed.
 
     Raises:
         SpecError: the data set or an option does not exist.
@@ -200,7 +201,7 @@ def load_bundled(
 
 
 def _split_of(data: Bundled, source: str, dealing: Dealing) -> Split:
-    """Split a data set by name, which may have parts of its own."""
+    """Split a bundled data set by rows; some sets have fixed parts."""
     if data.train_rows is None:
         return dealing.split(data.labels, "classification")
     if (fold := dealing.fold) is not None:
@@ -227,7 +228,7 @@ def _strips(data: Bundled, parties: Sequence[str], flatten: bool) -> dict[str, n
     pictures = data.cells
     assert isinstance(pictures, np.ndarray), "only pictures have more than two axes"
     if flatten and len(parties) > pictures.shape[-1]:
-        whole = _scaled(pictures, data)  # pixel columns stay neighbours
+        whole = _scaled(pictures, data)  # pixel columns stay adjacent
         return _columns(whole.transpose(0, 3, 1, 2).reshape(data.rows, -1), parties)
     strips = {
         party: _scaled(pictures[..., own[0] : own[-1] + 1], data)
@@ -261,8 +262,8 @@ def load_table(
         labels: label columns, with that of the leading label party first.
         dealing: assignment of rows to the split.
         encoders: encoders of an earlier training by party, to be used instead of new ones.
-        place: where inputs and labels are stored; None keeps them in memory, as `dealing.reads_all`
-            needs.
+        place: folder for inputs and labels; None keeps them in memory, which `dealing.reads_all`
+            requires.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
@@ -325,9 +326,9 @@ def load_parties(
     unaligned: bool = False,
     encoders: Mapping[str, Encoder] = NO_ENCODERS,
 ) -> dict[str, PartyData]:
-    """Load tables of several owners, joined by their ids, for one process that runs all parties.
+    """Load tables of several owners and join them by ids, for one process that runs all parties.
 
-    A column with the name of the label is a feature of no party.
+    No party uses a column with the name of the label as a feature.
 
     Args:
         tables: tables by party, including those of label parties; id columns may have different
@@ -338,9 +339,9 @@ def load_parties(
         dealing: assignment of the common rows to the split.
         alignments: folder of a private alignment, which gives the rows and their order; it has a
             folder for each party.
-        missing_rows: with "intersection", rows that some party lacks are left out; with "token",
-            each row of the label party stays that at least one feature party has. Common rows then
-            have the same parts as in an intersection.
+        missing_rows: "intersection" leaves out rows that some party lacks; "token" keeps each row
+            of the label party that at least one feature party has. Common rows then have the same
+            split as in an intersection.
         unaligned: whether rows outside the alignment become inputs too.
         encoders: encoders of an earlier training by party, to be used instead of new ones.
 
@@ -408,7 +409,7 @@ def _read_tables(
 
 @dataclass(frozen=True, eq=False)
 class _Joined:
-    """The rows of a session in all parties' tables, in one order.
+    """The common rows of all parties' tables, in one order.
 
     Attributes:
         frames: rows of each party.
@@ -430,7 +431,7 @@ class _Joined:
         """Draw rows, if a limit asks for fewer.
 
         Raises:
-            BadOptionError: rows that some party lacks stay.
+            BadOptionError: `limit` is set together with rows that some party lacks.
         """
         if (drawn := dealing.drawn(len(self.ids))) is None:
             return self
@@ -470,7 +471,7 @@ def _joined(
 
 
 def _without(table: Table, part: Part) -> Part:
-    """Rows of a table outside a part of it, in the table's order."""
+    """Return rows of a table outside a part of it, in the table's order."""
     return Part.of(table, np.setdiff1d(np.arange(len(table)), part.rows))
 
 
@@ -482,7 +483,7 @@ class HeldRows:
         whose: owner of the table, for messages.
         held: mask of the party's rows among the session's rows, bool, if some are missing; inputs
             of missing rows are NaN.
-        others: rows of the party that are in no session and become inputs too.
+        others: further rows of the party that belong to no session and also become inputs.
     """
 
     def __init__(
@@ -517,7 +518,7 @@ class HeldRows:
 
 
 def _with_gaps(array: np.ndarray | None, held: np.ndarray) -> np.ndarray | None:
-    """Inputs of the rows of `held`, with NaN for the other rows; axes (all rows, ...)."""
+    """Return inputs of the rows of `held`, and NaN for the other rows; axes (all rows, ...)."""
     if array is None:
         return None
     whole = np.full((len(held), *array.shape[1:]), np.nan, dtype=np.float32)
@@ -574,7 +575,7 @@ def _check_busy(columns: Mapping[str, Sequence[str]], label_party: str) -> None:
 
 
 def _columns_of(id_column: str, source: Source, form: TableFormat | None) -> list[str]:
-    """The columns of an id that the table has; they are read as text."""
+    """Return the table's columns that form an id; they are read as text."""
     names = column_names(source, form)
     return [name for name in id_columns(id_column, names) if name in names]
 
@@ -599,17 +600,17 @@ def load_own(
 
     Args:
         name: name of the party.
-        table: its table; without columns for a label party that has none.
+        table: the party's table; it has no columns at a label party without features.
         label: its label; None at a feature party.
         dealing: assignment of rows to the split, the same at every party.
         alignment: alignment that gives the rows and their order, instead of sorting by id.
         unaligned: whether rows outside the alignment become inputs too.
-        place: where inputs and labels are stored; None keeps them in memory.
+        place: folder for inputs and labels; None keeps them in memory.
         encoder: encoder of an earlier training, to be used instead of a new one.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
-        DataError: see `vfl.core.errors`; messages hold names and counts only.
+        DataError: the data do not fit; messages contain names and counts only.
     """
     names = column_names(table.source, table.form, "data.source")
     patterns = ("*",) if table.columns is None else table.columns
@@ -674,7 +675,7 @@ def load_for_prediction(
     alignment: Alignment | None = None,
     place: OnDisk | None = None,
 ) -> PartyData:
-    """Load a party's data for prediction on new rows: all are test rows, and none has a label.
+    """Load a party's data to predict new rows: all are test rows without labels.
 
     Only the party's own columns are read.
 
@@ -686,7 +687,7 @@ def load_for_prediction(
             without inputs.
         form: format of the file.
         alignment: alignment that gives the rows and their order, instead of sorting by id.
-        place: where inputs are stored; None keeps them in memory.
+        place: folder for the inputs; None keeps them in memory.
 
     Raises:
         MissingDataError, MissingColumnError, MisalignedError, DataError: see `vfl.core.errors`.
@@ -732,7 +733,7 @@ def read_rows(
     Args:
         table: the party's own table.
         where: owner of the table, for messages.
-        place: where ids are stored; None sorts the rows in memory.
+        place: folder for the ids; None sorts the rows in memory.
         columns: columns to read besides the ids; None reads all.
         by: alignment that gives the rows and their order, instead of sorted ids.
         setting: setting that names the file, for messages.
@@ -768,7 +769,7 @@ def own_columns(
     ids: str,
     setting: str,
 ) -> list[str]:
-    """Resolve a party's columns, and check that neither a label nor the id is among them.
+    """Resolve the names of a party's columns; refuse the label and the id among them.
 
     Raises:
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
@@ -830,20 +831,20 @@ def fit_inputs(
 
 
 def partition_columns(columns: Sequence[str], parties: Sequence[str]) -> dict[str, list[str]]:
-    """Blocks of neighbouring columns; the first parties get one more if they do not divide evenly.
+    """Divide columns into blocks of neighbours; the first parties get one more if necessary.
 
     >>> partition_columns(["a", "b", "c"], ["bank", "shop"])
     {'bank': ['a', 'b'], 'shop': ['c']}
 
     Raises:
-        DataError: more parties than columns, no party, or a party named twice.
+        DataError: there are more parties than columns, no party at all, or two parties of one name.
     """
     owned = blocks(len(columns), parties)
     return {party: [columns[position] for position in own] for party, own in owned.items()}
 
 
 def blocks(columns: int, parties: Sequence[str]) -> dict[str, np.ndarray]:
-    """Positions of each party's columns; int64, in order, from left to right.
+    """Positions of each party's columns; int64, from left to right.
 
     Raises:
         DataError: more parties than columns, no party, or a party named twice.

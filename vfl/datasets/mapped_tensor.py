@@ -1,4 +1,4 @@
-"""A tensor over a file, as `vfl.datasets.on_disk` makes one: selections are copies."""
+"""A tensor over a file, made by `vfl.datasets.on_disk`; selections are copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vfl.datasets.on_disk import MappedArray, Pages, note
 
 
 class MappedTensor(Tensor):
-    """Behaves like any tensor, but batches of its rows leave little of the file in memory."""
+    """Behaves like any tensor; reading batches of its rows keeps little of the file in memory."""
 
     # Results of operations are plain tensors.
     __torch_function__ = PLAIN_RESULTS

@@ -1,7 +1,7 @@
 """Arrays larger than memory: in unnamed files, written in any order and read through a map.
 
 Another process cannot open an unnamed file, and the file disappears with its process in any case.
-No data of a party's table therefore stays behind, and the file cannot be replaced. Pages of a map
+No data of a party's table therefore remain on disk, and the file cannot be replaced. Pages of a map
 that were read are released before they exceed the set limit; the system may keep them in its cache,
 which does not count as memory of a process.
 """
@@ -53,7 +53,7 @@ class OnDisk:
         return file  # type: ignore[no-any-return]
 
     def share(self, part: int) -> int:
-        """Memory for one of several uses: the limit divided by `part`."""
+        """Return the memory for one use: the limit divided by `part`."""
         return max(1 << 16, self.memory_bytes // part)
 
 
@@ -63,7 +63,7 @@ def scratch(folder: Path | None = None) -> OnDisk:
 
 
 class Pages:
-    """A map of a file that releases the pages it has read.
+    """A memory map of a file that releases pages after reading them.
 
     The system maps a file in parts of up to `_PART_BYTES`, whatever amount is read; so parts are
     counted.
@@ -114,7 +114,7 @@ def _bytes_of(rows: np.ndarray) -> memoryview:
 
 
 def _pread(file: IO[bytes], start: int, stop: int) -> np.ndarray:
-    """Read bytes of a file without a map, whose pages would count as the process's own; uint8."""
+    """Read bytes of a file without a map, whose pages would count as own memory; uint8."""
     found = np.empty(stop - start, dtype=np.uint8)
     content = memoryview(found)  # type: ignore[arg-type]
     while content:
@@ -163,7 +163,7 @@ class DiskBytes:
 
 
 class DiskColumn:
-    """Numbers that are appended in order.
+    """A file to which numbers are appended.
 
     Args:
         place: where the file is stored.
@@ -186,7 +186,7 @@ class DiskColumn:
         return np.frombuffer(self._bytes[start * size : stop * size], self.dtype)
 
     def read(self, limit_bytes: int) -> np.ndarray:
-        """Map all numbers; at most `limit_bytes` of them are in memory."""
+        """Map all numbers; keep at most `limit_bytes` of them in memory."""
         return _mapped(self._bytes._file, (len(self),), self.dtype, limit_bytes)
 
 
@@ -220,11 +220,11 @@ class DiskArray:
             content, at = content[done:], at + done
 
     def read(self, limit_bytes: int) -> np.ndarray:
-        """Map the array; at most `limit_bytes` of it are in memory."""
+        """Map the array; keep at most `limit_bytes` of it in memory."""
         return _mapped(self._file, self.shape, self.dtype, limit_bytes)
 
     def most(self) -> float:
-        """The largest of its numbers, or -1."""
+        """The largest number, or -1."""
         rows = max(1, _PART_BYTES // max(1, self.row_bytes))
         starts = range(0, self.shape[0], rows)
         parts = (self.part(start, min(start + rows, self.shape[0])) for start in starts)
@@ -249,7 +249,7 @@ def _mapped(
 
 
 class MappedArray(np.ndarray):
-    """An array over a file, whose parts are copies; pages are released after reading.
+    """An array over a file; selections are copies, and pages are released after reading.
 
     A read of the whole array keeps all of it in memory until a part is read again.
     """
@@ -326,7 +326,7 @@ class Buckets:
                 yield _pread(self._file, first * size, last * size).view(self.record)
 
     def whole(self, number: int) -> np.ndarray:
-        """The records of a bucket in their order, as one array."""
+        """Return the records of a bucket in order, as one array."""
         found, start = np.empty(self.sizes[number], self.record), 0
         for piece in self.read(number):
             found[start : start + len(piece)] = piece
@@ -347,9 +347,9 @@ class Scatter:
     position immediately.
 
     Args:
-        place: where the files are stored.
+        place: folder for the files.
         shape: axes (rows, ...) of the result.
-        dtype: type of its numbers; a position without a row contains 0.
+        dtype: type of the numbers; a position without a row contains 0.
     """
 
     def __init__(self, place: OnDisk, shape: tuple[int, ...], dtype: Any) -> None:
@@ -419,7 +419,7 @@ def shuffled(
 
 
 def bucket_count(place: OnDisk, size_bytes: int) -> int:
-    """Number of buckets, a power of two, so that work on one of them fits into memory."""
+    """Return the number of buckets, a power of two, for which one bucket fits into memory."""
     return 1 << max(0, math.ceil(math.log2(max(1, size_bytes) / place.share(16))))
 
 
@@ -521,7 +521,7 @@ class SortedIds:
             yield pc.take(ids, pa.array(order)), rows[order]
 
     def _splitters(self) -> pa.Array:
-        """Splitters of ranges that take less memory than a run, since several copies are made."""
+        """Return splitters of ranges that take less memory than a run; sorting makes copies."""
         every = pa.concat_arrays([run.drawn(_SPLITTERS_A_RUN) for run in self._runs])
         every = pc.take(every, pc.sort_indices(every))
         at = np.linspace(0, len(every), _RANGES_A_RUN * len(self._runs), dtype=int)[1:-1]
@@ -588,7 +588,7 @@ class _room:
 
 
 class DiskTexts:
-    """Texts in a file, written in order.
+    """A file to which texts are appended.
 
     Args:
         place: where the file is stored.
@@ -605,7 +605,7 @@ class DiskTexts:
             self._writer.write_batch(pa.record_batch([texts], names=[""]))
 
     def read(self) -> pa.ChunkedArray:
-        """Map all texts; only those that are read come into memory."""
+        """Map all texts; memory holds only the texts that are read."""
         self._writer.close()
         pages = Pages(self._file, self._place.memory_bytes)
         return pa.ipc.open_stream(pa.py_buffer(pages.map)).read_all().column(0)

@@ -1,4 +1,4 @@
-"""Data of one party with aligned rows: only its own columns and its own labels."""
+"""Data of one party with aligned rows: it contains only the party's own columns and labels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PartyData:
         classes: classes of the codes; None at a feature party and for a regression.
         split: split of the rows, the same at every party of a run.
         ids_digest: 32 bytes that identify the order of the rows; see `digest_of`.
-        ids: ids of the rows, axes (rows,), for the party's own files; None where rows have no id.
+        ids: ids of the rows, axes (rows,), for the party's own files; None if rows have no id.
         id_rules: normalisation rules of the ids, in the alignment that gave the rows.
         encoder: encoder that made `inputs` from the party's table; stored with its bottom model.
         row_weights: weight of each row in the training loss, float32, axes (rows,), not negative,
@@ -49,12 +49,12 @@ class PartyData:
             kind; they stay with the party.
         held: mask of a feature party's rows, bool, axes (rows,), if some rows are missing: a party
             has its own mask, the label party has all masks. Empty if every party has all rows.
-            Inputs of missing rows are NaN, so that no model learns from them unnoticed.
+            Inputs of missing rows are NaN, so that no model learns from them by mistake.
         unaligned: inputs of the party's own rows that are in no session, axes (other rows, ...).
-        trained: whether the run was trained on a row of a prediction, axes (rows,): "yes";
-            "validation" if it only selected weights or calibration by the row; "no", so that its
-            answer is an honest one; or "unknown". None where the table has changed and has no rows
-            of the first two kinds.
+        trained: use of each row of a prediction in the run's training, axes (rows,): "yes" (trained
+            on it); "validation" (selected weights or calibration by it); "no", so that its answer
+            is an honest test; or "unknown". None if the table has changed and has no rows of the
+            first two kinds.
         unseen: mask of the rows of an evaluation that are new to the run, bool, axes (rows,); None
             if the rows are those of the training.
     """
@@ -93,17 +93,17 @@ class PartyData:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of the inputs; empty where columns have no names."""
+        """Names of the input columns; empty if the columns have no names."""
         return () if self.encoder is None else tuple(self.encoder.names)
 
     @property
     def tokens(self) -> int | None:
-        """Number of a row's first inputs that are tokens; None where no encoder made them."""
+        """Number of inputs at the start of a row that are tokens; None without an encoder."""
         return None if self.encoder is None else self.encoder.tokens
 
     @property
     def categories(self) -> tuple[int, ...]:
-        """Number of categories of each column, where inputs are cells; else empty."""
+        """Number of categories of each column, if inputs are cells; otherwise empty."""
         return getattr(self.encoder, "categories", ())
 
     @property
@@ -129,7 +129,7 @@ class PartyData:
 
 
 def digest_of(ids: Ids) -> bytes:
-    """SHA-256 of the ids in their order, 32 bytes; JSON keeps ids separate, unlike concatenation.
+    """Return SHA-256 of ordered ids, 32 bytes; JSON separates the ids, unlike concatenation.
 
     >>> digest_of(np.array(["a", "b"])) == hashlib.sha256(b'["a", "b"]').digest()
     True
@@ -159,7 +159,7 @@ class IdsDigest:
 
 
 class Inputs(NamedTuple):
-    """One party's model inputs, axes (rows, ...), and their encoder; None where there is none.
+    """One party's model inputs, axes (rows, ...), and their encoder; None for a missing part.
 
     Attributes:
         unfamiliar: counts of test-row cells without an example in the training rows; see
@@ -182,7 +182,7 @@ class AlignedRows:
 
     Attributes:
         split: split of the rows.
-        ids: ids, axes (rows,); None where rows have no id and keep their original order.
+        ids: ids, axes (rows,); None if rows have no id and keep their original order.
         digest: identifies the order, or only the number of rows if they have no ids.
         held, id_rules: see `PartyData`.
     """
@@ -197,7 +197,7 @@ class AlignedRows:
     def of(
         cls, rows: int, split: Split, ids: Ids | None = None, digest: bytes | None = None
     ) -> AlignedRows:
-        """Rows in their final order; `digest` is that of a private alignment, if there is one."""
+        """Return rows in their final order; `digest` belongs to a private alignment, if any."""
         return cls(split, ids, digest or digest_of(np.arange(rows) if ids is None else ids))
 
     def party(
@@ -233,7 +233,7 @@ class AlignedRows:
         labels: np.ndarray,
         classes: Classes | None,
     ) -> dict[str, PartyData]:
-        """Data of every party; the label party comes last unless it has inputs."""
+        """Return the data of every party; the label party comes last unless it has inputs."""
         parts = {party: self.party(party, own) for party, own in inputs.items()}
         own = inputs.get(label_party, NO_INPUTS)
         return parts | {label_party: self.party(label_party, own, labels, classes)}

@@ -35,7 +35,7 @@ _WHOLE = re.compile(r"(-?)0*(\d+)(?:\.0*)?")
 
 @dataclass(frozen=True)
 class Repeats:
-    """Treatment of the rows of one id.
+    """How to treat several rows with one id.
 
     Attributes:
         id_column: the id column, or several joined with plus signs.
@@ -51,7 +51,7 @@ class Repeats:
         """The columns that decide, of all columns of a table.
 
         Raises:
-            MissingColumnError: the table lacks one of them.
+            MissingColumnError: the table lacks one of these columns.
         """
         ids = id_columns(self.id_column, known)
         for each in ids:
@@ -64,7 +64,7 @@ class Repeats:
 
 
 def one_row_each(table: Table, form: TableFormat) -> Table:
-    """Reduce a table to one row of each id, in the order of the rows; rows without an id stay.
+    """Reduce a table to one row per id and keep the order; rows without an id stay.
 
     >>> from vfl.datasets.table import TableFormat
     >>> frame = pd.DataFrame({"id": [7, 7, 8], "day": [2, 1, 5], "x": [1.0, 2.0, 3.0]})
@@ -99,7 +99,7 @@ def one_row_each(table: Table, form: TableFormat) -> Table:
 
 
 def _codes(table: Table, names: Sequence[str], as_numbers: bool) -> np.ndarray:
-    """Number the ids from 0 on in the order of the rows; each missing id has its own number."""
+    """Number the ids from 0 in the order of the rows; each missing id gets its own number."""
     pieces = []
     for columns in zip(*(column_blocks(table, each) for each in names), strict=True):
         texts = [id_texts(block) for block in columns]
@@ -116,7 +116,7 @@ def _codes(table: Table, names: Sequence[str], as_numbers: bool) -> np.ndarray:
 
 
 def _moments(table: Table, name: str, form: TableFormat) -> np.ndarray:
-    """Days or numbers of a column, float64; a missing one is before all others."""
+    """Return a column's days or numbers, float64; missing ones sort before all others."""
     written, parts = form.dates.get(name), []
     for block in column_blocks(table, name):
         if written is None and not is_date(block) and kind_of(block) == "text":
@@ -133,7 +133,7 @@ def _moments(table: Table, name: str, form: TableFormat) -> np.ndarray:
 
 
 def _means(table: Table, ids: Sequence[str], codes: np.ndarray) -> pd.DataFrame:
-    """A frame with one row of each code."""
+    """Return a frame with one row per code."""
     count, found = int(codes.max()) + 1, dict[str, pd.Series]()
     for name in table.columns:
         cells = table[name]

@@ -73,7 +73,7 @@ def split_rows(
             up to two rows. Only a process with the labels can use it; None ignores labels.
         block_rows: number of neighbouring rows to split at a time, so that every part has the same
             share of each block, up to one row; 0 splits all at once.
-        place: where positions are stored if they are split by block; None keeps them in memory.
+        place: folder for positions that are split by block; None keeps them in memory.
 
     >>> split_rows(10, seed=0)
     Split(train=7, validation=1, test=2)
@@ -157,7 +157,7 @@ class _Positions:
 
 
 def _spread(order: np.ndarray, first: int) -> np.ndarray:
-    """The same rows, with `first` evenly spaced ones at the front."""
+    """Return the same rows with `first` evenly spaced ones moved to the front."""
     at = ((np.arange(first) + 0.5) * len(order) / max(first, 1)).astype(np.int64)
     return np.concatenate([order[at], np.delete(order, at)])
 
@@ -189,7 +189,7 @@ def split_fixed(
 
 
 def split_parts(train_rows: int, validation_rows: int, rows: int) -> Split:
-    """Split a data set with its own parts, which follow one another.
+    """Split a data set that stores training, validation and test rows in that order.
 
     >>> split_parts(5, 2, 10)
     Split(train=5, validation=2, test=3)
@@ -212,7 +212,7 @@ def split_fold(
         labels: labels of all rows, axes (rows,).
         seed: the run's public seed.
         fold: fold with the test rows.
-        validation: share of the other rows.
+        validation: share of the rows outside the test fold.
         strata: whether the labels are classes; numbers are assigned in any order.
 
     >>> split_fold(np.array([0, 0, 0, 1, 1, 1, 1, 1, 1]), 0, Fold(1, of=3), validation=0.2)
@@ -232,20 +232,20 @@ def split_fold(
 
 
 def split_apart(complete: np.ndarray, split: Callable[[np.ndarray], Split]) -> Split:
-    """Split the rows that all parties have as if there were no others, and split the others too.
+    """Split the rows common to all parties, and then the other rows separately.
 
-    The common test rows are therefore the same as in a training on common rows only. If the others
-    are too few to fill every part, all of them are training rows.
+    The common test rows are therefore the same as in a training on common rows only. If the other
+    rows are too few to fill every part, all of them are training rows.
 
     Args:
         complete: mask of the rows that all parties have, bool, axes (rows,).
-        split: splits the rows at some positions, counted from 0 among them.
+        split: function that splits the rows at some positions, counted from 0 among these rows.
 
     >>> split_apart(np.arange(30) < 20, lambda rows: split_rows(len(rows), seed=0))
     Split(train=21, validation=3, test=6)
 
     Raises:
-        TooFewRowsError: the rows that all parties have are too few.
+        TooFewRowsError: too few rows are common to all parties.
     """
     rows, others = np.flatnonzero(complete), np.flatnonzero(~complete)
     known = split(rows)

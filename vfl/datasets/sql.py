@@ -29,7 +29,7 @@ def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pa.Recor
 
     Raises:
         DataError: there is no query, or the database does not answer; its own text may quote cells.
-        MissingDataError: the package that reads it is not installed.
+        MissingDataError: the package that reads this database is not installed.
     """
     if not query:
         raise DataError(
@@ -78,7 +78,7 @@ def _adbc(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
     driver = _installed(f"adbc_driver_{scheme}.dbapi", f"adbc-driver-{scheme}")
     if address.startswith(SQLITE):
         file = address.removeprefix(SQLITE)
-        if not Path(file).is_file():  # connecting would create an empty one
+        if not Path(file).is_file():  # connecting would create an empty database
             raise MissingDataError("this database does not exist", where="data.source", got=file)
         address = f"{Path(file).absolute().as_uri()}?mode=ro"
     with driver.connect(address) as connection, connection.cursor() as cursor:

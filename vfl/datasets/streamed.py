@@ -59,8 +59,8 @@ class RowOrder:
         rows: number of rows.
         at: position of each row of the table, int64, axes (rows of the table,), -1 for a row that
             is left out; None if all rows keep their order.
-        ids: ids in order; None where rows have no id.
-        digest: see `digest_of`; None where rows have no id.
+        ids: ids in order; None if rows have no id.
+        digest: see `digest_of`; None if rows have no id.
         absent: positions of rows that the table lacks, ascending; None if it has all.
     """
 
@@ -137,7 +137,7 @@ def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) 
 
 
 class _IdBlocks:
-    """The ids of a table, typed as in `sorted_ids`; missing ones are counted and left out."""
+    """The ids of a table, typed as in `sorted_ids`; missing ones are counted and skipped."""
 
     def __init__(self, table: Table, id_column: str, where: str, id_type: IdType) -> None:
         self._table, self._column, self._where = table, id_column, where
@@ -171,7 +171,7 @@ class StreamedTable:
         table: the party's own table.
         whose: owner of the table, for messages.
         order: order of its rows.
-        place: where inputs and labels are stored.
+        place: folder for inputs and labels.
     """
 
     def __init__(self, table: Table, whose: str, order: RowOrder, place: OnDisk) -> None:
@@ -266,7 +266,7 @@ class StreamedTable:
 
 
 def no_training_rows(whose: str, here: int, rows: int) -> TooFewRowsError:
-    """Error for a party that has none of the training rows."""
+    """Make the error for a party that has none of the training rows."""
     return TooFewRowsError(
         f"{whose} has none of the training rows",
         got=f"{spaced(here)} of {spaced(rows)} rows",

@@ -52,7 +52,7 @@ COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where a block's own cos
 LARGEST = 1e150  # of a number; the square of a larger one is beyond float64
 ROUNDING = 1e-12  # relative to the largest number; float64 itself rounds at 1e-16
 
-Classes = tuple[str | int, ...]  # names of the codes of a label column
+Classes = tuple[str | int, ...]  # names of the class codes of a label column
 IdType = Literal["text", "number"]
 Kind = Literal["number", "boolean", "text"]
 Missing = tuple[str, ...] | Mapping[str, tuple[str, ...]]
@@ -124,7 +124,7 @@ class TableFormat:
 
 @dataclass(frozen=True, eq=False)
 class OwnTable:
-    """A table, as its owner describes it.
+    """A table with its owner's description of the format.
 
     Attributes:
         source: the file, frame or database.
@@ -151,9 +151,9 @@ def cells_of(
         cells: cells from the source.
         name: name of the column.
         form: format, with texts for a missing cell and text columns of numbers or dates.
-        as_text: whether texts stay texts, as for ids.
+        as_text: whether texts remain texts, as ids require.
         of_csv: whether the source has no types: plain numbers and booleans are then parsed, and an
-            empty cell is a missing one.
+            empty cell counts as missing.
 
     Raises:
         DataError: a column of `form.numbers` has a cell that is no number, or several currencies.
@@ -229,7 +229,7 @@ class Table(Protocol):
 
 
 class LargeTable(ABC):
-    """A table whose cells are in a file."""
+    """A table whose cells are stored in a file."""
 
     columns: Sequence[str]
 
@@ -352,7 +352,7 @@ def kind_of(column: pd.Series) -> Kind:
     """The kind of a column's values, without missing cells; a column without any cell is numbers.
 
     Raises:
-        DataError: dates, bytes, lists and other values that no encoder reads.
+        DataError: the column has dates, bytes, lists or other values that no encoder reads.
     """
     dtype = column.dtype
     if pd.api.types.is_bool_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype):
@@ -375,7 +375,7 @@ def kind_of(column: pd.Series) -> Kind:
 
 
 def is_date(column: pd.Series) -> bool:
-    """Whether a column contains dates or times as such, not as text."""
+    """Whether a column has the type date or time, rather than text."""
     if column.dtype == object:
         return pd.api.types.infer_dtype(column, skipna=True) in ("date", "datetime", "datetime64")
     dated = pd.api.types.is_datetime64_any_dtype(column.dtype)
@@ -393,7 +393,7 @@ def as_days(column: pd.Series, written: str | None = None) -> np.ndarray:
     [1.0, nan, -719162.0]
 
     Raises:
-        DataError: some cells are no date of this form.
+        DataError: some cells are not dates in this form.
     """
     present = column.notna().to_numpy()
     if is_date(column):
@@ -426,7 +426,7 @@ def as_numbers(column: pd.Series) -> np.ndarray:
 
 
 def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
-    """Yield the result of `as_numbers` in blocks; its error comes after the last one."""
+    """Yield the result of `as_numbers` in blocks; an error is raised after the last block."""
     unread = infinite = 0
     for block in blocks:
         values = _numbers(block)
@@ -472,7 +472,7 @@ def as_texts(column: pd.Series) -> np.ndarray:
 
 
 def texts_of(column: pd.Series) -> pa.Array | None:
-    """Convert a column of texts to Arrow's, as they are; None for other columns.
+    """Convert a column of texts to Arrow's type unchanged; return None for other columns.
 
     >>> texts_of(pd.Series(["a", None])).to_pylist(), texts_of(pd.Series([1, 2]))
     (['a', None], None)
@@ -594,7 +594,7 @@ def name_of(label: object) -> str:
     >>> name_of(2024), name_of(("sum", 2024)), name_of(("id", ""))
     ('2024', 'sum_2024', 'id')
     """
-    if label is None or label != label:  # a missing name
+    if label is None or label != label:  # stands for a missing name
         return ""
     if isinstance(label, tuple):
         return "_".join(str(level) for level in label if str(level))
@@ -602,7 +602,7 @@ def name_of(label: object) -> str:
 
 
 def id_columns(name: str, columns: Sequence[str]) -> list[str]:
-    """The columns of an id: one column of that name, or the columns that plus signs join.
+    """Return the columns of an id: the column of that name, or those that plus signs join.
 
     >>> id_columns("last+born", ["last", "born", "age"])
     ['last', 'born']
@@ -616,14 +616,14 @@ def check_names(names: pd.Series, where: str, hint: str = "") -> None:
     Args:
         names: the names.
         where: source of the table, for the message.
-        hint: likely cause in such a source.
+        hint: likely cause for this kind of source.
 
     Raises:
-        DataError: it quotes no name.
+        DataError: a column has no name, or two have the same; the error quotes no name.
     """
     names = names.replace("", None)
     if names.isna().any() or names.duplicated().any():
-        raise DataError(  # the first line of a file may be a row of data: quote nothing
+        raise DataError(  # the first line of a file may be a row of data, so nothing is quoted
             "this table has columns without a name, or of the same name",
             where=where,
             got=f"{len(names)} columns, {names.nunique()} different names",
@@ -639,20 +639,20 @@ def pick_columns(
     leave_out: Sequence[str] = (),
     setting: str | None = None,
 ) -> list[str]:
-    """The columns that match names and globs such as ``loan_*``, each once.
+    """Return the columns that match names and globs such as ``loan_*``, without repetition.
 
     Args:
         columns: the table's column names.
         patterns: names or globs, in this order; within a glob, the table's order.
         who: owner of the patterns, for the message ("party 'bank'").
-        leave_out: the id and the label: a glob skips them, only their full name matches them.
+        leave_out: the id and the label: a glob skips them; only their full name selects them.
         setting: setting with the patterns, for the message.
 
     >>> pick_columns(["age", "loan_a", "loan_b"], ["loan_*", "age"], "party 'bank'")
     ['loan_a', 'loan_b', 'age']
 
     Raises:
-        MissingColumnError: a pattern matches no column; suggests the nearest name.
+        MissingColumnError: a pattern matches no column; the error suggests the nearest name.
     """
     known = list(columns)
     picked: dict[str, None] = {}
@@ -668,7 +668,7 @@ def pick_columns(
 
 
 def check_column(columns: Iterable[str], name: str, what: str, setting: str | None = None) -> None:
-    """Refuse a single column name, such as the id's, that the table lacks.
+    """Refuse the name of a column, such as the id's, that the table lacks.
 
     Args:
         columns: the table's column names.
@@ -677,7 +677,7 @@ def check_column(columns: Iterable[str], name: str, what: str, setting: str | No
         setting: setting that names it, for the message.
 
     Raises:
-        MissingColumnError: suggests the nearest name.
+        MissingColumnError: the column does not exist; the error suggests the nearest name.
     """
     known = list(columns)
     if name not in known:
@@ -732,7 +732,8 @@ def check_owners(party_columns: Mapping[str, Sequence[str]]) -> None:
         party_columns: resolved columns by party.
 
     Raises:
-        SharedColumnError: names the first such column and its owners, and counts the others.
+        SharedColumnError: two parties own one column; the error names the first such column and
+            counts the others.
     """
     owners: dict[str, list[str]] = defaultdict(list)
     for party, columns in party_columns.items():

@@ -1,6 +1,6 @@
-"""The defense contract: hooks along the way of a round, each at a named side.
+"""The defense contract: hooks along a round, each called at one of the two parties.
 
-Order of the hooks in one training round, as the data meets them:
+Order of the hooks in one training round, in which data pass them:
 
     label party, once    prepare, labels
     either, once         wrap_bottom, then fit (feature party); merged, wrap_top (label party)
@@ -11,15 +11,15 @@ Order of the hooks in one training round, as the data meets them:
                          gradient -> codec
     feature party        ... -> received -> backward pass
 
-Before any of it, at a feature party whose consent is asked: `working_bytes` and `fit_epochs` say
-what the hooks will take. `wrap_bottom` is called there with a bottom of shapes alone.
+Before any of it, at a feature party whose consent is asked: `working_bytes` and `fit_epochs` state
+the resources that the hooks will take. `wrap_bottom` is called there with a bottom on meta tensors.
 
-A defense overrides the hooks it needs. What protects draws from `context.secret`, which belongs to
-the party the hook runs at, never from the run's seed. Columns of the label party's own never leave
-it: their bottom is not wrapped, and their cut is not in a loss.
+A defense overrides the hooks that it needs. What protects draws from `context.secret`, which
+belongs to the party the hook runs at, never from the run's seed. Columns of the label party's own
+never leave it: their bottom is not wrapped, and their cut is not in a loss.
 
-Below the contract: `Chain`, which joins several defenses, and what members refuse: labels they mean
-nothing for, other members and models in whose company a promise would be untrue.
+Below the contract: `Chain` joins several defenses; members can refuse labels without meaning for
+them, and other members or models that would make a promise untrue.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ Side = Literal["feature", "label", "both"]
 
 _Value = TypeVar("_Value", Tensor, nn.Module)
 
-#: Inputs and labels, None where a party lacks them.
+#: Inputs and labels; None if a party lacks them.
 Batch = tuple[Tensor | None, Tensor | None]
 #: Decoded cuts by feature party.
 Cuts = Mapping[str, Tensor]
-#: A scalar that is added to a party's own; None for nothing.
+#: A scalar that is added to the party's own loss; None adds nothing.
 Loss = Tensor | None
 
-#: Rows of the largest batch `Defense.fit` trains a bottom on, where `fit_epochs` is above 0.
+#: Largest batch on which `Defense.fit` trains a bottom, if `fit_epochs` is above 0.
 FIT_ROWS = 128
-#: Epsilon, epochs, steps and rows that an option may name; a larger one is a mistake or an attack.
+#: Limits of epsilon, epochs, steps and rows in an option; a larger value is a mistake or an attack.
 MOST_EPSILON = 10_000.0
 MOST_EPOCHS = 100_000
 MOST_STEPS = 10**9
@@ -58,7 +58,7 @@ MOST_ROWS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LabelKind:
-    """Kind of labels in a session; it depends on no single label.
+    """Kind of the labels in a session; no single label changes it.
 
     Attributes:
         classes: number of classes; None for a regression, whose labels are numbers.
@@ -74,20 +74,22 @@ class LabelKind:
 
 
 class Defense:
-    """One defense; its hyper-parameters are the constructor's arguments, every hook a no-op.
+    """One defense; its constructor takes hyper-parameters, and every hook does nothing by default.
 
     Attributes:
-        side: parties that must run the defense. "both" means that both build it from the same spec.
-        label_free: its hooks at the label party look at no label, so that after them a promise
-            about labels still holds.
-        rows_apart: no hook makes a row out of several, so that a promise about a row still holds.
+        side: parties that must run the defense. "both" means that both parties build it from the
+            same spec.
+        label_free: whether its hooks at the label party ignore labels, so that a promise about
+            labels still holds afterwards.
+        rows_apart: whether no hook mixes rows, so that a promise about a row still holds.
         once: not twice in a chain, for both would make the same draws.
-        reads_cuts: its `loss`, if it has one, looks at each party's cut.
+        reads_cuts: whether its `loss`, if it has one, reads the cuts of the parties.
         fit_epochs: epochs over its rows that `fit` trains the bottom for.
-        unaligned: whether `fit` is also given the party's rows that no session has.
-        of_words: whether it changes words, so that the bottom must have an embedding of them.
+        unaligned: whether `fit` also receives the party's rows outside all sessions.
+        of_words: whether it changes words, so that the bottom must have a word embedding.
         separate_rows: models, "bottom" or "top", that must compute each row of outputs from one row
-            alone; a promise about a row depends on it. vfl tries them before a session begins.
+            alone; a promise about a row depends on it. vfl tests these models before a session
+            starts.
     """
 
     side: ClassVar[Side] = "both"
@@ -104,8 +106,8 @@ class Defense:
         """Return the most bytes that the hooks at a feature party allocate in a training.
 
         Count the hooks `fit`, `batch`, `embedding`, `local_loss` and `received`. vfl itself counts
-        a few arrays of the cut's size, and `wrap_bottom` by running its result. Computed before
-        anything is allocated; the party refuses what is above its consent.
+        a few arrays of the cut's size, and `wrap_bottom` by running its result. It is computed
+        before any allocation; the party refuses sizes above its consent.
 
         Args:
             rows: rows of a batch.
@@ -115,7 +117,7 @@ class Defense:
         return 0
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
-        """Refuse the other members of a chain, in whose company a promise would be untrue.
+        """Refuse other members of a chain that would make this defense's promise untrue.
 
         Raises:
             SpecError: a member contradicts the promise; the error names it.
@@ -133,18 +135,18 @@ class Defense:
         return labels
 
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
-        """The bottom the feature party really trains; its output keeps axes (rows, width)."""
+        """Return the bottom that the feature party trains; its output keeps axes (rows, width)."""
         return bottom
 
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
-        """Look at the feature party's own training inputs once, before the first step.
+        """Fit to the feature party's own training inputs once, before the first step.
 
-        What is learned stays in `bottom`, so that it is saved with the party's weights.
+        All that is learned is in `bottom`, so that it is saved with the party's weights.
 
         Args:
             bottom: the module from `wrap_bottom`, with the wraps of other defenses around it.
-            inputs: axes (rows, ...), on the CPU, in ascending order of the rows, those that no
-                session has behind them; not a label.
+            inputs: axes (rows, ...), on the CPU, in ascending order of the rows, with rows outside
+                all sessions at the end; without labels.
             secret: the feature party's.
         """
 
@@ -152,8 +154,8 @@ class Defense:
         """Receive the widths of the merged cut's parts, at the label party, before `wrap_top`.
 
         Args:
-            widths: one for each party with a cut, in merge order, its own included; the whole width
-                alone where the merger mixes parties.
+            widths: one width for each party with a cut, in merge order, including the party's own;
+                only the total width if the merger mixes parties.
 
         Raises:
             SpecError: the defense has no meaning for such a merged cut.
@@ -172,7 +174,7 @@ class Defense:
             epoch: number of the epoch, counted from 1.
 
         Returns:
-            bool, axes (rows,), or None for all rows. Losses and figures leave out other rows.
+            bool, axes (rows,), or None for all rows. Losses and metrics omit other rows.
         """
         return None
 
@@ -185,7 +187,7 @@ class Defense:
         return cut
 
     def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Loss:
-        """Return a scalar that the feature party adds to its own backward pass."""
+        """Return a scalar that the feature party adds to its own loss."""
         return None
 
     def logits(self, logits: Tensor, context: StepContext) -> Tensor:
@@ -210,21 +212,21 @@ class Defense:
         return None
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
-        """The gradient of one party's cut that is really encoded, at the label party."""
+        """Return the gradient that the label party encodes for one party's cut."""
         return grad
 
     def received(self, cut: Tensor, grad: Tensor, context: StepContext) -> Tensor:
-        """The gradient the feature party really uses, of the one that came back for its cut.
+        """Return the gradient that the feature party uses in place of the received one.
 
         Both detached, axes (rows, width); with a codec that changes the width, its width.
 
         Raises:
-            PeerError: no honest label party would send that.
+            PeerError: the gradient is one that no honest label party would send.
         """
         return grad
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the guarantees; empty if the defense has no guarantee that can be stated."""
+        """Return the guarantees; empty if none can be stated."""
         return ()
 
     def state_dict(self) -> Mapping[str, Tensor]:
@@ -236,7 +238,7 @@ class Defense:
 
 
 class Chain(Defense):
-    """Several defenses, each hook applied in the order given."""
+    """Several defenses; each hook calls the members in the given order."""
 
     def __init__(self, members: Sequence[Defense]) -> None:
         self.members = tuple(members)
@@ -311,7 +313,7 @@ class Chain(Defense):
         return grad
 
     def _through(self, hook: str, value: _Value, *rest: object) -> _Value:
-        """Pass a value through the members' hooks, one after another."""
+        """Pass a value through the hooks of the members in order."""
         for member in self.members:
             value = getattr(member, hook)(value, *rest)
         return value
@@ -341,9 +343,10 @@ def uses(defense: Defense, *hooks: str) -> list[str]:
 
 
 def protects(defense: Defense, side: Side) -> bool:
-    """Return whether a defense, or a chain's member, protects the messages of one side's party.
+    """Return whether a defense, or a member of a chain, protects messages from one party.
 
-    It states a guarantee there, or changes a cut, a batch or a gradient before it is sent.
+    It states a guarantee against that party, or changes a cut, a batch or a gradient before it is
+    sent.
 
     Args:
         defense: the defense.
@@ -361,7 +364,7 @@ def _total(terms: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class Undefended(Defense):
-    """Every hook does nothing; the baseline each defense is compared with."""
+    """The baseline that defenses are compared with; every hook does nothing."""
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -402,7 +405,7 @@ def require_equal_weights(defense: str, kind: LabelKind) -> None:
     """Refuse rows or classes of different weights.
 
     Raises:
-        SpecError: a label's gradient then depends on other labels.
+        SpecError: weights are unequal, so the gradient of one label would depend on other labels.
     """
     if kind.weighted:
         raise SpecError(
@@ -416,7 +419,7 @@ def require_uncalibrated(defense: str, kind: LabelKind) -> None:
     """Refuse calibrated answers if a defense promises something about labels against everyone.
 
     Raises:
-        SpecError: the curves are fitted to labels of validation rows, which no noise covers.
+        SpecError: the calibration curves are fitted to validation labels, which no noise covers.
     """
     if kind.calibrated:
         raise SpecError(
@@ -428,13 +431,13 @@ def require_uncalibrated(defense: str, kind: LabelKind) -> None:
 
 
 def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *early: str) -> None:
-    """Refuse members through which a row's gradient depends on labels that no noise covers.
+    """Refuse members that let a row's gradient depend on labels which no noise covers.
 
     Args:
-        what: does not go with them.
-        members: the others in a chain.
+        what: the setting that excludes such members, for the message.
+        members: the other members of the chain.
         cure: cure that the message names.
-        early: hooks that are in the way as well, for they see labels not disclosed yet.
+        early: further hooks to refuse, because they see labels that are not disclosed yet.
 
     Raises:
         SpecError: a member reads labels; the error names it.
@@ -448,7 +451,7 @@ def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *ea
 
 
 def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
-    """Refuse members that may make one row out of several before the noise comes.
+    """Refuse members that may mix rows before the noise is added.
 
     Raises:
         SpecError: a member mixes rows; the error names it.
@@ -464,7 +467,7 @@ def refuse_batch_norm(module: nn.Module, defense: str) -> None:
     """Refuse a model in which one row's output depends on the others.
 
     Raises:
-        SpecError: clipping rows bounds nothing then.
+        SpecError: a member makes rows depend on each other, so clipping each row bounds nothing.
     """
     if any(isinstance(part, _BATCH_NORMS) for part in module.modules()):
         raise SpecError(

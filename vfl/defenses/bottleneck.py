@@ -26,7 +26,7 @@ def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
 
 
 class NoisyTop(nn.Module):
-    """A top behind a Gaussian code: mean + deviation x noise in training, the mean otherwise.
+    """A top after a Gaussian code: mean + deviation x noise in training, the mean otherwise.
 
     Args:
         top: module that reads the code.
@@ -41,7 +41,7 @@ class NoisyTop(nn.Module):
         self.information: Tensor | None = None
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Outputs of axes (rows, outputs); in training it notes the code's `information`."""
+        """Return outputs of axes (rows, outputs); in training, store the code's `information`."""
         code = self.mean(cut)
         if self.training:
             deviation = softplus(self.deviation(cut) - 0.5) + 1e-6
@@ -52,14 +52,14 @@ class NoisyTop(nn.Module):
 
 
 class Bottleneck(Defense):
-    """The label party's top starts with a Gaussian code whose information about the cut costs.
+    """Puts a Gaussian code before the label party's top, and penalises its information.
 
     It adds alpha x KL(code || N(0, 1)), an upper bound of the mutual information of merged cut and
     code, to its loss. Source: Zou et al. 2023 (MID), with the variational bound of Alemi et al.
-    2017. What a top does not use, its gradients do not teach the bottoms. The code's layers
-    train with the top and are saved with it; the noise of a training comes from the label party's
-    secret, a prediction has none. The cut itself is sent as it is: an attacker with labelled rows
-    finds what the bottoms learned. It promises nothing that could be stated.
+    2017. What a top does not use, its gradients do not teach the bottoms. The code's layers train
+    with the top and are saved with it; the noise in training comes from the label party's secret, a
+    prediction has none. The cut itself is sent as it is: An attacker with labelled rows can still
+    use what the bottoms learned. It makes no promise that could be stated.
 
     Args:
         alpha: price of a nat.

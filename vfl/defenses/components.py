@@ -31,12 +31,12 @@ class Components(nn.Module):
     """The first principal components of relu((x - mean) W), or of x itself.
 
     W is random and normal with variance 2 / columns (Rahimi & Recht 2008 in spirit, He et al. 2015
-    for the variance). Components are scaled alike so that their mean variance is 1; where there are
-    fewer than `width`, the rest of the output is 0.
+    for the variance). All components are scaled by one factor so that their mean variance is 1; if
+    there are fewer than `width`, the rest of the output is 0.
 
     Args:
         width: components.
-        features: columns of W; 0 takes the inputs' own.
+        features: columns of W; 0 uses the number of inputs.
     """
 
     center: Tensor
@@ -54,7 +54,7 @@ class Components(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Components of rows of axes (rows, ...), axes (rows, width)."""
-        if self.axes.is_meta:  # shapes alone were fitted to nothing; `fit_bytes` counts
+        if self.axes.is_meta:  # meta tensors were not fitted; `fit_bytes` counts
             return inputs.new_empty(len(inputs), len(self.offset))
         return self._featured(inputs) @ self.axes - self.offset
 
@@ -93,7 +93,7 @@ class Components(nn.Module):
             yield self._featured(block.to(self.offset)).double().cpu()
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Give the buffers the sizes of the loaded ones, which depend on the inputs of `fit`."""
+        """Resize the buffers to the loaded sizes, which depend on the inputs of `fit`."""
         for name in ("center", "weights", "axes"):
             if (saved := state.get(prefix + name)) is not None:
                 setattr(self, name, torch.empty_like(saved).to(self.offset))
@@ -104,7 +104,7 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The principal components of rows of axes (rows, features), the strongest first.
 
     Returns:
-        The rows about their mean; the variance along each direction; the directions, axes
+        The result is the centred rows; the variance along each direction; and the directions, axes
         (features, components), of which there are no more than rows. All float64: squares lose half
         of the digits.
     """

@@ -1,4 +1,4 @@
-"""Confusional autoencoder: the network learns labels that look like others, and are decoded."""
+"""Confusional autoencoder: the network learns transformed labels, which the label party decodes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _STEPS = 200
 
 
 class Confusion(Defense):
-    """The label party trains on soft labels that an autoencoder of its own made, and decodes.
+    """The label party trains on soft labels from its own autoencoder, and decodes the outputs.
 
-    Source: Zou et al. 2022 (CAE). Before the first step, a code for each class y (what an encoder
-    of one-hot labels comes to) and a decoder C -> 6C -> C are trained to minimise
+    Source: Zou et al. 2022 (CAE). Before the first step, a code for each class y (the result of an
+    encoder of one-hot labels) and a decoder C -> 6C -> C are trained to minimise
 
         CE(y, decoded) - contrast x log(1 - code_y) - entropy x H(code)
 
     so that codes are far from the true class and uncertain, and can still be decoded. The paper
     prints -CE(y, code) for the middle term, which has no lower bound and makes the codes of
-    different classes equal. Only the label party runs it and draws from its own secret; codes and
-    decoder are its state. Gradients disclose codes. An adversary with a few labelled rows learns
-    the class of each code, so labels leak from cuts as much as without it. It has no guarantee
-    that could be stated.
+    different classes equal. Only the label party runs it, and draws from its own secret; codes and
+    decoder are its state. Gradients disclose codes. An attacker with a few labelled rows learns the
+    class of each code, so labels leak from cuts as much as without this defense. It makes no
+    promise that could be stated.
 
     Args:
         contrast: weight of the distance between a code and its own class.
@@ -87,7 +87,7 @@ class Confusion(Defense):
 
     def _train(self, classes: int, secret: Secret) -> None:
         with scoped(secret.number("confusion")), torch.enable_grad():
-            # On the far side from the start: with two classes there is no way around the middle.
+            # It starts on the far side: with two classes there is no path around the middle.
             table = nn.Parameter(torch.randn(classes, classes) - 3 * torch.eye(classes))
             decoder = _decoder(classes)
             steps = optim.Adam([table, *decoder.parameters()], lr=0.02)

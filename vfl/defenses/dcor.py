@@ -26,7 +26,7 @@ def distances(rows: Tensor) -> Tensor:
 
 
 def label_distances(labels: Tensor) -> Tensor:
-    """Distances of one-hot classes (sqrt 2, or 0), or of a regression's numbers."""
+    """Return distances of one-hot classes (sqrt 2 or 0), or of numeric labels."""
     if labels.is_floating_point():
         return (labels[:, None] - labels).abs()
     return torch.ne(labels[:, None], labels) * 2**0.5
@@ -40,7 +40,7 @@ def distance_correlation(one: Tensor, other: Tensor) -> Tensor:
 
     Args:
         one: distances, axes (rows, rows).
-        other: other distances of the same rows, axes (rows, rows).
+        other: distances of the same rows by another variable, axes (rows, rows).
 
     >>> rows = torch.tensor([[0.0], [1.0], [3.0]])
     >>> round(distance_correlation(distances(rows), distances(-2 * rows)).item(), 4)
@@ -61,9 +61,9 @@ class LabelCorrelation(Defense):
     """The label party adds alpha x dCor^2(cut, labels) of each feature party's cut to its loss.
 
     Source: Sun et al. 2022; thesis eq 4-23, its baseline. A batch gives an estimate: larger ones
-    give better gradients. Only the label party runs it, while it trains; it has no state.
-    Its weakness: classes move into directions of little variance, where fine-tuning does not look
-    and an attacker who standardises the cut does. It promises nothing that could be stated.
+    give better gradients. Only the label party runs it, while it trains; it has no state. Its
+    weakness: Classes move into directions of little variance, which fine-tuning does not use, but
+    an attacker who standardises the cut does. It promises nothing that could be stated.
 
     Args:
         alpha: weight in the label party's loss.
@@ -86,15 +86,15 @@ class LabelCorrelation(Defense):
 
 
 class NoPeek(Defense):
-    """A feature party adds alpha x dCor^2(cut, inputs) to its own backward pass.
+    """A feature party adds alpha x dCor^2(cut, inputs) to its own loss.
 
-    Source: Vepakomma et al. 2020; thesis eq 2-5. It makes rows harder to rebuild from their
-    cuts and says nothing of labels. Only the feature party runs it, while it trains; it has no
+    Source: Vepakomma et al. 2020; thesis eq 2-5. It makes rows harder to reconstruct from their
+    cuts, and does not protect labels. Only the feature party runs it, while it trains; it has no
     state. The estimate of a batch gets worse with the width of the cut. It promises nothing that
     could be stated.
 
     Args:
-        alpha: weight beside the gradient that the label party sends.
+        alpha: weight relative to the gradient from the label party.
 
     >>> import torch
     >>> cut, inputs = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[1.0], [3.0], [7.0]])

@@ -1,4 +1,4 @@
-"""Bottoms that begin without labels and then get a bounded number of gradients."""
+"""Bottoms that start without labels and then receive a bounded number of gradients."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _UNJUDGED = "no validation loss ends the training or chooses its weights"
 
 
 class Bounded(nn.Module):
-    """A model that learns until `learns` is false; from then on as in evaluation, without a graph.
+    """A model that learns while `learns` is true, and afterwards runs as in evaluation.
 
     Args:
         model: the bottom.
 
     Attributes:
-        learns: whether the coming training batch may still move it.
+        learns: returns whether the next training batch may still change the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -59,18 +59,18 @@ class Bounded(nn.Module):
 
 
 class FewRounds(Defense):
-    """Bottoms begin without labels, learn from a bounded number of gradients, and then stay.
+    """Bottoms start without labels, learn from a bounded number of gradients, and are then frozen.
 
-    Before the first step a bottom learns from its owner's rows only, as with `LabelFree`. In
-    exchanges numbered below `steps` it gets gradients. After that the label party sends zeros, and
-    the bottom is frozen, even if the label party sends other values. So only the rows of those
+    Before the first step a bottom learns from its owner's rows only, as with `LabelFree`. It
+    receives gradients in exchanges numbered below `steps`. After that the label party sends zeros,
+    and the bottom is frozen, even if the label party sends other values. So only the rows of those
     batches disclose anything about their labels, and each row in few batches. The top continues to
     learn from the labels of all rows.
 
     With `epsilon`, the first exchanges use randomised labels (Warner 1965; see `LabelDP`), drawn
-    once for every row. The top learns these first, so all messages to a feature party depend on
-    them only. It learns true labels when it sends no more gradients. That is label differential
-    privacy against feature parties, not against users who query the top.
+    once for every row. The top learns from these first, so all messages to a feature party depend
+    only on them. It learns from true labels when it no longer sends gradients. That is label
+    differential privacy against feature parties, not against users who query the top.
 
     Our own design. Sun et al. 2023 ("Communication-efficient vertical federated learning with
     limited overlapping samples") also combine few exchanges with local learning, to save bytes.
@@ -79,19 +79,20 @@ class FewRounds(Defense):
     Args:
         steps: number of exchanges that return a gradient, from the first of the session.
             Exchanges of an evaluation between two epochs count as well. 0 is a label-free bottom.
-        epsilon: epsilon of one label, towards feature parties; None sends exact gradients.
+        epsilon: epsilon of one label against feature parties; None sends exact gradients.
         kind: first objective of the bottom; a kind of `LabelFree` that learns.
         epochs: epochs of this objective over the rows.
-        mask: share of a row's values that is hidden or replaced in it, 0 to 0.9.
-        unaligned: whether it sees the rows that no session has.
+        mask: share of a row's values that are hidden or replaced in a view, 0 to 0.9.
+        unaligned: whether self-supervision also uses the rows outside all sessions.
 
     >>> defense = FewRounds(steps=20, epsilon=1)
     >>> defense.gradient(torch.ones(1, 2), torch.tensor([0]), StepContext(20)).tolist()
     [[0.0, 0.0]]
 
     Raises:
-        BadOptionError: an option out of range.
-        SpecError: another member of the chain makes the bottom, or, with an epsilon, reads labels.
+        BadOptionError: an option is out of range.
+        SpecError: another member of the chain makes the bottom, or reads labels while an epsilon is
+            set.
     """
 
     side = "both"

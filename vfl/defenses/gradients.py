@@ -18,21 +18,21 @@ from vfl.privacy import PrivacyStatement
 
 
 class GradientAveraging(Defense):
-    """Rows are put into groups at random, and each gets the mean gradient of its group.
+    """Divides rows into random groups; each row receives the mean gradient of its group.
 
-    The groups follow from the label party's secret, anew in every step, and know no label: a mean
-    over the rows of one class would show which rows share it.
+    The groups are derived from the label party's secret, again in every step, and independently of
+    labels: a mean over the rows of one class would show which rows share it.
 
     Args:
-        rows: rows in a group; 0 takes the whole batch, which teaches a bottom little. The means of
-            many exchanges are equations of their rows: `batch_sums` solves them.
+        rows: rows per group; 0 takes the whole batch, from which a bottom learns little. The means
+            of many exchanges are equations of their rows: `batch_sums` solves them.
 
     >>> grad, one_group = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
     >>> averaged(grad, one_group).tolist()
     [[2.0], [2.0]]
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "label"
@@ -55,7 +55,7 @@ class GradientAveraging(Defense):
 
 
 def averaged(grad: Tensor, groups: Tensor) -> Tensor:
-    """Each row's mean over the rows of its group.
+    """Return each row's mean over the rows of its group.
 
     Args:
         grad: axes (rows, width).
@@ -72,7 +72,8 @@ class GradientSparsification(Defense):
     """The values of largest magnitude of each row of the gradient; the rest are zeros.
 
     It drops gradients as Aji and Heafield (2017) do, but does not add dropped values to a later
-    step, because that step has other rows. A weak defense: signs of kept values disclose labels.
+    step, because that step has other rows. A weak defense: The signs of kept values disclose
+    labels.
 
     Args:
         share: share of each row's values to keep, rounded up.
@@ -81,7 +82,7 @@ class GradientSparsification(Defense):
     [[0.0, -4.0, 0.0, 3.0]]
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "label"

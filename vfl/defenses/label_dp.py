@@ -1,7 +1,8 @@
-"""Randomised response: some training labels are other labels, drawn before anything learns them.
+"""Randomised response: random labels replace some training labels before any model uses them.
 
 `LabelDP` draws all of them once before the training. `TwoStageLabelDP` draws those of some rows
-later: what the other rows taught by then is the prior of their labels.
+later: The predictions of the top, after learning from the other rows, are the prior of these
+labels.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from vfl.privacy import PrivacyStatement
 class LabelDP(Defense):
     """Each training label is replaced at random before the first step (Warner 1965).
 
-    Without a prior, another label, all equally likely, comes in its index with probability `flip`;
+    Without a prior, a label is replaced with probability `flip` by another one, all equally likely;
     epsilon = ln((1 - flip)(K - 1) / flip) for K classes. With a public `prior`, RRWithPrior (Ghazi
-    et al. 2021, algorithm 2): answers are among the likely classes only, as many as keep
-    most labels true on average.
+    et al. 2021, algorithm 2): answers are among the likely classes only, whose number maximises the
+    expected share of true labels.
 
-    Validation and test labels stay exact. With two classes and no prior, a prediction q stands for
-    (q - flip) / (1 - 2 flip).
+    Validation and test labels stay exact. With two classes and no prior, a prediction q means (q -
+    flip) / (1 - 2 flip).
 
     It is the one promise that holds for everything that follows: all epochs, messages and weights.
 
@@ -56,7 +57,7 @@ class LabelDP(Defense):
     4.3944
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "label"
@@ -123,7 +124,7 @@ class LabelDP(Defense):
 
 
 def _promise(against: str, epsilon: float) -> PrivacyStatement:
-    """Return the guarantee for one label; weights and predictions are post-processing."""
+    """Return the guarantee for one label; weights and predictions follow by post-processing."""
     return PrivacyStatement(
         "labels",
         against,
@@ -136,7 +137,7 @@ def _promise(against: str, epsilon: float) -> PrivacyStatement:
 
 
 def flip_of(epsilon: float, classes: int) -> float:
-    """The probability of another label under which a label keeps `epsilon`.
+    """Return the probability of replacing a label that gives `epsilon`.
 
     >>> round(flip_of(math.log(9), classes=10), 4)  # 9 / (9 + 9)
     0.5
@@ -147,12 +148,12 @@ def flip_of(epsilon: float, classes: int) -> float:
 def respond(
     labels: np.ndarray, classes: int | np.ndarray, flip: float | np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """Labels of which some are others, all others equally likely.
+    """Replace some labels by other ones, each with the same probability.
 
     Args:
         labels: codes, axes (rows,).
         classes: number of classes; an array has the number of each row, axes (rows,).
-        flip: probability of another label; an array has one of each row, axes (rows,).
+        flip: probability of replacing a label; an array has one entry per row, axes (rows,).
         draws: uniform on [0, 1), axes (rows, 2).
     """
     shift = 1 + np.floor(draws[:, 1] * (classes - 1)).astype(labels.dtype)
@@ -162,10 +163,11 @@ def respond(
 def respond_with_prior(
     labels: np.ndarray, priors: np.ndarray, epsilon: float, draws: np.ndarray
 ) -> np.ndarray:
-    """RRWithPrior: randomised response among the classes it is best to answer with.
+    """RRWithPrior: randomised response restricted to the most probable classes.
 
-    A label among them is the answer with probability e^epsilon / (e^epsilon + k - 1), else each of
-    the others alike; a label that is not among them is answered by any of them alike.
+    A label among them stays with probability e^epsilon / (e^epsilon + k - 1), and otherwise becomes
+    one of the others with equal probability; a label that is not among them becomes any of them
+    with equal probability.
 
     Args:
         labels: codes, axes (rows,).
@@ -184,7 +186,7 @@ def respond_with_prior(
 
 
 def answers_of(priors: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """Each row's classes, likeliest first, and how many keep most labels true as answers.
+    """Return each row's classes by probability, and the number that keeps most labels true.
 
     Ghazi et al. 2021, algorithm 2; axes (rows, classes) give (rows, classes) and (rows,).
     """
@@ -205,17 +207,17 @@ def _shares(text: str) -> np.ndarray:
 
 
 class TwoStageLabelDP(Defense):
-    """Labels of some rows are randomised before the first step, the others' later, with a prior.
+    """Randomises some labels before the first step, and the others later with a prior.
 
-    In the first stage nothing is learned from the late rows: their gradients are zero. What the
-    top then says of each of them, in the stage's last epoch, is the prior of its own answer
-    (RRWithPrior), and training goes on with all rows. The top never saw a label of theirs, and
-    every label is randomised once, so epsilon holds for each label as it does for `label_dp`: all
-    that follows, the priors too, only processes answers. Which rows are late is no secret.
+    In the first stage nothing is learned from the late rows: their gradients are zero. The top's
+    prediction for each of them, in the last epoch of the stage, is then the prior of its randomised
+    answer (RRWithPrior), and training continues with all rows. The top never saw these labels, and
+    every label is randomised once, so epsilon holds for each label as with `label_dp`: everything
+    else, including the priors, only processes answers. It is public which rows are late.
 
     Source: Ghazi et al. 2021, "Deep learning with label differential privacy", LP-2ST, the case of
-    two stages of their LP-MST. There the prior comes from a pass over the late rows; here from
-    outputs of the batches they are in anyway, so that nothing travels that did not before.
+    two stages of their LP-MST. In the source the prior comes from a pass over the late rows; here
+    it comes from outputs of their batches, so that no further message is sent.
 
     Args:
         epsilon: epsilon of one label.
@@ -229,7 +231,7 @@ class TwoStageLabelDP(Defense):
     True
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "label"
@@ -246,7 +248,7 @@ class TwoStageLabelDP(Defense):
         self._classes = 0
         self._exact: np.ndarray | None = None
         self._answers = torch.empty(0, dtype=torch.int64)
-        self._outputs = torch.empty(0)  # what the top last said of each row, until the second stage
+        self._outputs = torch.empty(0)  # the top's last output for each row, until the second stage
         self._indices: Tensor | None = None
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
@@ -272,7 +274,7 @@ class TwoStageLabelDP(Defense):
         self._late = draws[:, 0] >= self.share
         flip = flip_of(self.epsilon, self._classes)
         answers = respond(self._exact, self._classes, flip, self._draws)
-        answers[self._late] = 0  # of no meaning, and nothing learns from it
+        answers[self._late] = 0  # these labels have no meaning, and nothing learns from them
         self._answers = torch.from_numpy(answers).to(labels.dtype)
         self._outputs = torch.zeros(len(labels), self._classes)
         return self._answers.clone()
@@ -311,7 +313,7 @@ class TwoStageLabelDP(Defense):
         self._answers, self._outputs = answers.clone(), state["seen"].clone()
 
     def _answer(self) -> None:
-        """Randomise the labels of the late rows, each with what the top says as its prior."""
+        """Randomise the labels of the late rows; the top's predictions are their priors."""
         assert self._exact is not None, "labels comes first"
         late = self._late
         priors = torch.softmax(self._outputs.double(), dim=1).numpy()[late]

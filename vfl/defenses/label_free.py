@@ -1,8 +1,9 @@
 """Bottoms made without labels.
 
-`LabelFree` bottoms never learn one: the trivial reference for every defense of labels. `Anchored`
-bottoms stay near their principal components: a large part never learns, and a small one does.
-`Pretrained` bottoms begin without labels and then learn, which helps where few rows have one.
+`LabelFree` bottoms never learn from a label: the trivial reference for every defense of labels.
+`Anchored` bottoms stay near their principal components: In `Anchored` bottoms a large part never
+learns, and a small one does. `Pretrained` bottoms start without labels and then learn, which helps
+if few rows have labels.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
 Kind = Literal["random", "pca", Learned]
-#: A covariance of more takes minutes to decompose.
+#: A covariance matrix of more columns takes minutes to decompose.
 _MOST_FEATURES = 4096
 
 
 class Frozen(nn.Module):
-    """A model whose weights and statistics no training moves.
+    """A model whose weights and statistics never change in training.
 
     Args:
-        model: it always runs as in evaluation: no dropout, no moving batch statistics.
+        model: the model, which always runs as in evaluation: without dropout, with fixed batch
+            statistics.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -50,27 +52,26 @@ class Frozen(nn.Module):
 
 
 class LabelFree(Defense):
-    """Bottoms are made without labels and stay as they are; the label party answers with zeros.
+    """Bottoms are made without labels and never change; the label party returns zero gradients.
 
-    random: the bottom at its first weights. pca: principal components of `features` random ones of
-    the inputs (0: of the inputs themselves) instead of the bottom. The others are the bottom, made
-    to learn from the feature party's own training rows, see `vfl.defenses.self_supervision.learn`:
+    random: the bottom at its first weights. "pca": principal components of `features` random
+    features of the inputs (0: of the inputs) replace the bottom. With the other kinds, the bottom
+    learns from the feature party's own training rows, see `vfl.defenses.self_supervision.learn`:
     autoencoder (Vincent et al. 2008), scarf (Bahri et al. 2022), simclr (Chen et al. 2020), vicreg
-    (Bardes et al. 2022), vime (Yoon et al. 2020). All come from the feature party's secret, before
-    the first step, and are saved with its weights. Both sides run it: the gradient the label party
-    sends is all zeros, and a feature party that gets another one ignores it. Only the top learns
-    labels.
+    (Bardes et al. 2022), vime (Yoon et al. 2020). All random draws use the feature party's secret,
+    before the first step, and are saved with its weights. Both sides run it: the gradient of the
+    label party is zero, and a feature party ignores any other gradient. Only the top learns labels.
 
     Args:
         kind: "random", "pca", "autoencoder", "scarf", "simclr", "vicreg" or "vime".
         features: number of random features of pca, up to 4096.
         epochs: epochs over the rows, for kinds that learn.
         mask: share of a row's values that are hidden or replaced, 0 to 0.9, for kinds that learn.
-        unaligned: whether the bottom also sees the party's own rows that no session has.
+        unaligned: whether the bottom also learns from the party's own rows outside all sessions.
 
     Raises:
-        BadOptionError: an option out of range.
-        SpecError: it is joined to what works through gradients.
+        BadOptionError: an option is out of range.
+        SpecError: another joined defense acts through gradients, which do not exist here.
 
     >>> LabelFree("random").gradient(torch.ones(1, 2), torch.tensor([0]), StepContext()).tolist()
     [[0.0, 0.0]]
@@ -107,9 +108,9 @@ class LabelFree(Defense):
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         for member in (*before, *after):
             if isinstance(member, LabelFree):
-                continue  # stands twice, as the chain says
+                continue  # the chain's own error reports duplicates
             gradients = uses(member, "gradient", "local_loss", "received")
-            # A loss of one that has a part in the top or the batch too is about more than cuts.
+            # A member that also changes the top or the batch has a loss on more than cuts.
             of_cuts = uses(member, "loss") and not uses(member, "wrap_top", "batch")
             if gradients or of_cuts:
                 raise SpecError(
@@ -142,11 +143,11 @@ class LabelFree(Defense):
 
 
 class Pretrained(Defense):
-    """The bottom learns from its owner's rows without labels, and then from labels like any other.
+    """The bottom first learns from its owner's rows without labels, and then from labels as usual.
 
-    It learns before the first step, from the training rows and from the rows that no session has:
-    those that other parties lack. So it needs fewer labels. It defends nothing: it is here because
-    it stands where `LabelFree` does, whose bottoms are the same and then stay as they are.
+    It learns before the first step from the training rows and the rows outside all sessions: those
+    that other parties lack. So it needs fewer labels. It defends nothing: It is in this file
+    because its bottoms start like those of `LabelFree`, which are then frozen.
 
     Args:
         kind: a kind of `LabelFree` that learns.
@@ -155,7 +156,7 @@ class Pretrained(Defense):
         unaligned: whether it sees the rows that no session has.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
         SpecError: `LabelFree` or `Anchored` stands in the same chain and makes the bottom in
             another way.
 
@@ -200,11 +201,11 @@ class AnchoredBottom(nn.Module):
     """components(x) + rate * learned(x).
 
     Args:
-        components: principal components of the inputs; nothing trains them.
+        components: principal components of the inputs; training does not change them.
         learned: a bottom.
-        rate: factor of the learned output. Optimisers that scale a step by the size of its
-            gradients (Adam) take steps of the same size whatever the rate, so the cut moves by
-            `rate` as much.
+        rate: factor of the learned output. Optimisers such as Adam, which scale steps by the size
+            of gradients, take equal steps at any rate, so the cut's change is proportional to
+            `rate`.
     """
 
     def __init__(self, components: Components, learned: nn.Module, rate: float) -> None:
@@ -220,19 +221,18 @@ class AnchoredBottom(nn.Module):
 
 
 class Anchored(Defense):
-    """Cuts are principal components of the inputs, and a little of what the bottom learns.
+    """Cuts are principal components of the inputs, plus a small learned part.
 
-    Components are a label-free bottom: anyone with the inputs can compute them. They lack little
-    accuracy, and a linear bottom (``bottom = "mlp:hidden=none"``) adds it: each step moves the cut
-    by `rate` times the usual amount. With `potential:norm=no` joined to it, the added part
-    discloses fewer labels.
-    Our own design; the idea is fine-tuning that stays near its start (Li et al. 2018, L2-SP), with
-    label-free components as the start. Only feature parties run it. Components come from the
-    party's own training rows before the first step and are saved with its weights. Its leakage is
-    measured, not bounded: it states no guarantee.
+    Components are a label-free bottom: any party with the inputs can compute them. They lose little
+    accuracy, and a linear bottom (``bottom = "mlp:hidden=none"``) restores it: each step moves the
+    cut by `rate` times the usual amount. With `potential:norm=no` joined to it, the added part
+    discloses fewer labels. This is vfl's own design; the idea is fine-tuning that stays near its
+    start (Li et al. 2018, L2-SP), with label-free components as the start. Only feature parties run
+    it. Components come from the party's own training rows before the first step and are saved with
+    its weights. Its leakage is measured, not bounded: it states no guarantee.
 
     Args:
-        rate: scale of the learned part, beside components of a mean variance of 1.
+        rate: scale of the learned part, relative to components of mean variance 1.
 
     >>> bottom = Anchored(rate=0.5).wrap_bottom(nn.Identity(), width=2)
     >>> Anchored().fit(bottom, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), Secret(bytes(32)))

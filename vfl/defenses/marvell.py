@@ -46,7 +46,7 @@ class Gradients(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Variances of the noise of both classes, along the means' difference and across it."""
+    """Noise variances of both classes, along the difference of the means and across it."""
 
     along0: float
     across0: float
@@ -57,12 +57,12 @@ class Noise(NamedTuple):
 class Marvell(Defense):
     """Noise on the gradients of two classes that minimises their divergence (Li et al. 2022).
 
-    Each class gets Gaussian noise of its own covariance. The covariances minimise the sum of both
+    Each class gets Gaussian noise with its own covariance. The covariances minimise the sum of both
     Kullback-Leibler divergences between the classes' gradients (thesis eq 2-6 has one of them). The
     noise has a mean squared norm of `power` times the squared distance of the classes' means. A
     batch's gradients are modelled as two isotropic Gaussians. A batch of one class gets isotropic
-    noise, of `power` times its mean's squared norm. Cuts do not change: labels may be inferred from
-    them.
+    noise of `power` times the squared norm of its mean. Cuts do not change: labels may be inferred
+    from them.
 
     Args:
         power: power of the noise.
@@ -73,7 +73,7 @@ class Marvell(Defense):
     (10.0, 0.244)
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "label"
@@ -133,9 +133,9 @@ def divergence(found: Gradients, noise: Noise) -> float:
 
 
 def best(found: Gradients, power: float) -> Noise:
-    """The noise of least `divergence` whose mean squared norm is at most `power`.
+    """Return the noise with the smallest `divergence` whose mean squared norm is at most `power`.
 
-    Across the difference only the narrower class gets noise, up to the other's spread. In the
+    Across the difference only the narrower class gets noise, up to the other class's spread. In the
     logarithms of the variances the problem is convex, so two nested golden sections find the
     narrower class's two variances; the other's variance along the difference has a closed form.
     """
@@ -150,7 +150,7 @@ def best(found: Gradients, power: float) -> Noise:
     share0 = 1 - found.share1
 
     def along(across0: float) -> Noise:
-        """The best noise along the difference with what noise across it leaves of the power."""
+        """Return the best noise along the difference, given the noise across it."""
         left = power - share0 * (found.width - 1) * across0
 
         def at(along0: float) -> Noise:
@@ -185,9 +185,9 @@ def golden(function: Callable[[float], float], low: float, high: float) -> float
 class MaxNorm(Defense):
     """Adds noise along each row's own gradient (Li et al. 2022, max_norm).
 
-    A row g becomes g (1 + s n), n normal, s^2 = max |g|^2 / |g|^2 - 1, the largest of the batch.
-    So every row's squared norm is on average the largest of the batch, and the sign of its
-    direction is blurred for the shorter ones. The row of largest norm stays as it is.
+    A row g becomes g (1 + s n), n normal, s^2 = max |g|^2 / |g|^2 - 1, the largest of the batch. So
+    every row's squared norm is on average the largest of the batch, and shorter rows' signs are
+    blurred. The row with the largest norm does not change.
 
     >>> spread(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).tolist()  # sqrt(25 / 1 - 1)
     [0.0, 4.898979663848877]

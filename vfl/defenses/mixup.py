@@ -29,9 +29,9 @@ class Mixup(Defense):
     """Rows become lambda x + (1 - lambda) x', and so do their labels (Zhang et al. 2018).
 
     All parties must mix the same rows alike, so pairs and lambda, one draw of Beta(alpha, alpha) a
-    step, follow from a public number. It therefore hides nothing from a party: it only lets the
-    models memorise single rows less. Cross-entropy is linear in the labels, so the label party
-    minimises lambda L(y) + (1 - lambda) L(y').
+    step, follow from a public number. It therefore hides nothing from a party: Mixing only reduces
+    how much the models memorise single rows. Cross-entropy is linear in the labels, so the label
+    party minimises lambda L(y) + (1 - lambda) L(y').
 
     Args:
         alpha: 1 mixes evenly, towards 0 hardly.
@@ -42,7 +42,7 @@ class Mixup(Defense):
     ([0, 1, 2, 3], True)
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     once = True
@@ -79,6 +79,6 @@ class Mixup(Defense):
 
 
 def mixture(step: int, rows: int, alpha: float, seed: int) -> tuple[Tensor, float]:
-    """The other row of each row, axes (rows,), and the first one's share, of a step."""
+    """Return each row's mixing partner, axes (rows,), and the row's own share, for a step."""
     draw = np.random.default_rng(derive(seed, "mixup", step))
     return torch.from_numpy(draw.permutation(rows)), float(draw.beta(alpha, alpha))

@@ -29,28 +29,29 @@ from vfl.privacy.accountants import gaussian_epsilon
 from vfl.privacy.kernel import Law
 from vfl.privacy.statement import Unit
 
-#: Less noise hides nothing, and its epsilon is lost in the rounding of float64.
+#: Less noise hides nothing, and float64 rounding would dominate its epsilon.
 _LEAST_SIGMA = 1e-6
 _MOST_SIGMA = 1e6
-#: Between them float32 carries a row, its norm and its noise.
+#: Between these limits float32 can represent a row, its norm and its noise.
 _LEAST_NORM, _MOST_NORM = 1e-6, 1e6
 
 
 class RowNoise:
-    """Rows clipped to a norm, then noise; the same options wherever rows get noise.
+    """Rows clipped to a norm, then noise; all row-noise defenses share these options.
 
     Any two rows of norm C are at most 2 C apart, in the 2-norm for `gaussian` and in the 1-norm
     for `laplace`. Without a norm there is no such bound, and no epsilon.
 
     Args:
-        norm: C, from 1e-6 to 1e6; "inf" clips nothing.
+        norm: clip norm C, from 1e-6 to 1e6; "inf" does not clip.
         sigma: deviation (gaussian) or scale (laplace) of the noise, in units of `norm`; with
-            norm=inf in the units of the row. 0 is none; else from 1e-6 to 1e6.
+            norm=inf in the units of the row. standard deviation of the noise; 0 adds none;
+            otherwise from 1e-6 to 1e6.
         law: "gaussian" or "laplace".
         delta: delta of the Gaussian mechanism, from 1e-12 to 1.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, norm: float, sigma: float, law: Law, delta: float) -> None:
@@ -67,7 +68,7 @@ class RowNoise:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon of one row sent once; None if the norm is not bounded or there is no noise."""
+        """Return epsilon for sending one row once; None without a norm bound or without noise."""
         if self.norm == math.inf or self.sigma == 0:
             return None
         if self.law == "laplace":
@@ -108,7 +109,7 @@ class RowNoise:
     def promise(
         self, protects: str, party: str, against: str, unit: Unit
     ) -> tuple[PrivacyStatement, ...]:
-        """Return the noise's guarantee against a party, with its epsilon of one exchange."""
+        """Return the noise's guarantee against a party, with epsilon per exchange."""
         if self.epsilon is None:
             return (PrivacyStatement(protects, f"{party}, by noise without a bound"),)
         law = "Laplace mechanism" if self.law == "laplace" else "analytic Gaussian mechanism"
@@ -131,11 +132,12 @@ class GradientNoise(Defense):
 
     With a fixed top, a gradient depends on its own row's label and not on other labels. So one
     exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018). A training has
-    none: the top learns from true labels, and later gradients of other rows depend on the top.
+    none: The guarantee covers one exchange only: the top learns from true labels, and later
+    gradients of other rows depend on the top.
 
     Args:
-        norm: bound of a row's gradient, of the row's own loss: what travels times the rows of the
-            batch. "inf" clips nothing and promises nothing.
+        norm: bound of the gradient of a row's own loss: the sent gradient times the number of rows
+            in the batch. "inf" does not clip and promises nothing.
         sigma: deviation or scale of the noise in units of `norm`.
         law: "gaussian" (2-norm) or "laplace" (1-norm).
         delta: delta of the Gaussian law.
@@ -144,7 +146,7 @@ class GradientNoise(Defense):
     1.993
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "label"
@@ -192,24 +194,24 @@ class ClippedNoise(Defense):
     """Each row of the cut is clipped to a norm and gets noise of the feature party's secret.
 
     Any two clipped rows are at most twice the norm apart, so a row sent once keeps a local epsilon
-    (Dwork et al. 2006; Gaussian: Balle and Wang 2018), for the bottom as it is then. Epsilons
-    add up: the mean of n cuts of one row has 1/sqrt(n) of the noise.
+    (Dwork et al. 2006; Gaussian: Balle and Wang 2018), for the bottom as it is then. Epsilons add
+    up: Queries can be averaged: the mean of n cuts of one row has 1/sqrt(n) of the noise.
 
     Args:
-        norm: bound of a row; "inf" clips nothing and promises nothing.
+        norm: bound of a row's norm; "inf" does not clip and promises nothing.
         sigma: deviation or scale of the noise in units of `norm`.
         law: "gaussian" (2-norm) or "laplace" (1-norm).
         delta: delta of the Gaussian law.
-        queries: also noise on cuts for evaluation and prediction. The same rows asked again in the
-            same step, of the same bottom, get the same noise, so there is nothing to average; in
-            other company or another step it is a new draw. Without it those cuts are only clipped,
-            and the promise is about training alone.
+        queries: also noise on cuts for evaluation and prediction. Repeated queries of the same rows
+            in the same step and bottom get the same noise, so averaging does not remove it; other
+            batches or steps get new noise. Otherwise these cuts are only clipped, and the promise
+            covers training alone.
 
     >>> round(ClippedNoise(norm=4.0, sigma=2.0, law="laplace").privacy()[0].epsilon, 3)
     1.0
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "feature"

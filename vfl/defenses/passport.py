@@ -17,22 +17,22 @@ _MOST_PASSPORTS = 1024
 class Passport(Defense):
     """A passport layer behind each bottom and before the top (FedPass: Gu et al. 2023).
 
-    The layer is linear, and its scale and shift follow from its own weights W and from secret
+    The layer is linear, and its scale and shift are derived from its own weights W and from secret
     passports s: gamma = mean over s of D(E(W s)), beta likewise, with a small autoencoder D(E(.)).
-    In training passports are drawn anew in every step around secret means; a prediction uses the
+    In training, passports are drawn again in every step around secret means; a prediction uses the
     means. Means and draws follow from each party's own secret, as its first weights do.
 
     Args:
         count: passports of scale and of shift, up to 1024.
         reach: means lie evenly between -reach and 0.
-        sigma: deviation of the draws around them.
+        sigma: standard deviation of the passports' draws.
 
     >>> layer = PassportLayer(4, count=1, reach=1.0, sigma=0.1)
     >>> tuple(layer.scale_passports.shape), layer(torch.zeros(3, 4)).shape
     ((1, 4), torch.Size([3, 4]))
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, count: int = 1, reach: float = 1.0, sigma: float = 0.1) -> None:
@@ -62,7 +62,7 @@ class Passport(Defense):
 class PassportLayer(nn.Module):
     """gamma * (W x) + beta of rows x; axes (rows, width) in and out.
 
-    Draws from the generator of the block it is built and run in; see `vfl.core.seeds.scoped`.
+    It draws from the generator of the surrounding block; see `vfl.core.seeds.scoped`.
 
     Args:
         width: units.

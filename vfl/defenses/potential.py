@@ -1,6 +1,6 @@
-"""Potential energy: rows of one class repel each other until a class has no centre to find.
+"""Potential energy: rows of one class repel each other, so the class has no centre to find.
 
-Layer normalisation of the cut, which keeps it bounded, is a member of its own as well.
+Layer normalisation of the cut, which bounds it, is also a separate member.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from vfl.defenses.base import Cuts, Defense, LabelKind, Loss, require_classes
 
 Distance = Literal["angular", "chordal"]
 
-#: Cosines end this far from 1: below 1e-7 float32 knows no difference, and 1e-4 never trained into
-#: a number that is not finite. Closer rows, duplicates too, do not repel each other.
+#: Cosines are limited to this distance from 1: below 1e-7 float32 cannot represent the difference,
+#: and with 1e-4 no training became infinite. Closer rows, duplicates too, do not repel each other.
 MARGIN = 1e-4
-#: Rows up to here are compared by one product of all with all; class blocks cost more to set up.
+#: Up to this number of rows, all are compared in one product; class blocks have a higher fixed
+#: cost.
 _FEW_ROWS = 192
-#: A shorter row has no direction worth a gradient, which grows with 1 / length.
+#: A shorter row's direction is not reliable enough for a gradient, which grows with 1 / length.
 _LEAST_LENGTH = 1e-4
 
 
 def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular") -> Tensor:
     """Mean of 1 / distance over all ordered pairs of different rows of one class.
 
-    Angular: the angle arccos(u.v) of rows made unit length (thesis eq 4-22, which sums where this
-    takes the mean, so that the weight does not depend on the batch). Chordal: sqrt(2 - 2 u.v).
-    Both are bounded by about 71; without a pair the energy is 0. The gradient is always finite.
+    Angular: It uses the angle arccos(u.v) of normalised rows (thesis eq 4-22, which sums; this
+    function takes the mean, so that the weight does not depend on the batch). Chordal: sqrt(2 - 2
+    u.v). Both are bounded by about 71; without a pair the energy is 0. The gradient is always
+    finite.
 
     Args:
         cut: axes (rows, width).
@@ -59,12 +61,12 @@ def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular"
 
 
 def _pair_cosines(units: Tensor, labels: Tensor) -> Tensor:
-    """u.v of each pair of one class once; axes (pairs,). Other pairs never enter the graph."""
+    """Return u.v for each pair of a class; axes (pairs,). Other pairs never enter the graph."""
     if len(units) <= _FEW_ROWS:
         return _from_all(units, labels)
     sizes = torch.bincount(labels)
     largest = int(sizes.max())
-    if len(sizes) * largest**2 >= len(units) ** 2:  # one class has most of the rows
+    if len(sizes) * largest**2 >= len(units) ** 2:  # in case one class has most of the rows
         return _from_all(units, labels)
     filled = torch.arange(largest, device=units.device) < sizes[:, None]
     place = torch.zeros_like(filled, dtype=torch.long)
@@ -82,17 +84,17 @@ def _from_all(units: Tensor, labels: Tensor) -> Tensor:
 class Potential(Defense):
     """The label party adds alpha x potential energy of each feature party's cut to its loss.
 
-    Source: thesis section 4.3, eq 4-22; the weights 0.25 to 32 of its sweep mean the same here.
-    With `norm` each feature party's bottom ends in layer normalisation without scale and shift, so
-    that cuts lie on a sphere; the thesis asks for it, angles as such do not need it.
-    Both sides run it from the same spec and the halves are trained with it from the first step on;
-    it has no state. It promises nothing that could be stated: an attacker who whitens the cut, has
-    unlabelled rows or reaches an earlier layer finds the classes again.
+    Source: Thesis section 4.3, eq 4-22; the weights 0.25 to 32 of its sweep have the same meaning
+    here. With `norm` each feature party's bottom ends in layer normalisation without scale and
+    shift, so that cuts lie on a sphere; the thesis requires this, although angles do not depend on
+    it. Both parties run it from the same spec, and the halves are trained with it from the first
+    step on; it has no state. It promises nothing that could be stated: An attacker who whitens the
+    cut, has unlabelled rows or reads an earlier layer can still find the classes.
 
     Args:
         alpha: weight in the label party's loss.
         distance: "angular" or "chordal".
-        norm: layer normalisation at the end of the bottoms.
+        norm: whether the bottoms end with layer normalisation.
         layers: layer on which it acts; only "cut" is possible, because labels and inner layers are
             at different parties.
 
@@ -138,7 +140,7 @@ class Potential(Defense):
 
 
 class LayerNorm(Defense):
-    """Normalises rows to mean 0 and variance 1; without other defenses it makes labels leak more.
+    """Normalises rows to mean 0 and variance 1; without another defense, labels leak more.
 
     Source: Ba et al. 2016, without the affine part. With one known label a class on MNIST, a
     fine-tuned top predicted 66 % of the labels from plain cuts and 97 % from normalised cuts. It

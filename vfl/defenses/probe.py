@@ -1,4 +1,4 @@
-"""The few-shot probe: a cut of which a linear classifier with few labels learns nothing."""
+"""The few-shot probe: trains cuts from which a linear classifier with few labels fails."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FLOOR = 2e-3
 def probe_alignment(
     cut: Tensor, labels: Tensor, classes: int, support: int, whiten: bool = False
 ) -> Tensor:
-    """Return the alignment of a ridge regression, fitted on some rows, with other rows' classes.
+    """Fit a ridge regression on some rows; return its alignment with other rows' classes.
 
     Columns are standardised by the batch (or whitened). With S the first `support` rows, Q the
     others, T = onehot - 1/C: predictions P = (Q S'/width) (S S'/width + 0.3)^-1 T. A class's
-    alignment is the mean of <P, onehot - 1/C> over its queries; the result is the mean of its
-    absolute value over the classes among the queries. Gradients go through S and Q.
+    alignment is the mean of <P, onehot - 1/C> over its queries; the result is the mean of the
+    absolute values over the classes among the queries. Gradients go through S and Q.
 
     Args:
         cut: axes (rows, width).
@@ -58,7 +58,8 @@ def _standardised(cut: Tensor) -> Tensor:
 
 def _whitened(cut: Tensor) -> Tensor:
     centred = cut - cut.mean(dim=0)
-    # In float64: a wide cut has fewer rows than columns, and rounding alone may be below the floor.
+    # This uses float64: a wide cut has fewer rows than columns, and rounding alone may exceed the
+    # floor.
     exact = centred.double()
     covariance = exact.T @ exact / len(cut)
     floor = _FLOOR * covariance.diagonal().mean() + 1e-6
@@ -68,14 +69,14 @@ def _whitened(cut: Tensor) -> Tensor:
 
 
 class Probe(Defense):
-    """The label party plays an attacker with few labels and keeps the cuts from helping it.
+    """The label party simulates an attacker with few labels, and penalises cuts that help it.
 
-    It adds alpha x `probe_alignment` of each feature party's cut to its loss; the attacker knows
-    `support` rows in even steps and twice as many in odd ones, so give it batches of 256 rows or
-    so. A top with a hidden layer then still finds the classes. Our own, in the family of
-    adversarial regularisation with a closed-form adversary (Bertinetto et al. 2019 for the ridge).
-    Only the label party runs it, while it trains; it has no state. Classifiers that are not
-    linear, or that have unlabelled rows, still find classes: it promises nothing that could be
+    It adds alpha x `probe_alignment` of each feature party's cut to its loss; the simulated
+    attacker knows `support` rows in even steps and twice as many in odd ones, so batches should
+    have about 256 rows. A top with a hidden layer then still finds the classes. Our own, in the
+    family of adversarial regularisation with a closed-form adversary (Bertinetto et al. 2019 for
+    the ridge). Only the label party runs it, while it trains; it has no state. Classifiers that are
+    not linear, or that have unlabelled rows, still find classes: It makes no promise that could be
     stated.
 
     Args:

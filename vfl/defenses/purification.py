@@ -1,8 +1,8 @@
-"""Purification of cuts at the label party: parties that do not fit the others are written anew.
+"""Purification of cuts at the label party: replaces cuts that do not fit the other parties' cuts.
 
-A feature party with a backdoor sends, for a row of one class, a cut that stands for another. Cuts
-of the other parties say otherwise. Both members learn, beside the task, how the parties' cuts go
-together, and use it at inference alone.
+For a row of one class, a feature party with a backdoor sends a cut that represents another class.
+The other parties' cuts contradict it. Besides the task, both members learn how the parties' cuts
+fit together, and use this at inference only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vfl.defenses.base import Cuts, Defense, Loss
 
 _MOST_HIDDEN = 65536
 _MOST_DEVIATIONS = 1000
-#: More steps of the search amplify roundings, and a row would depend on others of its batch.
+#: More search steps amplify rounding, and a row would depend on others of its batch.
 _MOST_STEPS = 100
 _RATE = 0.05
 _SPAN = 0.99
@@ -36,7 +36,7 @@ class PurifyingTop(nn.Module):
 
     Args:
         top: reads merged cuts of axes (rows, width).
-        width: width of the merged cut: the parties' cuts side by side.
+        width: width of the merged cut, the concatenation of the parties' cuts.
         parties: number of parties.
     """
 
@@ -48,7 +48,7 @@ class PurifyingTop(nn.Module):
         self.learning: Tensor | None = None
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Outputs of axes (rows, outputs); in training it notes its own loss in `learning`."""
+        """Return outputs of axes (rows, outputs); in training, store the loss in `learning`."""
         if self.training:
             if len(cut) > 1:
                 self.learning = self.learn(self.scale(cut.detach()))
@@ -72,7 +72,7 @@ class PurifyingTop(nn.Module):
 
     @abstractmethod
     def learn(self, cut: Tensor) -> Tensor:
-        """The loss of its own networks on a training batch, standardised, without a graph."""
+        """Return the loss of the defense's networks on a standardised batch, without a graph."""
 
     @abstractmethod
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,15 +85,15 @@ class PurifyingTop(nn.Module):
 class Purification(Defense):
     """Base of the defenses in this file.
 
-    Parties are the cuts that stand side by side in the merged one, of equal width; the label
-    party's own counts where it has columns.
+    Parties are the concatenated cuts in the merged one, of equal width; the label party counts too
+    if it has columns.
 
     Attributes:
-        least: the fewest parties that it works for.
+        least: smallest number of parties for which it works.
 
     Args:
         hidden: units of the network that learns how cuts go together.
-        weight: weight of its loss, beside the task's.
+        weight: weight of this loss relative to the task's loss.
     """
 
     side = "label"
@@ -168,7 +168,7 @@ class MaskedTop(PurifyingTop):
         return mse_loss(written[chosen, one], rows[chosen, one])
 
     def errors(self, cut: Tensor) -> Tensor:
-        """Distance of each party's cut from what one other party's cut alone lets expect.
+        """Return distances of each party's cut from its prediction by each other party's cut.
 
         Returns:
             Axes (rows, party that is judged, party that is shown).
@@ -212,29 +212,30 @@ def flagged_share(model: nn.Module, party: int) -> float | None:
     """Return the share of the rows of all predictions in which a party's cut was flagged.
 
     Args:
-        model: holds the top of a defense that judges parties.
-        party: its place in merge order, from 0.
+        model: model with the top of a defense that judges parties.
+        party: the party's position in merge order, from 0.
 
     Returns:
-        None where no defense judges parties, or nothing was predicted.
+        None if no defense judges parties, or nothing was predicted.
     """
     judges = (one for one in model.modules() if isinstance(one, MaskedTop) and one.rows_judged)
     return next((int(one.flags[party]) / one.rows_judged for one in judges), None)
 
 
 class VFLIP(Purification):
-    """Every party's cut is judged by each other party's; a majority has it written anew.
+    """Each other party's cut judges a cut; if a majority rejects it, the label party replaces it.
 
-    A masked autoencoder learns, in training, to write one party's cut from all others or from one
-    other. In a prediction each party's cut is expected from each other party's alone; an error that
-    is `deviations` above its mean in training is a vote. Where more than half of the others vote
-    against a party, the autoencoder writes the whole merged cut from the parties that are left.
-    Other rows, and rows without any party left, are read as they came. It needs three parties: of
-    two, each votes against the other.
+    In training, a masked autoencoder learns to predict one party's cut from all others or from one
+    other. At inference each party's cut is predicted from each other party's cut alone; an error of
+    more than `deviations` above the mean in training is a vote against the party. If more than half
+    of the others vote against a party, the autoencoder replaces the whole merged cut by a
+    prediction from the remaining parties. Other rows, and rows without any party left, are read as
+    they came. It needs three parties: With only two parties, each would vote against the other.
 
     Source: Cho et al. 2024, "VFLIP: a backdoor defense for vertical federated learning via
     identification and purification" (ESORICS), sections on the masked autoencoder ("N-1 to 1" and
-    "1 to 1"), identification and purification. The autoencoder trains beside the task, not after.
+    "1 to 1"), identification and purification. The autoencoder trains together with the task, not
+    afterwards.
 
     Args:
         deviations: above the mean error at which a cut is voted against (the paper's rho).
@@ -311,7 +312,7 @@ class ManifoldTop(PurifyingTop):
 
 
 def _double(network: nn.Module, values: Tensor) -> Tensor:
-    """A network's outputs in double precision; its weights get no gradient."""
+    """Return a network's outputs in double precision; its weights get no gradient."""
     weights = {name: weight.detach().double() for name, weight in network.named_parameters()}
     outputs: Tensor = functional_call(network, weights, (values,))
     return outputs
@@ -320,21 +321,21 @@ def _double(network: nn.Module, values: Tensor) -> Tensor:
 class CoPur(Purification):
     """The top reads the nearest merged cut that parties could have sent together.
 
-    An autoencoder learns where merged cuts lie. In a prediction the code is searched whose decoded
-    cut has the least sum, over parties, of distances to the cuts that came: a sum of norms, not of
-    squares, gives up a few parties that lie far off and keeps to the others (block sparsity). Every
-    row is read as decoded, so the autoencoder's own error costs accuracy.
+    An autoencoder learns the distribution of merged cuts. At inference a search finds the code
+    whose decoded cut has the least sum, over parties, of distances to the cuts that came: cut is
+    nearest; a sum of norms instead of squares allows a few parties to be far off (block sparsity).
+    Every row is read as decoded, so the autoencoder's own error costs accuracy.
 
     Source: Liu, Xie, Koyejo, Li 2022, "CoPur: certifiably robust collaborative inference via
     feature purification" (NeurIPS): the l2,1 decomposition with a nonlinear manifold, without its
-    constraint that the code's part is exact. The top is trained on cuts as they came; no
-    certificate is computed.
+    constraint that the code's part is exact. The top is trained on unchanged cuts; no certificate
+    is computed.
 
     Args:
         code: numbers of a code.
         steps: Adam steps of the search for a code; at most 100.
         hidden: units of encoder and decoder.
-        weight: weight of the autoencoder's loss, beside the task's.
+        weight: weight of the autoencoder's loss relative to the task's loss.
 
     >>> defense = CoPur()
     >>> defense.merged([2, 2, 2])

@@ -1,8 +1,8 @@
-"""Texts whose words are replaced at random before anything is computed from them.
+"""Texts whose words are randomly replaced before the bottom model reads them.
 
-Both members draw a substitute for each word of a text from an exponential mechanism: near words,
-by the vectors of the bottom's own embedding, are likely. A text is sanitised in one way, whenever
-and however often it is sent, so repeated messages average nothing.
+Both members draw a substitute for each word of a text from an exponential mechanism: near words, by
+the vectors of the bottom's own embedding, are likely. A text is always sanitised in the same way,
+so repeated messages cannot be averaged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vfl.defenses.base import MOST_EPSILON, Defense
 from vfl.models.base import whole_numbers
 from vfl.privacy import PrivacyStatement
 
-#: The most words whose distances are computed.
+#: Largest number of words whose distances are computed.
 _MOST_WORDS = 2**16
 _MOST_SET = 1024
 _AT_ONCE = 256
@@ -30,11 +30,11 @@ class SanitisedBottom(nn.Module):
     """A bottom that reads sanitised words; padding, number 0, stays.
 
     Args:
-        bottom: reads words as whole numbers, axes (rows, words), by an embedding.
+        bottom: model that reads words as integers, axes (rows, words), through an embedding.
         law: defense that chooses the substitutes.
 
     Raises:
-        SpecError: the bottom has no embedding, or one of too many words.
+        SpecError: the bottom has no embedding, or its vocabulary is too large.
     """
 
     key: Tensor
@@ -49,7 +49,7 @@ class SanitisedBottom(nn.Module):
         law.register(self)
 
     def begin(self, secret: Secret) -> None:
-        """Fix the vectors, as the embedding has them now, and the key of all draws."""
+        """Store the present word vectors of the embedding, and the key of all draws."""
         words = _embedding(self.bottom)
         with torch.no_grad():
             device = self.vectors.device
@@ -64,7 +64,7 @@ class SanitisedBottom(nn.Module):
         return outputs
 
     def sanitised(self, rows: Tensor) -> Tensor:
-        """Return texts with substitutes, axes and type as given."""
+        """Return texts with replaced words, in the same axes and type."""
         assert self.key.any(), "`fit` comes first"
         numbers = whole_numbers(rows, len(self.vectors) - 1, "sanitisation", "words")
         secret = Secret(bytes(self.key.tolist()))
@@ -99,7 +99,7 @@ class Sanitisation(Defense):
                 part.begin(secret)
 
     def register(self, bottom: SanitisedBottom) -> None:
-        """Add buffers of its own to a bottom."""
+        """Add the defense's buffers to a bottom."""
 
     def begin(self, bottom: SanitisedBottom) -> None:
         """Fill these buffers."""
@@ -109,17 +109,17 @@ class Sanitisation(Defense):
         """Return a substitute for each word.
 
         Args:
-            bottom: holds the vectors.
+            bottom: table with the word vectors.
             words: int64, axes (words,).
             draws: uniform numbers on [0, 1), float64, axes (words,).
         """
 
 
 class SanText(Sanitisation):
-    """A word becomes any other word, the nearer the more likely.
+    """Replaces a word by any other word; nearer words are more probable.
 
-    P(y | x) is proportional to exp(-epsilon |v(x) - v(y)| / 2), over all words but padding. That is
-    epsilon times the distance of two words of metric local differential privacy for one word.
+    P(y | x) is proportional to exp(-epsilon |v(x) - v(y)| / 2), over all words but padding. For one
+    word this is metric local differential privacy: epsilon times the distance of two words.
 
     Source: Yue et al. 2021, "Differential privacy for text analytics via natural text
     sanitization" (ACL Findings), SanText. SanText+, which spares frequent words, is not here.
@@ -158,12 +158,12 @@ class SanText(Sanitisation):
 
 
 class CusText(Sanitisation):
-    """A word becomes one of the few words of its own set.
+    """Replaces a word by one of the few words in the same fixed set.
 
-    Sets are disjoint: words are taken in the order of their numbers, frequent ones first, each with
-    its nearest words that have no set yet. Within a set, P(y | x) is proportional to
-    exp(epsilon u / 2), where u falls from 1 for x itself to 0 for the farthest word. So any two
-    words of a set are protected from each other with epsilon; which set it is, is disclosed.
+    Sets are disjoint: Words are processed in the order of their numbers, frequent ones first; each
+    forms a set with its nearest words that are in no set yet. Within a set, P(y | x) is
+    proportional to exp(epsilon u / 2), where u falls from 1 for x itself to 0 for the farthest
+    word. So epsilon protects any two words of a set from each other; the set itself is disclosed.
 
     Source: Chen et al. 2023, "A customized text sanitization mechanism with differential privacy"
     (ACL Findings): its mapping and its sampling function.
@@ -176,7 +176,7 @@ class CusText(Sanitisation):
     10
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, epsilon: float = 3.0, words: int = 20) -> None:
@@ -212,7 +212,7 @@ class CusText(Sanitisation):
         away = away.masked_fill(members == 0, 0)
         utility = 1 - away / away.amax(1, keepdim=True).clamp(min=1e-12)
         score = (self.epsilon * utility / 2).masked_fill(members == 0, -torch.inf)
-        score[words == 0] = 0  # padding, which stays
+        score[words == 0] = 0  # padding, which is not replaced
         sums = score.softmax(1).cumsum(1)
         drawn = torch.searchsorted(sums, draws[:, None] * sums[:, -1:], right=True)
         return members.gather(1, drawn.clamp(max=self.words - 1))[:, 0]
@@ -222,7 +222,7 @@ def _embedding(bottom: nn.Module) -> nn.Embedding:
     """Return the embedding of a bottom's words.
 
     Raises:
-        SpecError: there is none, or it has too many words.
+        SpecError: the bottom has no embedding, or its vocabulary is too large.
     """
     found = [one for one in bottom.modules() if hasattr(one, "num_embeddings")]
     if not found:

@@ -1,7 +1,7 @@
 """Self-supervised learning of a bottom from its owner's rows: five objectives without labels.
 
-`LabelFree` bottoms learn this way and then stay frozen. `Pretrained` bottoms continue with labels,
-and `FewRounds` bottoms do so for a bounded number of gradients.
+`LabelFree` bottoms learn in this way and are then frozen. `Pretrained` bottoms continue with
+labels, and `FewRounds` bottoms do so for a bounded number of gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vfl.models.optimizers import descend
 Learned = Literal["autoencoder", "scarf", "simclr", "vicreg", "vime"]
 
 _HEAD_WIDTH = 256
-_HEAD_COPIES = 5  # weights, gradients, two of Adam and one to work with
+_HEAD_COPIES = 5  # weights, gradients, Adam's two averages, and one temporary copy
 
 #: Temperature of SimCLR's softmax.
 _TEMPERATURE = 0.5
@@ -36,13 +36,14 @@ _TEMPERATURE = 0.5
 #: to a variance before its square root.
 _INVARIANCE, _VARIANCE, _COVARIANCE = 25.0, 25.0, 1.0
 _LEAST_VARIANCE = 1e-4
-#: Weight of rebuilding beside finding the replaced cells (Yoon et al. 2020, equation 4).
+#: Weight of reconstruction relative to the detection of replaced cells (Yoon et al. 2020, equation
+#: 4).
 _REBUILDING = 2.0
 
 #: Largest changes of augmented pictures: radians, and shares of scale, of half a side, of contrast.
 _TURN, _STRETCH, _SHIFT, _CONTRAST = math.pi / 12, 0.2, 0.2, 0.4
 
-#: The loss of whole rows, by the encoder with a perceptron behind it, on a device.
+#: The loss of whole rows on a device, computed by the encoder and a perceptron after it.
 _Loss = Callable[[Tensor, nn.Module, torch.device], Tensor]
 
 
@@ -54,18 +55,16 @@ def learn(
     epochs: int = 10,
     mask: float = 0.3,
 ) -> None:
-    """Train what may be trained of an encoder, without a label.
+    """Train the trainable parts of an encoder without labels.
 
-    autoencoder: it rebuilds rows of which a part was set to 0 (Vincent et al. 2008).
-    scarf: it matches a corrupted row to its original in the batch. Corruption replaces a value by
-    another row's value of the same column with probability `mask` (Bahri et al. 2022, algorithm 1,
-    with a temperature of 1).
-    simclr: it matches the two views of every row (Chen et al. 2020, equation 1, with a temperature
-    of 0.5).
-    vicreg: two views of a row have similar outputs, while every output varies and outputs are
-    uncorrelated (Bardes et al. 2022, equation 6).
-    vime: it predicts which values of a row were replaced by other rows', and the original values
-    (Yoon et al. 2020, equations 4 to 6).
+    autoencoder: "autoencoder": reconstructs rows of which a part was set to 0 (Vincent et al.
+    2008). scarf: "scarf": finds the original of a corrupted row in the batch. Corruption replaces a
+    value by another row's value of the same column with probability `mask` (Bahri et al. 2022,
+    algorithm 1, with a temperature of 1). simclr: "contrast": matches the two views of every row
+    (Chen et al. 2020, equation 1, with a temperature of 0.5). vicreg: two views of a row have
+    similar outputs, while every output varies and outputs are uncorrelated (Bardes et al. 2022,
+    equation 6). vime: "vime": predicts which values of a row were replaced by other rows', and the
+    original values (Yoon et al. 2020, equations 4 to 6).
 
     A view of a picture is `augmented`; of any other row it is corrupted as scarf does.
 
@@ -73,8 +72,8 @@ def learn(
         kind: the objective.
         encoder: module with outputs of axes (rows, width), on the device of the training.
         inputs: axes (rows, ...); with four axes, pictures of (rows, channels, height, width).
-        draw: order, masks and views come from here; first weights of the perceptron behind the
-            encoder, and dropout, from torch's own generator.
+        draw: generator of order, masks and views; initial weights of the perceptron after the
+            encoder, and dropout, use torch's own generator.
         epochs: over all rows.
         mask: share of a row's values that is hidden or replaced; of a picture's pixels, the most
             that `augmented` erases.
@@ -107,7 +106,7 @@ def train_autoencoder(
 
 
 def learning_bytes(kind: Learned, columns: int, width: int) -> int:
-    """Most bytes of the perceptron behind a bottom, and of the batches both are trained on."""
+    """Return the memory of the perceptron after a bottom and of the training batches, in bytes."""
     outputs = max(2 * columns if kind == "vime" else columns, _HEAD_WIDTH)
     head = _HEAD_WIDTH * (width + 1 + outputs) + outputs
     return 4 * (_HEAD_COPIES * head + FIT_ROWS * (8 * columns + 4 * _HEAD_WIDTH))
@@ -200,7 +199,7 @@ def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float)
 
     Args:
         whole: axes (rows, ...).
-        inputs: rows from which replacing values come, axes (more rows, ...).
+        inputs: rows from which replacement values are drawn, axes (more rows, ...).
         draw: generator that chooses values and rows.
         mask: probability of each value.
     """
@@ -215,7 +214,7 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
     """Pictures turned, stretched, moved and of another contrast, a rectangle of each erased.
 
     No picture is mirrored: digits are not the same in a mirror, and neither is a half picture.
-    What comes in from outside, and what is erased, has the value of the darkest pixel.
+    Pixels from outside and erased pixels have the value of the darkest pixel.
 
     Args:
         pictures: axes (rows, channels, height, width).
@@ -229,7 +228,8 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
 
     turn = uniform(-_TURN, _TURN)
     across, down = uniform(1 - _STRETCH, 1 + _STRETCH), uniform(1 - _STRETCH, 1 + _STRETCH)
-    # Sides are 2 long in these coordinates, whatever the pixels: a turn has to undo that.
+    # Both sides have length 2 in these coordinates, whatever the number of pixels; a rotation has
+    # to undo that.
     first = [across * turn.cos(), -across * turn.sin() * height / width, uniform(-_SHIFT, _SHIFT)]
     second = [down * turn.sin() * width / height, down * turn.cos(), uniform(-_SHIFT, _SHIFT)]
     motion = torch.stack([torch.stack(first, 1), torch.stack(second, 1)], 1)
@@ -260,7 +260,7 @@ def _descend(
     batch_size: int,
     loss: _Loss,
 ) -> None:
-    """Train an encoder and a perceptron behind it, which is forgotten."""
+    """Train an encoder with a perceptron after it, and discard the perceptron."""
     device = next((weights.device for weights in encoder.parameters()), inputs.device)
     with torch.no_grad():
         width = encoder.eval()(inputs[:1].to(device)).shape[1]
@@ -270,6 +270,6 @@ def _descend(
     steps = optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-3)
     for _ in range(epochs):
         order = torch.randperm(len(inputs), generator=draw)
-        for start in range(0, max(len(order) - 1, 1), batch_size):  # no batch of one row
+        for start in range(0, max(len(order) - 1, 1), batch_size):  # no batch has only one row
             whole = inputs.index_select(0, order[start : start + batch_size])
             descend(steps, loss(whole, model, device))

@@ -1,4 +1,4 @@
-"""SplitGuard: a feature party finds out whether its gradients still come from the labels."""
+"""SplitGuard: a feature party detects gradients that do not come from the labels."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ _MATRICES = 16
 
 
 class SplitGuard(Defense):
-    """Some batches hold their rows in a wrong order; an honest label party's gradients show it.
+    """Sends some batches with shuffled rows, whose gradients from an honest label party differ.
 
     The original (Erdogan et al. 2022, arXiv 2108.09052) sends false labels with a batch. Here
-    another party has the labels, so the rows are false: the party permutes them, and each row meets
-    another row's label. For an honest top this is a batch of wrong labels. Its gradient for a last
-    layer of the bottom, cut^T gradient, is longer than in regular batches and has another
+    another party has the labels, so the rows are false: The party permutes these rows, and each row
+    gets another row's label. For an honest top this is a batch of wrong labels. Its gradient for a
+    last layer of the bottom, cut^T gradient, is longer than in regular batches and has another
     direction. A label party with its own target for the bottom, as in feature-space hijacking
-    (Pasquini et al. 2021), uses no label and treats both alike. The party does not learn from a
-    false batch.
+    (Pasquini et al. 2021), uses no label and treats both kinds of batches alike. The party does not
+    learn from a false batch.
 
     The party ends a training if two scores are too low: the mean of the latest scores, and the
     newest score, which uses the most batches. On bank marketing (12 % positives, the leaderboard's
     first table) it ended none of 20 honest trainings (seeds 0 to 19). It ended all 8 hijacked
     trainings, within 79 to 136 steps of `start`. With the mean as the only criterion, it would end
-    the honest training with seed 2: the first scores use two or three batches, whose noise is ten
-    times their mean.
+    honest trainings the honest training with seed 2: because the first scores use two or three
+    batches, whose noise is ten times their mean.
 
-    A defense of gradients that hides labels well looks like hijacking too; so does a cut that has
-    nothing to do with the labels.
+    A gradient defense that hides labels well looks like hijacking; so does a cut that is unrelated
+    to the labels.
 
     Args:
         share: share of steps whose rows are exchanged.
-        start: steps before the first of them; a model that has learned nothing makes no mistakes.
-        checks: false batches before the mean of as many latest scores is judged.
+        start: first steps without exchanged rows, because an untrained model makes no detectable
+            mistakes.
+        checks: number of false batches, over whose latest scores the mean is judged.
         threshold: least value of this mean and of the newest score; an honest label party's is near
             1, a hijacker's near 0.25.
 
@@ -58,8 +59,8 @@ class SplitGuard(Defense):
     (1.0, 0.25)
 
     Raises:
-        BadOptionError: an option out of range.
-        HijackError: while training, when the mean score is too low.
+        BadOptionError: an option is out of range.
+        HijackError: raised during training when the mean score is too low.
     """
 
     side = "feature"
@@ -120,7 +121,7 @@ class SplitGuard(Defense):
             self._scores = state["scores"].clone()
 
     def _group(self, context: StepContext) -> int:
-        """Return the group of a step; only its own party knows it."""
+        """Return the group of a step; only its own party can compute it."""
         if context.secret is None or context.step < self.start:
             return _REGULAR
         draw = float(context.secret.uniform((1,), "split_guard", context.step)[0])

@@ -1,4 +1,4 @@
-"""Transcript-private split learning: noise where the label enters, before anything follows."""
+"""Transcript-private split learning: noise is added where labels enter the computation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vfl.privacy import PrivacyStatement, kernel
 
 #: Margin for rounding: probabilities in float32 add up to 1 within less than this.
 _ROUNDING = 2.0**-20
-#: Least epsilon; below it float32 loses the gradient beside the noise.
+#: Smallest epsilon; below it the noise exceeds float32's precision for the gradient.
 _LEAST_EPSILON = 1e-6
 
 
@@ -44,7 +44,7 @@ class TranscriptPrivacy(Defense):
         epsilon: epsilon of one label in one epoch.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "label"
@@ -70,8 +70,8 @@ class TranscriptPrivacy(Defense):
         if not logits.requires_grad:
             return None
         rows, classes = logits.shape
-        # Bound to the logits: were a step repeated with other cuts, after a restart, equal noise on
-        # both would show the difference of the exact gradients.
+        # The noise depends on the logits: if a step were repeated with other cuts after a restart,
+        # equal noise on both would disclose the difference of the exact gradients.
         purpose = "tpsl", context.step, repr(self.epsilon), fingerprint(logits)
         columns = 1 if classes == 2 else classes
         draws = torch.from_numpy(context.secret.laplace((rows, columns), *purpose))

@@ -158,7 +158,7 @@ class VFLEstimator(InProcessEstimator):
     def _train_epoch(
         self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None
     ) -> None:
-        """Train one epoch on these rows, continuing from the last step if there was one.
+        """Train one epoch on these rows, and continue from the last step if there was one.
 
         Raises:
             ConfigError: the settings need held-out rows, but all rows are training rows.
@@ -228,10 +228,10 @@ def frame_of(
     """Convert X to a frame; scikit-learn checks arrays, our encoders check frames.
 
     Args:
-        estimator: it learns the names and the number of columns, or has to match them.
+        estimator: estimator that stores the names and number of columns, or must match them.
         X: a frame, or an array of axes (rows, columns).
         y: labels, checked with X in training.
-        reset: whether to learn the columns anew.
+        reset: whether the estimator stores the columns again.
         training: whether y is required; by default if columns are learned.
     """
     training = reset if training is None else training
@@ -306,7 +306,7 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
 
 
 def weights_of(sample_weight: Any, frame: pd.DataFrame) -> np.ndarray | None:
-    """Weights of the rows as float64, axes (rows,); None stays None."""
+    """Return the weights of the rows as float64, axes (rows,); None stays None."""
     if sample_weight is None:
         return None
     weights = column_or_1d(sample_weight, dtype=np.float64)

@@ -19,7 +19,7 @@ from vfl.estimators.base import VFLEstimator, frame_of, weights_of
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
-    """Classifier that several parties train together, all of them in this process.
+    """Classifier that several parties train together in this process.
 
     Every cut and gradient travels as a real frame, so accuracy and bytes are those of a federation
     with the same settings.
@@ -92,7 +92,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
 
         Raises:
             DataError: the classes are missing, or differ from earlier ones.
-            ConfigError: balanced classes need all rows at once.
+            ConfigError: balanced class weights need all rows at once.
         """
         if self.class_weight == "balanced":
             raise ConfigError(
@@ -151,7 +151,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
 
 
 class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
-    """Regressor that several parties train together, all of them in this process.
+    """Regressor that several parties train together in this process.
 
     The label party trains on standardised numbers, so that any unit is possible; predictions and
     metrics are in the unit of `y`.
@@ -263,7 +263,7 @@ def numbers_of(y: Any) -> np.ndarray:
     """Numbers of a regression, float32, axes (rows,).
 
     Raises:
-        DataError: some values are no numbers, or are not finite.
+        DataError: some values are not numbers, or are not finite.
     """
     labels = column_or_1d(y, warn=True)
     try:

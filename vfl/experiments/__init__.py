@@ -1,4 +1,4 @@
-"""Many trainings that belong together: what is trained, how far it is, and what came out.
+"""Studies: many trainings that belong together, with their state and their results.
 
 A grid is a folder with a list of cells. Each cell is an ordinary run folder whose name depends on
 its settings, so that a later call finds earlier trainings. `comparison` and `attack_grid` make

@@ -1,6 +1,6 @@
-"""Advice on defenses for an experiment: who sees what, and what the evidence supports.
+"""Advice on defenses for an experiment: who sees what, and which measurements support a defense.
 
-`advice.toml`, beside this file, is the one source of `vfl advise` and of the table in
+`advice.toml`, next to this file, is the only source of `vfl advise` and of the table in
 docs/defenses.md. Promises with an epsilon come from the defenses' own statements.
 """
 
@@ -26,11 +26,11 @@ from vfl.session import Terms, secure_mode
 #: from a hijacked bottom, or facts that lengths of frames reveal.
 Asset = Literal["labels", "columns", "records", "answers", "inputs", "lengths"]
 ASSETS: tuple[Asset, ...] = get_args(Asset)
-#: "proven" holds by a statement or by what is sent; "measured" withstood the attacks of a page;
-#: "partial" hides a part; "weak" fell to a known attack; "open" has no defense at all.
+#: "proven" holds by a statement or by the content of messages; "measured" withstood the attacks of
+#: a page; "partial" hides a part; "weak" was defeated by a known attack; "open" has no defense.
 Status = Literal["proven", "measured", "partial", "weak", "open"]
 _BEST_FIRST: tuple[Status, ...] = get_args(Status)
-#: Secure modes of a network with bottoms and a top; any other is a model of its own.
+#: Secure modes of a network with bottoms and a top; any other mode is a separate model.
 _NETWORKS = ("none", "sum", "beaver", "permuted", "pea")
 
 _FILE = Path(__file__).with_name("advice.toml")
@@ -38,16 +38,16 @@ _FILE = Path(__file__).with_name("advice.toml")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One line of the table: a fear, and a setting against it.
+    """One line of the table: a risk, and a setting against it.
 
     Attributes:
         name: its name in the output of the command.
         status: the best level of protection.
         fear: the owner's fear.
-        asset: the attacked asset; `also` names further assets that the same setting protects.
-        attackers: roles that it holds against.
+        asset: the attacked asset; `also` names further assets that this setting protects.
+        attackers: roles of attackers against which the setting protects.
         set: the setting.
-        costs: accuracy, bytes or time that it costs.
+        costs: costs in accuracy, bytes or time.
         proven: claim that holds by proof or by the content of frames; "nothing" if no claim does.
         measured: measured success of attacks.
         source: the page with the figures, below docs.
@@ -74,11 +74,11 @@ class Advice:
     most_epsilon: float = inf
 
     def holds_for(self, asset: Asset, role: str) -> bool:
-        """Whether it protects this from an attacker of this role."""
+        """Return whether it protects these data from an attacker in this role."""
         return asset in (self.asset, *self.also) and role in self.attackers
 
     def in_place(self, experiment: Experiment) -> bool:
-        """Whether an experiment has it."""
+        """Return whether an experiment uses it."""
         named = [parse(spec) for spec in experiment.defense.split("+")]
         for wanted in self.defense:
             name, _, option = wanted.partition(":")
@@ -93,7 +93,7 @@ class Advice:
         return parse(experiment.secure)[0] in self.secure
 
     def fits(self, experiment: Experiment) -> bool:
-        """Whether the model of an experiment could have it."""
+        """Return whether the model of an experiment supports it."""
         mode = parse(experiment.secure)[0]
         if mode not in _NETWORKS:
             return False
@@ -114,7 +114,7 @@ def _takes(name: str, experiment: Experiment) -> bool:
 
 
 def _number(given: Mapping[str, str], option: str) -> float:
-    """Return the number of an option; negative if it is not given."""
+    """Return the number of an option; negative if the option is not given."""
     return float(given.get(option, -1))
 
 
@@ -137,7 +137,7 @@ class Weak:
 
 @dataclass(frozen=True, slots=True)
 class ModelEvidence:
-    """Measurements on a model that takes the place of bottoms and a top.
+    """Measurements on a model that replaces bottoms and top.
 
     Attributes:
         mode: the model's name.
@@ -156,7 +156,7 @@ class ModelEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Evidence that one attacker holds about something that another party owns.
+    """Evidence of one attacker about data that another party owns.
 
     Attributes:
         asset, owner: the asset and the party that owns it.
@@ -173,16 +173,16 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An exposure, and what the evidence supports for it.
+    """An exposure, and the defenses that measurements support against it.
 
     Attributes:
         exposure: the exposed asset and the attacker.
         status: level of protection.
         has: advice that the experiment follows.
         statements: promises of its defenses about the asset, each with its unit and span.
-        weak: sentences on defenses that are named and should not be relied on.
+        weak: sentences on defenses in use that are too weak to rely on.
         measured: sentences on the model itself.
-        take: advice that would protect it, and is not followed.
+        take: further advice that would protect the asset.
     """
 
     exposure: Exposure
@@ -213,13 +213,13 @@ def advices() -> tuple[Advice, ...]:
 
 @cache
 def weak_defenses() -> tuple[Weak, ...]:
-    """Defenses that no reader should rely on alone."""
+    """Return defenses that are too weak to be used alone."""
     return tuple(Weak(**row) for row in _content()["weak"])
 
 
 @cache
 def model_evidence() -> tuple[ModelEvidence, ...]:
-    """Measurements on models other than networks with bottoms."""
+    """Return measurements on models that are not networks with bottoms."""
     return tuple(ModelEvidence(**row) for row in _content()["model"])
 
 
@@ -297,7 +297,7 @@ def findings_of(experiment: Experiment, assets: Sequence[Asset] = ASSETS) -> lis
     """Findings for each exposure of an experiment.
 
     Args:
-        experiment: a checked one; no data is read.
+        experiment: a checked experiment; the function reads no data.
         assets: assets to judge.
 
     Raises:

@@ -1,8 +1,9 @@
-"""A grid of attacks: its cells, the training and the attacks of a victim, attacks on one run.
+"""A grid of attacks: its cells, the training of a victim, attacks on it, and attacks on one run.
 
-A victim is trained with what its attacks need recorded; once more if that is all that is missing. A
-training recorded anew gives the same weights, so scores stay. They lie in a run folder that makes
-room for the new one: it is put aside whole, and given back what it is worth once that is trained.
+A victim is trained with the recordings that its attacks need, and trained again if only a recording
+is missing. A repeated training gives the same weights, so its scores stay valid. They lie in a run
+folder that makes room for the new one: The old folder is moved aside, and its scores are moved back
+after the training.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
 
     Args:
         settings: settings of the grid.
-        adversary: spec of the adversary in the victim's training, which limits the attacks to
-            those of the party that played it.
+        adversary: spec of the adversary in the victim's training; only attacks of the same party
+            are planned.
 
     Raises:
         SpecError: an attack cannot be built.
@@ -104,7 +105,7 @@ def train_recorded(
     settings: GridSettings,
     device: str,
 ) -> None:
-    """Train a victim, or go on with it, so that every job without a score can be run.
+    """Train a victim, or continue, so that every job without a score can run.
 
     Args:
         cell: the victim.
@@ -137,7 +138,7 @@ def train_recorded(
     else:
         trace = _recorded(jobs, settings)
     if (path / "metrics.jsonl").exists() and RunFolder(path).experiment().trace != trace:
-        shutil.rmtree(path)  # what it recorded so far is not what is wanted now
+        shutil.rmtree(path)  # the existing recordings are not the required ones
     plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
     party = attacker_of(cell.experiment, settings)
     adversaries = start_adversary(cell.adversary, plain.experiment, data, party, settings)
@@ -152,7 +153,7 @@ def _recorded(jobs: Sequence[AttackJob], settings: GridSettings) -> TraceSetting
 
 
 def forget_recordings(path: Path, settings: GridSettings) -> None:
-    """Delete a victim's recordings, which are large, unless attacks that come later want them."""
+    """Delete a victim's large recordings, unless later attacks need them."""
     for trace in [] if settings.record else list(path.glob("parties/*/trace")):
         shutil.rmtree(trace)  # a training can be recorded again
 
@@ -167,10 +168,10 @@ def _give_back(aside: Path, path: Path) -> None:
 
 
 def grid_cells(experiment: Experiment) -> list[Cell]:
-    """Return the cells of an experiment with a `grid` table; one seed is complete before the next.
+    """Return the cells of an experiment with a `grid` table, seed by seed.
 
     Raises:
-        ConfigError: there is no such table, or it names no feature party.
+        ConfigError: the experiment has no such table, or the table names no feature party.
         SpecError: a defense or an attack cannot be built.
     """
     check_one_label_party(experiment, "a grid of attacks")
@@ -193,7 +194,7 @@ def attack_cell(
     """Train a victim unless it is trained, and run every attack that has no score yet.
 
     Args:
-        cell: the victim, or the baselines of its seed.
+        cell: the victim's cell, or the cell of its seed's baselines.
         folder: folder of the grid.
         data: every party's rows.
         device: device that trains the model; attacks run on the CPU.
@@ -239,7 +240,7 @@ def attack_victim(
 
 
 def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:
-    """Keep what the cut of a run's test rows looks like, unless that is there; see `pictures_of`.
+    """Store drawings of the cut of a run's test rows, unless they exist; see `pictures_of`.
 
     Args:
         folder: the run.
@@ -258,7 +259,7 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
 
 
 def keep_pictures_of(run: Path, cuts: Tensor, labels: Tensor, about: Mapping[str, Any]) -> None:
-    """Keep what some rows' cut looks like.
+    """Store drawings of the cut of some rows.
 
     Args:
         run: the run's folder.
@@ -291,15 +292,15 @@ def attack_finished_run(
     say: Callable[[str], None] = lambda line: None,
     on_end: Callable[[FinishedAttack], None] = lambda ended: None,
 ) -> list[Record]:
-    """Attack a run and its baselines; what has a score already is not run again.
+    """Attack a run and its baselines; skip attacks that already have a score.
 
-    The run's page keeps what earlier calls with the same rows reached.
+    The run's page keeps the results of earlier calls with the same rows.
 
     Args:
         folder: a run that has ended.
         settings: attacks, leaks, draws, baselines and who attacks.
-        say: gets a line about what is being done.
-        on_end: gets every attack as it ends.
+        say: receives a line about the present step.
+        on_end: receives every attack when it ends.
 
     Returns:
         The records of these attacks and leaks.

@@ -1,4 +1,4 @@
-"""Running the attacks of a victim: each on the case of its scenario, scored, and run only once."""
+"""Runs the attacks of a victim, each on its scenario's case, scores them, and runs each once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AttackResult:
     """Result of an attack.
 
     Attributes:
-        scores: every measure of its goal, the headline first.
+        scores: every measure of the attack's goal, the headline first.
         threat: threat model of the attacker.
         true, found: true and reconstructed pictures, axes (targets, channels, height, width); None
             if the attack makes no pictures.
@@ -66,15 +66,15 @@ def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResul
     """Run an attack on exactly what it needs of a view, and score it.
 
     Raises:
-        NotGrantedError: it needs more than the threat model grants; nothing is run.
-        NonFiniteError: its guess is none.
+        NotGrantedError: the attack needs more grants than the threat model gives; it does not run.
+        NonFiniteError: the guess contains NaN or Inf.
     """
     found = guess_of(case, attack, draw)
     scores = scores_of(case, attack.goal, found)
     threat = case.view.only(attack.needs).threat
     about = "attribute" if Grant.LEAKED_ATTRIBUTES in attack.needs else ""
     about = "membership" if threat.who == "outsider" else about
-    if about:  # its accuracy is about no label
+    if about:  # this accuracy does not concern labels
         scores = [replace(one, measure=f"{about}_{one.measure}") for one in scores]
     if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
         return AttackResult(scores, threat, report=attack.last_report())
@@ -88,7 +88,7 @@ class FinishedAttack:
     Attributes:
         score: score of the attack.
         done, total: attacks that have a score, and all.
-        left_s: about how long the rest takes, if each takes as long as those of this call.
+        left_s: estimated remaining seconds, if attacks take as long as those of this call.
     """
 
     score: ScoreRecord
@@ -97,7 +97,7 @@ class FinishedAttack:
     left_s: float
 
 
-#: The measure of a victim whose training a party stopped.
+#: Measure of a victim whose training a party stopped.
 FOUND = "found_out"
 
 
@@ -126,9 +126,9 @@ def start_adversary(
 
 
 def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
-    """Specs of the adversaries whose own success is measured on a victim of `adversary`.
+    """Return the adversaries whose success is measured on a victim of `adversary`, as specs.
 
-    On an honest victim those are measured that need no part in the training, as the reference.
+    On an honest victim it measures those that need no part in the training, as the reference.
     """
     if adversary == HONEST:
         others = [spec for spec in settings.trainings if spec != HONEST]
@@ -155,12 +155,12 @@ def _needs_no_part(adversary: ActiveAdversary) -> bool:
 def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackResult:
     """Return the result of one adversary on a finished run.
 
-    "backdoor": share of other classes' test rows for which the model outputs the adversary's class
-    once they have the trigger; the guess is the same share without the trigger. "flagged", of a
-    defense that judges parties: share of these rows in which it flags the adversary's cut, with the
-    trigger, and without it as the guess. "error": share of wrong outputs on test rows; the guess is
-    the error of the best constant output. An adversary that is also an attack has the measures of
-    that attack.
+    "backdoor": the share of other classes' test rows that the model assigns to the adversary's
+    class with the trigger; the guess is the same share without the trigger. "flagged", of a defense
+    that judges parties: "flagged": the share of these rows in which the defense flags the
+    adversary's cut with the trigger; the guess is the share without it. "error": share of wrong
+    outputs on test rows; the guess is the error of the best constant output. An adversary that is
+    also an attack has the measures of that attack.
     """
     adversary, folder = make_adversary(spec), cases.folder
     assert folder is not None, "an adversary is measured by the run it took part in"
@@ -171,7 +171,7 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
             adversary = _learned(cases, folder, spec)
             assert isinstance(adversary, Backdoor)
         return AttackResult(_backdoor_scores(cases, adversary), threat)
-    if isinstance(adversary, Attack):  # what it makes of the cuts of the test rows
+    if isinstance(adversary, Attack):  # the adversary's output for the cuts of the test rows
         attack = _learned(cases, folder, spec)
         assert isinstance(attack, Attack)
         case = cases.case(RECORDED_QUERIES, 0, generator(cases.experiment.seed, "leak", 0))
@@ -187,7 +187,7 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
 
 
 def _learned(cases: Cases, folder: RunFolder, spec: str) -> ActiveAdversary:
-    """Return an adversary with its state at the end of its run."""
+    """Return an adversary in the state that it had at the end of its run."""
     started = start_adversary(spec, cases.experiment, cases.data, cases.party, cases.settings)
     ((player, adversary),) = started.items()
     load_adversary(folder, player, adversary)
@@ -225,7 +225,7 @@ def _backdoor_scores(cases: Cases, adversary: Backdoor) -> list[Score]:
 
 
 def _flagged(session: object, party: str) -> float | None:
-    """Return the share of a session's rows whose cut of a party was flagged; None without flags."""
+    """Return the share of a party's cuts that a defense flagged; None if it flags nothing."""
     if not isinstance(session, LocalSession):
         return None
     return flagged_share(session.label.model, list(session.terms.parties).index(party))
@@ -241,7 +241,7 @@ _PICTURES = {"ssim"}
 
 
 class AttackRunner:
-    """Runs attacks on one victim; of its cases, those of the last leak are kept.
+    """Runs attacks on one victim; caches the cases of the last leak only.
 
     Leaked rows and the attacks' own draws follow from the seed and are the same for all its
     victims.
@@ -250,8 +250,7 @@ class AttackRunner:
         experiment: experiment of the victim.
         data: every party's rows.
         settings: settings of the grid: attackers and the roles of rows.
-        folder: folder of the victim's finished run; None runs only attacks that need no training
-            (the baselines).
+        folder: folder of the victim's finished run; without one, only baselines run.
         adversary: spec of the adversary in the victim's training.
         cases: cases of a victim that is not a run; None makes cases of the experiment's kind.
 
@@ -273,7 +272,7 @@ class AttackRunner:
         self._cases_of = cases or kind(experiment, data, settings, folder)
         self._seed, self._adversary, party = experiment.seed, adversary, self._cases_of.party
         self._width = experiment.parties[party].width
-        self._gallery: Path | None = None  # where pictures that attacks make are kept
+        self._gallery: Path | None = None  # folder for pictures from attacks
         self._about: dict[str, Any] = {
             "experiment": experiment_digest(recording(experiment, TraceSettings())),
             "data": data_digest(data),
@@ -328,7 +327,7 @@ class AttackRunner:
             yield found
 
     def lacking(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[AttackJob]:
-        """Return the jobs that have no score in the file."""
+        """Return the jobs without a score in the file."""
         return [job for job in jobs if self._known(job, scores) is None]
 
     def known(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[ScoreRecord]:
@@ -407,7 +406,7 @@ class AttackRunner:
         return self._cases[scenario, job.bottom]
 
     def _label_free(self, kind: str, case: Case) -> Case:
-        """Return the case behind a label-free bottom; colluding parties get one each."""
+        """Return the case with a label-free bottom; each colluding party gets one."""
         view, partners = case.view, []
         if Grant.PARTNERS in view.threat.grants:
             partners = [
@@ -434,7 +433,7 @@ class AttackRunner:
 
 
 def code_of_job(job: AttackJob) -> str:
-    """Return a digest of the code that a score stands on.
+    """Return a digest of the code that a score depends on.
 
     Raises:
         SpecError: the attack cannot be built.
@@ -444,13 +443,13 @@ def code_of_job(job: AttackJob) -> str:
 
 
 def codes_of(scores: Iterable[ScoreRecord]) -> dict[str, str]:
-    """Digests of the code that scores stand on, by `AttackJob.code_key`."""
+    """Digests of the code that scores depend on, by `AttackJob.code_key`."""
     jobs = {one.job.code_key: one.job for one in scores}
     return {key: code_of_job(job) for key, job in jobs.items()}
 
 
 def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
-    """Return further modules that a score depends on, beyond those of an attack on labels."""
+    """Return the modules that a score depends on in addition to those of label attacks."""
     if job.bottom not in (TRAINED, OUTCOME):
         return _FREE
     if job.bottom == OUTCOME or not isinstance(made, Attack):

@@ -1,4 +1,4 @@
-"""Tables of attack results: the leaderboard, results by k, by the attacker's knowledge, others."""
+"""Tables of attack results: the leaderboard, by k, by the attacker's knowledge, and others."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
 
 
 def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
-    """Return one line for each defense and k: the worst attack beside the best baseline."""
+    """Return one line for each defense and k: the worst attack and the best baseline."""
     head = [
         "defense", "k", "verdict", "worst attack", "reaches", "guess", "best without the model",
         "it reaches", "above that", "over scratch", "labels are, by that alone",
@@ -91,7 +91,7 @@ def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
 def boards_by_access(
     records: Sequence[Record], margin: float, measure: LabelMeasure
 ) -> dict[str, list[LeaderboardEntry]]:
-    """Return a leaderboard for each kind of attacker, by its name in `ACCESS`, weakest first."""
+    """Return a leaderboard for each kind of attacker in `ACCESS`, the weakest first."""
     near = [name for name in ACCESS if any(one.access == name for one in records)]
     return {
         ACCESS[name]: leaderboard(_within(records, near[: place + 1]), margin, measure)
@@ -102,7 +102,7 @@ def boards_by_access(
 def access_table(records: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
     """Return a line for each defense with its worst attack by each kind of attacker.
 
-    None where all attackers stand equally near.
+    None if all attackers have the same access.
     """
     boards = boards_by_access(records, margin, measure)
     if len(boards) < 2:
@@ -121,7 +121,7 @@ def _within(records: Sequence[Record], near: Sequence[str]) -> list[Record]:
     return [one for one in records if one.evaluator != "attack" or one.access in near]
 
 
-#: Attackers by how near to the model they stand, in words; each has what those before it have.
+#: Attackers by their access to the model, in words; each includes the previous ones.
 ACCESS = {
     "cut": "cuts alone",
     "bottom": "with a bottom",
@@ -138,7 +138,7 @@ def _reached(one: Standing | None) -> str:
 
 
 def others_table(records: Sequence[Record]) -> Table | None:
-    """Attacks whose measure is no accuracy, beside their guess; None without any."""
+    """Return the attacks not measured by accuracy, with their guess; None if there are none."""
     others = (one for one in records if one.evaluator == "attack" and label_measure(one) is None)
     groups = grouped(others, "training", "adversary", "subject", "k", "measure")
     head = [
@@ -166,12 +166,12 @@ def _plain(found: Estimate | None) -> str:
     return f"{found.mean:.3g}{half}"
 
 
-#: Measures that are no share of anything.
+#: Measures that are not shares.
 NO_SHARES = ("mse", "psnr", "ssim", "mae")
 
 
 def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] = "auto") -> Table:
-    """Return one line for each attack and number of leaked labels: means over the draws.
+    """Return one line for each attack and number of leaked labels, with means over the draws.
 
     Attacks on labels have one column, the requested measure; other attacks have all their measures.
     """
@@ -206,7 +206,7 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
 
 
 def over_draws(rows: Iterable[Record]) -> list[list[Record]]:
-    """Group the rows of one attack on one victim by one measure; they differ in their draw."""
+    """Group rows that differ only in the draw: one attack, victim and measure per group."""
     return list(grouped(rows, "cell", "attacker", "k", "measure").values())
 
 
@@ -232,7 +232,7 @@ def shown(values: Sequence[float], measure: str) -> str:
 
 
 def sentences(rows: Sequence[Record]) -> dict[str, str]:
-    """Return each attacker's threat model in one sentence, by attack."""
+    """Return each attacker's threat model as one sentence, by attack."""
     return {row.attacker: row.threat for row in rows}
 
 
@@ -245,9 +245,9 @@ def best_without_model(rows: Sequence[Record]) -> list[float]:
 
 
 def outside_table(rows: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
-    """Return a line for each defense, outside attack and k, beside the grid's worst attack.
+    """Return a line for each defense, outside attack and k, with the grid's worst attack.
 
-    None where no attack is from outside.
+    None if no attack is from outside.
     """
     labels = [row for row in rows if label_measure(row) == measure]
     own = [row for row in labels if not row.author]
@@ -290,7 +290,7 @@ _OF_SEARCH = {"budget_s", "seconds", "chosen", "compositions"}
 def searches_table(records: Sequence[Record]) -> Table | None:
     """Return a line for each defense, searching attack and k: trials, cost and choice.
 
-    Means over victims and draws; None where no attack searches.
+    The result has means over victims and draws; None if no attack searches.
     """
     searched = [one for one in records if one.report and set(one.report) >= _OF_SEARCH]
     head = [

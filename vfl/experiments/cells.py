@@ -1,4 +1,4 @@
-"""Cells: what a grid trains, each a run of its own, named by what is in it.
+"""Cells: the trainings of a grid; each is a run of its own, named after its settings.
 
 Besides: the folder of a grid, and digests of all that trainings and scores depend on, which are
 plug-ins' code, the experiment, and the rows.
@@ -36,8 +36,8 @@ CONFIG = "config.toml"
 #: Held by the process that trains the cells of a folder.
 LOCK = "lock"
 CELLS = "cells"
-#: Further files of a cell's run folder: measures of its codec; its failure; its cut; a note that a
-#: party detected the adversary and stopped.
+#: Further files of a cell's run folder: measures of its codec; its failure; drawings of its cut; a
+#: note that a party detected the adversary and stopped.
 CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
 FOUND_OUT = "found_out.json"
 _SPELLING = 40
@@ -75,7 +75,7 @@ class Cell:
 
     @cached_property
     def name(self) -> str:
-        """Its folder's name; it depends only on the cell's own training."""
+        """Name of the cell's folder; it depends only on the cell's own training."""
         spec = self.victim or self.experiment.codec
         spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", spec)[:_SPELLING]
         honest = f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
@@ -100,7 +100,7 @@ class GridFolder:
         return self.path / CELLS
 
     def aside(self, cell: Cell) -> Path:
-        """Return the folder that keeps a cell's run while a new training takes its place."""
+        """Return the folder to which a cell's run moves when a new training replaces it."""
         return self.path / "aside" / cell.name
 
     def stale(self, cell: Cell) -> Path:
@@ -115,7 +115,7 @@ class GridFolder:
         notes: Sequence[str] = (),
         modules: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say what the grid is; what earlier calls trained of it stays.
+        """Write the description of the grid; earlier trainings remain.
 
         Args:
             experiment: experiment with the table of the study.
@@ -229,7 +229,7 @@ class GridFolder:
 
 
 def kind_of(experiment: Experiment) -> Kind:
-    """Return the kind of study of this experiment: what its grid compares."""
+    """Return the kind of study: what the experiment's grid compares."""
     if experiment.value is not None:
         return "value"
     return "codecs" if experiment.grid is None else "attacks"
@@ -241,10 +241,10 @@ def is_grid(path: Path) -> bool:
 
 
 def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
-    """Return cells whose title or name has these whole words: topk does not match randtopk.
+    """Return cells with these whole words in title or name: topk does not match randtopk.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no cell has these words.
     """
     whole = re.compile(rf"(?<!\w){re.escape(words)}(?!\w)")
     found = [cell for cell in cells if whole.search(cell.title) or whole.search(cell.name)]
@@ -258,12 +258,12 @@ def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
 
 
 def is_done(path: Path) -> bool:
-    """Whether a cell's run folder is whole."""
+    """Return whether a cell's run folder is complete."""
     return (path / "summary.json").exists() and (path / CODEC).exists()
 
 
 def failure_of(path: Path, file: str = FAILURE) -> dict[str, Any] | None:
-    """Why a cell ended badly, as an error's record with its exit code; None if it did not."""
+    """Return a failed cell's error record with its exit code, or None for other cells."""
     failed = path / file
     return read_json(failed) if failed.exists() and not is_done(path) else None
 
@@ -295,9 +295,9 @@ def _said(table: Table | None, what: str, want: str) -> Table:
 
 
 _DIGITS = 12
-#: Rooms whose modules plug-ins are made of; the lists of their members are no part of any.
+#: Packages with the modules of plug-ins; the lists of their members do not count.
 _PLUG_INS = ("vfl.attacks.", "vfl.compression.", "vfl.defenses.", "vfl.models.")
-#: Tables of an experiment that change no training.
+#: Tables of an experiment that do not affect training.
 LISTS = frozenset({"compare", "grid", "value"})
 
 
@@ -333,7 +333,7 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
 
 
 def code_of(*parts: str | type | FunctionType) -> str:
-    """Return a digest of vfl's version, some modules' source, and the plug-in code they import.
+    """Return a digest of vfl's version, of some modules' source, and of plug-in code they import.
 
     Plug-in code is code of attacks, codecs, defenses and models, code of the module's own vfl
     package, or code of the author's package or folder. A change of another attack does not change
@@ -342,8 +342,8 @@ def code_of(*parts: str | type | FunctionType) -> str:
     A class or function from a notebook's cell has no source file; its compiled code counts instead.
 
     Args:
-        parts: classes of plug-ins and functions, of vfl or another package, each for its module;
-            and names of modules that prepare a victim for an attack.
+        parts: classes of plug-ins and functions, of vfl or another package, each standing for its
+            module; and names of modules that prepare a victim for an attack.
     """
     digest = hashlib.sha256(VERSION.encode())
     for name in sorted(_needed({one if isinstance(one, str) else one.__module__ for one in parts})):
@@ -356,7 +356,7 @@ def code_of(*parts: str | type | FunctionType) -> str:
 
 
 def _is_of_a_cell(made: type | FunctionType) -> bool:
-    """Whether a class or function has no source file, as in a notebook's cell."""
+    """Return whether a class or function has no source file, as in a notebook's cell."""
     name = made.__module__
     return name not in sys.builtin_module_names and _file(name) is None
 
@@ -434,7 +434,7 @@ def _needed(modules: Iterable[str]) -> set[str]:
 
 
 def _imports(module: str) -> Sequence[str]:
-    """Modules of plug-ins, and of the same kind, that a module names in its imports."""
+    """Return the plug-in modules that a module imports."""
     return _imported(module, _source(module))
 
 
@@ -465,7 +465,7 @@ def _belongs(name: str, room: str, module: str) -> bool:
     return beside and not {"site-packages", "dist-packages"} & set(there.parts if there else ())
 
 
-#: The source of modules that are loaded, each with what its last loading made.
+#: The source of loaded modules, each with the result of its last loading.
 _LOADED: dict[str, tuple[object, bytes]] = {}
 
 

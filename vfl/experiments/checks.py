@@ -45,19 +45,19 @@ from vfl.training.run import session_of
 
 
 def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
-    """Refuse what could not be run, before anything is trained.
+    """Refuse attacks that could not run, before anything is trained.
 
     Raises:
-        ConfigError: no feature party has that name, or several of the following.
+        ConfigError: a feature party does not exist, or several of the mistakes below occur.
         SpecError: an attack or an adversary cannot be built.
         UserError: no attacker of this grid has what an attack needs.
-        ExposedCutError: it reads what is recorded, of a training that sums cuts under masks.
+        ExposedCutError: the attack reads recorded frames, but the training sums cuts under masks.
     """
     raise_mistakes(mistakes_of(_settings_mistakes(experiment, settings)))
 
 
 def check_grid(experiment: Experiment, settings: GridSettings) -> None:
-    """Run `check_attacks`, and refuse settings that no attack of the grid reads.
+    """Run `check_attacks`, and refuse settings that no attack of the grid uses.
 
     Raises:
         ConfigError, SpecError, UserError, ExposedCutError: see `check_attacks`.
@@ -78,7 +78,8 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
     """Yield the mistakes of a grid: the first mistake of each attack.
 
     Raises:
-        ConfigError, SpecError, UserError, ExposedCutError: it stops every attack.
+        ConfigError, SpecError, UserError, ExposedCutError: a setting of the grid stops every
+            attack.
     """
     party = attacker_of(experiment, settings)
     planned = scenarios_of(settings, experiment.label.party in experiment.parties)
@@ -116,7 +117,7 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
 
 
 def _like(experiment: Experiment, settings: GridSettings) -> list[Experiment]:
-    """Return victims with the experiment's kind of model, but options of their own."""
+    """Return victims with the experiment's kind of model but other options."""
     name = parse(experiment.secure)[0]
     return [
         experiment.model_copy(update=settings.differs(one))
@@ -182,7 +183,7 @@ def _scenario_mistakes(
     if attack.needs & {Grant.TOP, Grant.OTHERS_TOP}:
         own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
         found, wanted = set(experiment.parties), {party} | own
-        if found != wanted:  # an attack through the top stands for all who feed it
+        if found != wanted:  # an attack through the top applies to all parties that feed it
             yield UserError(
                 f"{spec} needs a top that no further party feeds",
                 where="grid.attacks",
@@ -202,7 +203,8 @@ def grid_mistakes(
         data: every party's rows.
 
     Raises:
-        UserError: a mistake that no setting of a grid could mend; see `attack_mistakes`.
+        UserError: the attack cannot run, and no setting of a grid could change that; see
+            `attack_mistakes`.
     """
     yield from attack_mistakes(experiment, settings, data)
     for spec, (_, scenario) in scenarios_of(settings).items():
@@ -232,7 +234,7 @@ def attack_mistakes(
 
     Raises:
         TooFewRowsError: there are no test rows.
-        UserError: no feature party of that name.
+        UserError: no feature party has this name.
     """
     require_test_rows(experiment, data)
     party, label = attacker_of(experiment, settings), data[experiment.label.party]
@@ -264,10 +266,10 @@ def attack_mistakes(
 def check_attacks_fit(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> None:
-    """Refuse attacks that this victim could not meet, before it is trained.
+    """Refuse attacks that cannot run on this victim, before it is trained.
 
     Raises:
-        UserError: the first of `attack_mistakes`.
+        UserError: an attack cannot run; this is the first mistake of `attack_mistakes`.
     """
     for setting, mistake in attack_mistakes(experiment, settings, data):
         mistake.where = mistake.where or ".".join(setting)
@@ -275,10 +277,10 @@ def check_attacks_fit(
 
 
 def require_test_rows(experiment: Experiment, data: Mapping[str, PartyData]) -> None:
-    """Refuse rows of which none are for testing.
+    """Refuse data without test rows.
 
     Raises:
-        TooFewRowsError: there are none.
+        TooFewRowsError: there are no test rows.
     """
     if not len(data[experiment.label.party].split.test):
         raise TooFewRowsError(
@@ -286,14 +288,14 @@ def require_test_rows(experiment: Experiment, data: Mapping[str, PartyData]) -> 
         )
 
 
-#: Goals that have no meaning where labels are classes, and where they are numbers.
+#: Goals that have no meaning for class labels, and for numeric labels.
 _OF_TASK: tuple[tuple[Goal, ...], ...] = (("values",), ("labels", "clusters", "scores"))
 
 
 def _check_attack(
     attack: Attack, scenario: Scenario, classes: int, width: int, own: PartyData, validates: bool
 ) -> None:
-    """Refuse an attack that has no meaning for the task, or whose attacker knows no row.
+    """Refuse an attack that has no meaning for the task, or whose attacker knows no rows.
 
     Args:
         attack: the attack.
@@ -327,7 +329,7 @@ def _check_unlabelled(part: Part, label: PartyData) -> None:
 
 
 def _refusal(key: str, spec: str, attempt: Callable[[], object]) -> Iterator[Mistake]:
-    """Yield the error that an attempt raises, if any; its message names the spec."""
+    """Yield the error of a failed attempt; its message names the spec."""
     try:
         attempt()
     except UserError as error:

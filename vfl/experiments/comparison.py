@@ -1,6 +1,6 @@
-"""The cells of a comparison: every codec, at every level, under every variant, once a repeat.
+"""The cells of a comparison: every codec at every level and variant, once per repeat.
 
-Which number stands for the ? of a codec at a level is found by building frames.
+This module determines the number for the ? of a codec at a level is found by building frames.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-#: One codec of a comparison: as the file says it (method), with the number that was looked for
-#: (codec), and percent of dense float32 it was matched at (level), empty where nothing was.
+#: One codec of a comparison: as written in the file (method), with the fitted number (codec), and
+#: the fitted percentage of dense float32 (level), empty if nothing was fitted.
 Choice = Mapping[str, str]
 
 
@@ -54,7 +54,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
         locations: file and line of each setting, for messages.
 
     Raises:
-        ConfigError: there is no such table, a variant is no setting, or nothing fits.
+        ConfigError: the table does not exist, a variant names no setting, or no codec fits.
         SpecError: a codec cannot be matched, or does not fit a variant.
     """
     locations = locations or Locations()
@@ -123,13 +123,13 @@ def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _variants(settings: CompareSettings) -> dict[str, tuple[str, ...]]:
-    """Overrides by variant; one variant without a name if the experiment has no variants."""
+    """Return overrides by variant; an experiment without variants has one without a name."""
     return settings.variants or {"": ()}
 
 
 @contextmanager
 def _about(locations: Locations, *setting: str) -> Iterator[None]:
-    """Say of a mistake in which setting of the table it is."""
+    """Add to a mistake the setting of the table that it concerns."""
     try:
         yield
     except UserError as mistake:
@@ -152,12 +152,12 @@ def with_codec(experiment: Experiment, spec: str) -> Experiment:
 
 @dataclass(frozen=True)
 class CutShape:
-    """The cut whose frames are matched.
+    """The cut for which frame sizes are matched.
 
     Attributes:
         widths: width of each feature party's bottom.
         rows: rows of a training batch.
-        make: builds what encodes it from the spec of a codec.
+        make: builds the encoder of a cut from the spec of a codec.
     """
 
     widths: tuple[int, ...]
@@ -183,7 +183,7 @@ class CutShape:
 
 
 def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
-    """Bytes of the frames of one training batch, all parties, headers included.
+    """Return the bytes of one training batch's frames, of all parties, headers included.
 
     Args:
         spec: the codec.
@@ -211,7 +211,7 @@ def _matching(step: int, rows: int) -> StepContext:
 
 
 def length_follows_data(spec: str, cut: CutShape) -> bool:
-    """Whether the length of a codec's frames depends on the data, or on what it learned.
+    """Return whether the length of a codec's frames depends on data or on learned state.
 
     >>> cut = CutShape((128,), rows=256)
     >>> [length_follows_data(spec, cut) for spec in ("topk:k=3,values=8", "l1:target=6")]
@@ -219,7 +219,7 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
     """
     width = cut.widths[0]
     lengths, codec = set(), cut.make(spec)
-    for step in range(3):  # lengths of what has learned differ
+    for step in range(3):  # lengths depend on learned state
         drawn = _drawn(codec.wire_width(width), 8, step)
         lengths.add(len(codec.encode(drawn, _matching(step, 8)).payload))
         codec.commit(step)
@@ -239,7 +239,7 @@ def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
         None if not even the smallest number fits.
 
     Raises:
-        BadOptionError: the length of its frames does not follow from the number.
+        BadOptionError: the length of the codec's frames does not depend on this number alone.
         SpecError: the codec cannot be built with any number.
     """
     _require_matchable(spec, cut)
@@ -256,7 +256,7 @@ def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
 
 
 def _require_matchable(spec: str, cut: CutShape) -> None:
-    """Refuse a codec whose frames depend on data, on what was learned, or not on the number.
+    """Refuse a codec whose frame length depends on data or learned state, or not on the number.
 
     Raises:
         BadOptionError: the codec cannot be matched; the error states the reason.
@@ -273,7 +273,7 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
     try:
         grows = frame_bytes(_with(spec, 2), plain) > frame_bytes(least, plain)
     except WidthError:
-        grows = True  # of a cut that is one unit wide
+        grows = True  # tested on a cut of width one
     except BadOptionError:
         grows = False
     if not grows:

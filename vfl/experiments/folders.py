@@ -78,7 +78,7 @@ def grid_status(path: Path) -> GridStatus:
 
 
 def _at_work(path: Path) -> bool:
-    """Whether a process holds the folder."""
+    """Return whether a running process holds the folder's lock."""
     if not (path / LOCK).exists():
         return False
     with (path / LOCK).open() as file:

@@ -1,8 +1,8 @@
-"""Results at a glance: four cards and one sentence, made from the numbers.
+"""Results at a glance: four cards and one sentence, computed from the results.
 
-They show the model's score beside the guess, the bytes sent, and the best attack's gain over the
-guess and over having no model, for labels and for columns. A missing measurement is named, with
-the command that measures it.
+They show the model's score and the guess, and the sent bytes. They also show the best attack's gain
+over the guess and over the baseline without a model, for labels and for columns. A missing
+measurement is named, with the command that measures it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def of_grid(
     settings: GridSettings,
     alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
 ) -> Glance:
-    """Return the glance of a grid: the undefended model and the best protected one of low cost.
+    """Return the glance of a grid: the undefended model and the best protected cheap one.
 
     Args:
         rows: result rows of all victims.
@@ -162,7 +162,8 @@ def of_comparison(
 ) -> Glance:
     """Return the glance of a comparison: the reference and the smallest codec not shown worse.
 
-    That is no proof of being as good: few repeats show little, and how far it may be is said.
+    That is no proof of being as good: a few repeats are weak evidence, and the text states the
+    possible difference.
 
     Args:
         settings: settings of the comparison.
@@ -215,7 +216,7 @@ def of_comparison(
 
 
 def _not_worse(one: Line, measure: str) -> bool:
-    """Whether the 95 % interval of its difference to the reference reaches 0, or is better."""
+    """Return whether the 95 % interval of its difference to the reference includes 0 or gains."""
     less = one.difference(measure)
     if less is None or less.half_width is None:
         return False
@@ -223,7 +224,7 @@ def _not_worse(one: Line, measure: str) -> bool:
 
 
 def _labels_of(rows: Sequence[Record]) -> _Part:
-    """Return the attack on labels with the largest gain over having no model."""
+    """Return the attack on labels with the largest gain over the baseline without the model."""
     measure = fitting_measure(rows, "auto")
     entries = leaderboard(rows, 0.5, measure)
     if not entries:
@@ -245,7 +246,7 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
 def _attack_sentence(
     where: str, entry: LeaderboardEntry, measure: LabelMeasure, attacks: int
 ) -> str:
-    """Return a sentence with the worst attack's score, the guess, no model's, and the verdict."""
+    """Return a sentence with the worst attack's score, the guess, the baseline, and the verdict."""
     worst = entry.worst
     each = "" if measure == "r2" else " of each class"
     leaked = f"{worst.k} leaked labels{each}" if worst.k else "no leaked label"
@@ -275,7 +276,7 @@ def verdict_words(one: Standing) -> str:
 
 
 def _more_words(one: Standing) -> str:
-    """Return the verdict at a margin of one point, or the number of victims that would decide."""
+    """Return the verdict at a margin of one point, or the number of victims that it would take."""
     if one.verdict in ("protected", "leaks") or one.judged.verdict == "easier":
         return ""
     if one.judged.verdict == "undecided" and one.judged.more is None:
@@ -291,7 +292,7 @@ def _best(entries: Sequence[LeaderboardEntry]) -> LeaderboardEntry:
 
 
 def _gained(one: Standing, measure: LabelMeasure) -> str:
-    """Return the worst attack's gain over the guess and over having no model."""
+    """Return the worst attack's gain over the guess, and over the baseline without the model."""
     over_guess = 100 * (one.value.mean - one.guess.mean)
     return (
         f"{over_guess:+.1f} points of {MEASURES[measure]} beside the guess, "
@@ -331,7 +332,7 @@ _OF_COLUMNS = ("mse", "token_accuracy", "attribute_auc")
 
 
 def _columns_of(rows: Sequence[Record]) -> _Part:
-    """Return the most accurate attack on columns, beside the guess."""
+    """Return the most accurate attack on columns, and the guess."""
     of_columns = (row for row in rows if row.measure in _OF_COLUMNS)
     found = grouped(of_columns, "attacker", "measure")
     if not found:
@@ -339,7 +340,7 @@ def _columns_of(rows: Sequence[Record]) -> _Part:
         return _Part(card, "columns were not attacked")
 
     def gain(own: Sequence[Record]) -> float:
-        """Share of the guess's error that is gone, or points above the guess."""
+        """Return the share of the guess's error that is removed, or points above the guess."""
         value, guess = _mean(own, "value"), _mean(own, "guess")
         return 1 - value / guess if own[0].measure == "mse" and guess else value - guess
 

@@ -21,7 +21,7 @@ _HEAD = (
 
 
 def escaped(text: str) -> str:
-    r"""Text as LaTeX prints it.
+    r"""Escape text for LaTeX.
 
     >>> print(escaped("topk:k=3 at 50 %"), escaped("label_dp"))
     topk:k=3 at 50 \% label\_dp
@@ -38,8 +38,8 @@ def latex_table(
     """Return a table: a line for each training, and for each attack and number of leaks.
 
     Mean and sample standard deviation are over repeats; the draws of one repeat are averaged first.
-    Shares are in percent. Beside each stands what the best guess and the best way without the model
-    reach. Figures from rows or code that have changed since are left out.
+    Shares are in percent. Next to each value is the best guess and the best baseline without the
+    model. Figures from rows or code that have changed since are left out.
 
     Args:
         grid: the study.

@@ -1,4 +1,4 @@
-"""The worst case over attacks: how each defense stands at each number of leaked labels."""
+"""The worst case over attacks: each defense at each number of leaked labels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from vfl.experiments.statistics import (
     protected,
 )
 
-#: "inconclusive": no attack succeeds here, nor on the undefended model, so nothing is shown.
+#: "inconclusive": no attack succeeds here or on the undefended model, so there is no evidence.
 #: "undecided": several could be true; of a single victim always.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
 #: Measures of the quality of models.
 Utility = Literal["accuracy", "auc", "r2"]
-#: Measures of attacks on labels; one worst case is taken over all rows of the same one.
+#: Measures of attacks on labels; the worst case is taken over all rows with the same measure.
 OF_LABELS: tuple[LabelMeasure, ...] = get_args(LabelMeasure)
 UNDEFENDED = "none"
 #: The baseline that every attack has: the best answer without any evidence.
@@ -46,21 +46,22 @@ ByAttack = Mapping[str, Values]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One defense at one number of leaked labels.
+    """The result of one defense at one number of leaked labels.
 
     Attributes:
         k: leaked labels of each class.
         attack, value: the attack with the highest mean, and its value.
         guess: value of the best answer without any evidence.
-        baseline, baseline_value: the highest mean of all baselines, whatever attack they are of.
+        baseline, baseline_value: the highest mean of all baselines, for any attack.
         advantage: value less baseline_value, victim by victim.
-        over_scratch: value less training from scratch on the leaked rows; of an attack that uses
-            none, less the same attack on the inputs (thesis eq 4-2). None without either.
+        over_scratch: value minus that of training from scratch on the leaked rows; for an attack
+            without leaked rows, minus the same attack on the inputs (thesis eq 4-2). None without
+            either.
         chance: p-value of perfect protection from every attack, adjusted over k, over the
             baselines of which any may be the best, and over the defenses beside it (`claims`).
         leak_chance: p-value of a leak, adjusted over attacks and over defenses and k.
         verdict: the conclusion.
-        judged: the same advantage tested for a margin of one point, see `judge`; it says how many
+        judged: the same advantage tested for a margin of one point, see `judge`; states how many
             more victims would decide.
     """
 
@@ -89,8 +90,8 @@ class LeaderboardEntry:
             on class frequencies and the AUC is known; else accuracy.
         difference: difference of the utility to the undefended model's, victim by victim; None for
             the undefended model.
-        affordable: whether the defense costs at most the margin (non-inferiority, one-sided at
-            5 %); what is better than undefended costs nothing. None of the undefended model.
+        affordable: whether the defense costs at most the margin (non-inferiority, one-sided at 5
+            %); a defense better than undefended costs nothing. None of the undefended model.
         standings: results by number of leaked labels, ascending.
     """
 
@@ -108,13 +109,13 @@ class LeaderboardEntry:
 
 
 def label_measure(one: Record) -> str | None:
-    """Return the measure of an attack on labels, also by clusters; None for other attacks."""
+    """Return the measure of an attack on labels, including clusters; None for other attacks."""
     measure = one.measure.removeprefix("matched_")
     return measure if one.evaluator == "attack" and measure in (*OF_LABELS, "mae") else None
 
 
 def in_measure(records: Iterable[Record], measure: LabelMeasure) -> list[Record]:
-    """Records of attacks on labels by one measure, and of all other attacks."""
+    """Return records of label attacks in one measure, and of all other attacks."""
     attacks = (one for one in records if one.evaluator == "attack")
     return [one for one in attacks if label_measure(one) in (None, measure)]
 
@@ -152,7 +153,7 @@ def utility_of(
 
 
 def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
-    """Return the measure of models beside attacks; AUC is unknown if test rows lack a class."""
+    """Return the measure of models that suits the attacks; AUC needs test rows of all classes."""
     if measure == "r2":
         return "r2"
     cells = {
@@ -205,7 +206,7 @@ def leaked(rows: Iterable[Record], k: int) -> list[Record]:
 
 
 def by_attack(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]:
-    """Values by attack and what went before it, each by victim and draw."""
+    """Return values by attack and adversary, and within each by victim and draw."""
     found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
         found.setdefault(row.attacker, {})[row.repeat, row.draw] = row.value
@@ -213,7 +214,7 @@ def by_attack(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]
 
 
 def by_baseline(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]:
-    """Values of the baselines and of the guess, by what they are called, by victim and draw."""
+    """Return values of the baselines and the guess by name, and within each by victim and draw."""
     found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
         assert row.guess is not None, "an attack has one"
@@ -224,10 +225,10 @@ def by_baseline(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float
 
 
 def _called(row: Record, name: str) -> str:
-    """Return the name of an attack's baseline.
+    """Return the display name of an attack's baseline.
 
-    Training from scratch is the same beside all attacks, except the attack of parties who pool.
-    Without leaked labels the baseline is the attack itself on the inputs.
+    Training from scratch is the same for all attacks, except the attack of parties that pool their
+    data. Without leaked labels the baseline is the attack itself on the inputs.
     """
     if name in SCRATCH and row.k > 0:
         spec = scratch_of(row.subject, name)
@@ -249,14 +250,14 @@ def mean_of(values: Values) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Chances:
-    """p-values of a defense at one k, that it protects and that it leaks."""
+    """p-values of a defense at one k: for protection and for leakage."""
 
     protects: float
     leaks: float
 
 
 def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[int, _Chances]]:
-    """Return p-values by defense and k; claims about all defenses except none are one family."""
+    """Return p-values by defense and k; the claims about all defenses form one family."""
     found: dict[str, dict[int, _Chances]] = {}
     for defense in dict.fromkeys(one.training for one in labels):
         rows = [one for one in labels if one.training == defense]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from vfl.session.label.scored import Guessed, Residuals, Scored
 
 Counts = TypeVar("Counts")
-#: The finite numbers of one epoch by name, and `sent`, the bytes of both directions so far. A loss
-#: that became NaN is left out, and so leaves a gap in its curve.
+#: Finite numbers of one epoch by name, and `sent`, the bytes of both directions so far. A loss that
+#: became NaN is left out, and so leaves a gap in its curve.
 Epoch = Mapping[str, float]
 
 
@@ -56,7 +56,7 @@ class LoadedRun:
 
     @cached_property
     def head(self) -> Mapping[str, str]:
-        """`name`, `created`, `vfl`, `mode` and `command` of its record."""
+        """The fields `name`, `created`, `vfl`, `mode` and `command` of the record."""
         about = self.folder.about()
         return {
             one: str(about.get(one, "")) for one in ("name", "created", "vfl", "mode", "command")
@@ -64,7 +64,7 @@ class LoadedRun:
 
     @cached_property
     def config_text(self) -> str:
-        """Its experiment as it was written."""
+        """The experiment's text as the user wrote it."""
         return self.folder.config() if (self.path / "config.toml").exists() else ""
 
     @cached_property
@@ -85,7 +85,7 @@ class LoadedRun:
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """Names of the parties in the configuration; without one, names in the traffic.
+        """Names of the parties in the configuration, or, without one, in the traffic.
 
         A dealer has traffic, but is not among the parties with columns.
         """
@@ -98,13 +98,13 @@ class LoadedRun:
 
     @property
     def tasks(self) -> Mapping[str, Mapping[str, Any]]:
-        """Figures of further label parties, by party; empty while they are not known."""
+        """Metrics of further label parties, by party; empty until they are known."""
         known = self.summary.get("tasks") or {}
         return {one["party"]: known.get(one["party"], {}) for one in self.config.get("tasks", ())}
 
     @cached_property
     def history(self) -> Sequence[Mapping[str, Any]]:
-        """The record of each epoch, as it was written."""
+        """The stored record of each epoch."""
         path = self.path / "metrics.jsonl"
         return [_record(one, path) for one in read_lines(path)] if path.exists() else []
 
@@ -127,24 +127,24 @@ class LoadedRun:
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """Hardware and versions that it ran on."""
+        """Hardware and versions that the run used."""
         path = self.path / "environment.json"
         return _record(read_json(path), path) if path.exists() else {}
 
     @property
     def has_ended(self) -> bool:
-        """Whether it ended well."""
+        """Whether the run ended well."""
         return (self.path / "summary.json").exists()
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """Figures of the whole run, as far as it ended; codec, defense and secure mode at least."""
+        """Metrics of the whole run, if it ended; at least codec, defense and secure mode."""
         asked = {name: self.config.get(name) for name in ("codec", "defense", "secure")}
         return asked | (self.folder.summary() if self.has_ended else {})
 
     @cached_property
     def scored(self) -> Mapping[str, Scored]:
-        """Validation and test rows of two classes by probability, as far as there are any.
+        """Validation and test rows of two classes by probability, if there are any.
 
         `uncalibrated` are the test rows before a calibration.
         """
@@ -168,7 +168,7 @@ class LoadedRun:
         return self._counted("residuals", Residuals.read)
 
     def _counted(self, form: str, read: Callable[[Any], Counts]) -> dict[str, Counts]:
-        """Return the parts of the rows whose record has a form."""
+        """Return the parts whose record has the expected form."""
         found = self.folder.scored() if self.has_ended else {}
         parts = ("validation", "test", "uncalibrated")
         return {part: read(found[part]) for part in parts if form in (found.get(part) or ())}
@@ -181,12 +181,12 @@ class LoadedRun:
 
     @cached_property
     def scores(self) -> Sequence[ScoreRecord]:
-        """Scores of attacks on this run; scores of the last call of `vfl attack` come last."""
+        """Scores of attacks on this run; those of the last `vfl attack` come last."""
         return read_scores(self.path / OF_RUN)
 
     @cached_property
     def codes(self) -> Mapping[str, str]:
-        """Digests of the code behind those scores; empty where an earlier vfl wrote none."""
+        """Digests of the code behind those scores; empty if an earlier vfl wrote none."""
         return read_codes(self.path / OF_RUN)
 
     @cached_property
@@ -209,7 +209,7 @@ class LoadedRun:
 
     @cached_property
     def audit(self) -> str:
-        """Finding of its last privacy audit, in words; empty if there was no audit."""
+        """Finding of the last privacy audit in words; empty if there was no audit."""
         return str((self.folder.audit() or {}).get("text", ""))
 
     @property

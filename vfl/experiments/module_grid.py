@@ -1,9 +1,9 @@
 """Grids and comparisons of modules that a caller builds: `vfl.grid(build, loader, ...)`.
 
-A cell is a run folder as of any grid, so tables, pages and the scheduler are the same. In the place
-of an experiment's models and rows stand functions of the caller. A function that another process
-can import is known by its name there, "package.module:function"; one of a notebook trains in the
-process that called.
+A cell is a run folder as of any grid, so tables, pages and the scheduler are the same. Functions of
+the caller replace an experiment's models and rows. A function that another process can import is
+identified by its name, "package.module:function"; a function from a notebook trains in the calling
+process.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ from vfl.training.split import Crossings, crossings_of
 
 #: Makes an untrained module from the specs of a codec and a defense, and a seed.
 Build = Callable[[str, str, int], Crossings]
-#: Trains a module on a loader; it may return another one, such as an average of weights.
+#: Trains a module on a loader; it may return a different module, such as an average of weights.
 Fit = Callable[[Crossings, Iterable[Any]], Any]
 #: Name of a cell's trained module in its run folder.
 _MODULE = "module"
 #: Most bytes of the test rows' cut on which a codec is measured.
 _MEASURED_BYTES = 2**26
-#: Number of batches of which one is held out if no test rows are given.
+#: One of this many batches is held out if no test rows are given.
 _HELD_OUT = 5
 _ROLES = ("build", "loader", "test", "fit")
 _PACKAGE = Path(__file__).parents[1]
@@ -115,7 +115,7 @@ class Recipe:
         """Return a recipe of functions, or of their names.
 
         Raises:
-            ConfigError: a name names nothing.
+            ConfigError: a name refers to nothing that exists.
         """
         given = dict(zip(_ROLES, (build, loader, test, fit), strict=True))
         names = {role: name for role, one in given.items() if (name := _name_of(one)) is not None}
@@ -130,7 +130,7 @@ class Recipe:
         """Return the recipe of a grid's folder, in another process.
 
         Raises:
-            UserError: it has functions that no other process can import.
+            UserError: the recipe has functions that no other process can import.
         """
         if record["here"]:
             raise UserError(
@@ -144,7 +144,7 @@ class Recipe:
 
     @property
     def here(self) -> list[str]:
-        """Roles of what only this process has."""
+        """Return the roles of functions that exist only in this process."""
         return [
             role for role in _ROLES if getattr(self, role) is not None and role not in self.names
         ]
@@ -156,10 +156,10 @@ class Recipe:
         return {"names": dict(self.names), "here": self.here, **own}
 
     def require_names(self) -> None:
-        """Refuse several processes where one of them alone has the functions.
+        """Refuse several processes if only one of them has the functions.
 
         Raises:
-            ConfigError: a function has no name; the error lists these functions.
+            ConfigError: a function has no importable name; the error lists these functions.
         """
         if self.here:
             raise ConfigError(
@@ -173,11 +173,11 @@ class Recipe:
             )
 
     def built(self) -> str:
-        """Return a digest of the code and the settings that modules come from."""
+        """Return a digest of the code and the settings that build modules."""
         behind = [_behind(one) for role in _ROLES if callable(one := getattr(self, role))]
         code = code_of(*(one for functions, _ in behind for one in functions))
         held = "".join(_ADDRESS.sub("", text) for _, text in behind)
-        if held.strip():  # a digest, since what a callable holds may be rows
+        if held.strip():  # a digest, because the values in a callable may be rows
             code += hashlib.sha256(held.encode()).hexdigest()
         how = sorted(recipe_of(self.train).model_dump(include={*RECIPE}).items())
         settings = "" if self.fit else f"{how} {self.loss}"
@@ -192,7 +192,7 @@ class Recipe:
             seed: seed of the weights; the parties' secrets derive from it too.
 
         Raises:
-            DataError: `build` gives something else.
+            DataError: `build` does not return a split module.
             ConfigError: the module has another codec, defense or seed than requested.
             UserError: `build` ends with an error.
         """
@@ -235,7 +235,7 @@ class Recipe:
         if self.fit is None:
             train |= recipe_of(self.train).model_dump(include={*RECIPE})
         if self.loss is not None:
-            make_loss(self.loss, made.label.task)  # which tries it
+            make_loss(self.loss, made.label.task)  # this call tests the module
         update = {
             "name": name,
             "purpose": "functions of the caller make models and rows: see grid.json",
@@ -261,7 +261,7 @@ class Recipe:
                 fit(model, rows.loader, loss=self.loss, on_epoch=on_epoch, **self.train)
                 return model
             found = self.fit(model, rows.loader)
-        if found is None or isinstance(found, list):  # nothing, or what vfl.fit returns
+        if found is None or isinstance(found, list):  # None, or the result of vfl.fit
             return model
         return crossings_of(found)
 
@@ -271,7 +271,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def _behind(given: object) -> tuple[list[FunctionType | type], str]:
-    """Return the functions and classes behind a callable, and its values as `repr` shows them."""
+    """Return the functions and classes in a callable, and its other values as `repr` shows them."""
     if isinstance(given, FunctionType | type):
         return [given], ""
     if isinstance(given, partial):
@@ -369,14 +369,14 @@ class Rows:
         """Return the rows of two loaders, or of one loader with held-out batches.
 
         Raises:
-            DataError: a loader gives its batches once, or none, or a batch has no labels.
+            DataError: a loader can be read only once or is empty, or a batch has no labels.
         """
         if test is None:
             loader, test = _held_out(list(_again(loader)))
         sums, labels = [], []
         for one in (loader, test):
             found, own, of_labels = _sum_of(one)
-            # Where rows are drawn anew in each pass, as of augmented pictures, labels stand for all
+            # If each pass draws different rows, as for augmented pictures, labels identify them
             sums.append(found if _sum_of(one)[0] == found else of_labels)
             labels.append(own)
         digest = hashlib.sha256(repr(sums).encode()).hexdigest()[:12]
@@ -401,7 +401,7 @@ def _again(loader: Any) -> Iterable[Any]:
 
 
 def _held_out(batches: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Batches to train on, and every fifth one to test on."""
+    """Return batches to train on; every fifth batch is for testing."""
     if len(batches) < 2:
         raise DataError(
             "one batch is both training and test rows",
@@ -433,7 +433,7 @@ def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
 
 
 def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str = "cpu") -> None:
-    """Bring a cell to its end: train its module unless it is trained, then attack or measure it.
+    """Complete a cell: train its module unless it is trained, then attack or measure it.
 
     Args:
         cell: cell to train.
@@ -473,7 +473,7 @@ def _trained_module(
         model.load_state_dict(kept.load(0))
         return model, None
     if path.exists():
-        shutil.rmtree(path)  # ended before it was trained
+        shutil.rmtree(path)  # the process ended before the training was complete
     run = RunFolder.create(path, experiment, "module", str(folder.head("command")))
     began = time.perf_counter()
     trace = ModuleTrace(model) if recorded else None
@@ -510,10 +510,10 @@ def _digest_of(model: Crossings) -> str:
 
 
 def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> ModuleTrace:
-    """Train a cell once more, to the same weights, and record it.
+    """Train a cell once more to the same weights, and record it.
 
     Raises:
-        RunFolderError: the weights are others.
+        RunFolderError: the new weights differ from the stored ones.
     """
     model = recipe.of_cell(cell.experiment, device)
     with ModuleTrace(model) as trace:
@@ -605,7 +605,7 @@ def _codec_record(model: Crossings, rows: Rows) -> dict[str, Any]:
             Secret.of_simulation(seed, name),
         )
         for name, own in cuts.items()
-        if own  # in a U-shape the cut that comes back has no such end
+        if own  # in a U-shape the returned cut has no such end
     }
     counts = {"train_rows": len(rows.labels[0]), "test_rows": len(rows.labels[1])}
     return stamp() | {"train": {}, "parties": parties, **counts}
@@ -634,7 +634,7 @@ def _attack(
 
 
 def _draw(attacked: ModuleAttacks, path: Path, party: str, most: int) -> None:
-    """Keep what the cut of test rows looks like, unless that is there."""
+    """Store drawings of the test rows' cut, unless they exist."""
     if not (path / PICTURES).exists():
         shown = attacked.test_cuts(most)
         keep_pictures_of(path, *shown, {"rows": most, "party": party})
@@ -647,7 +647,7 @@ def check_study(kind: str, experiment: Experiment) -> None:
     """Refuse settings of a study that have no meaning for modules.
 
     Raises:
-        ConfigError: the first mistake of the study.
+        ConfigError: the study has a mistake; this is the first.
     """
     grid, compare = experiment.grid, experiment.compare
     asked: dict[str, object] = {}

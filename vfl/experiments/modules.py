@@ -1,7 +1,7 @@
-"""Attacks on a module that its caller trained: `SplitModule`, or what `vfl.split` made.
+"""Attacks on a module that the caller trained: a `SplitModule`, or the result of `vfl.split`.
 
-A copy of the module answers queries about the loader's rows. What crosses becomes the evidence of
-the feature party that attacks, and `AttackRunner` does the rest as it does for a run.
+A copy of the module answers queries about the loader's rows. The sent values become the evidence of
+an attacking feature party, and `AttackRunner` works as for a run.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ from vfl.training.split import Crossings, SplitModule
 
 @dataclass(eq=False)
 class _Columns:
-    """One party's inputs of a batch: its arguments of the model, by position or name.
+    """The inputs of one party in a batch: its arguments of the model, by position or name.
 
     Attributes:
         arguments: tensors with a row of axis 0 each.
-        shared: whether the party is given something besides, such as the edges of a graph.
+        shared: whether the party receives further inputs, such as the edges of a graph.
     """
 
     arguments: dict[str | int, Tensor]
@@ -87,7 +87,7 @@ class _Columns:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is a single tensor of floating-point numbers, which keeps its axes."""
+        """Return whether it is a single floating-point tensor, which keeps its axes."""
         return len(self.arguments) == 1 and self.first.is_floating_point()
 
     @property
@@ -96,7 +96,7 @@ class _Columns:
         return next(iter(self.arguments.values()))
 
     def flat(self) -> Tensor:
-        """Return all of it as float32, axes (rows, ...)."""
+        """Return all inputs as float32, axes (rows, ...)."""
         if self.is_one:
             return self.first.float().cpu()
         parts = [one.flatten(1) if one.dim() > 1 else one[:, None] for one in self.values()]
@@ -108,14 +108,14 @@ class _Columns:
 
 
 class _Bottom(nn.Module):
-    """A party's layers as a module of one tensor: what `_Columns.flat` gives.
+    """A party's layers as a module of one tensor, the result of `_Columns.flat`.
 
     Args:
-        model: a copy that is changed no more.
+        model: a copy of the model that does not change any more.
         party: name of the party.
         like: its inputs of some batch.
-        others: arguments of a whole model that other parties hold, of axes (rows, ...); the cut
-            does not depend on them.
+        others: arguments of the whole model from other parties, of axes (rows, ...); the cut does
+            not depend on them.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class _Bottom(nn.Module):
 class _Top(nn.Module):
     """The layers of a model behind a cut, as a module of cuts.
 
-    The layers before the cut run on zeros, and what they make is replaced.
+    The layers before the cut run on zeros, and their outputs are replaced.
 
     Args:
         model: a copy that is changed no more.
@@ -224,7 +224,7 @@ class _Seen:
     """Inputs and cuts of a module's parties for a loader's rows, in the loader's order.
 
     `digests` are digests of the party's inputs; `rows` are positions, if the batches contain them;
-    `outputs` are the module's, axes (rows, outputs), where it has those.
+    `outputs` are the module's, axes (rows, outputs), if it has such outputs.
     """
 
     cuts: list[Tensor] = field(default_factory=list)
@@ -242,11 +242,11 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
     """Ask the module about every row of a loader.
 
     Raises:
-        DataError: a batch has no label a row, or a cut of other rows.
+        DataError: a batch does not have one label for each row, or a cut has other rows.
     """
     seen = _Seen()
     device = device_of(model)
-    # The server of a U-shape holds the cut that it receives; its rows are the feature party's.
+    # The server of a U-shape has the cut that it receives; the rows belong to the feature party.
     source = next(iter(model.decoders)) if party == server_of(model) else party
     arrived: dict[str, Tensor] = {}
     hooks = [
@@ -291,7 +291,7 @@ def _of_task(labels: Tensor, task: str) -> Tensor:
     """Return labels as codes of classes or as numbers.
 
     Raises:
-        DataError: they are numbers, and the module's task is classification.
+        DataError: the labels are numbers, but the module's task is classification.
     """
     labels = one_a_row(labels)
     if task == "regression":
@@ -310,7 +310,7 @@ def _note(arrived: dict[str, Tensor], name: str, end: nn.Module, given: tuple[Te
 
 
 def server_of(model: Crossings) -> str | None:
-    """Return the party of a U-shape that sends a cut back; None in other modules."""
+    """Return the server of a U-shape, which returns a cut; None for other modules."""
     return model.server if isinstance(model, CutModel) else None
 
 
@@ -328,7 +328,7 @@ def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
 def _asked(
     model: Crossings, party: str, inputs: Any
 ) -> tuple[_Columns, Mapping[str, Tensor], Tensor | None]:
-    """Return a query: the party's inputs, others' inputs for its layers, and outputs of rows."""
+    """Return a query: the party's inputs, others' inputs for its layers, and the outputs."""
     with torch.no_grad():
         outputs = answered(model, inputs)
     outputs = outputs if isinstance(outputs, Tensor) else entry_of(outputs, "logits")
@@ -338,15 +338,15 @@ def _asked(
 
 
 class _ModuleVictim(Victim):
-    """A feature party of a module, with the cuts that it sent of all rows.
+    """A feature party of a module, with the cuts of all rows that it sent.
 
     Args:
         model: a copy in evaluation mode.
         name: the party.
         data: see `Cases`.
         cuts: cuts of all rows, axes (rows, width).
-        bottom: its layers; None where they cannot run on some rows alone.
-        top: an architecture like the label party's, and the width that it reads; None without any.
+        bottom: the party's layers; None if they cannot run on some rows alone.
+        top: an architecture like the label party's, and its input width; None without one.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class _ModuleVictim(Victim):
 
     @property
     def has_bottom(self) -> bool:
-        """Whether its layers run on some rows alone."""
+        """Return whether the party's layers can run on some rows alone."""
         return self._core is not None
 
     def cuts(self, rows: Tensor) -> Tensor:
@@ -389,7 +389,7 @@ class _ModuleVictim(Victim):
         )
 
     def own_bottom(self) -> nn.Module:
-        """Return a copy of its layers, with the codec's module behind them."""
+        """Return a copy of the party's layers with the codec's module after them."""
         return copy.deepcopy(_held(self._layers))
 
     def new_bottom(self) -> nn.Module:
@@ -397,7 +397,7 @@ class _ModuleVictim(Victim):
         return _fresh(_held(self._core))
 
     def new_top(self, width: int) -> nn.Module:
-        """Return an untrained top; a linear layer if the module's own top takes other cuts."""
+        """Return an untrained top; a linear layer if the module's own top takes other cuts too."""
         if self._top is not None and self._top[1] == width:
             return _fresh(self._top[0])
         return nn.Linear(width, self.classes)
@@ -412,7 +412,7 @@ class _ModuleVictim(Victim):
 
 
 def _with_codec(model: Crossings, party: str, bottom: _Bottom) -> OwnBottom:
-    """Return the bottom and the codec's module behind it, as copies of one module."""
+    """Return the bottom and the codec's module after it, as copies."""
     return OwnBottom([copy.deepcopy(bottom), copy.deepcopy(model.encoders[party])], bottom)
 
 
@@ -424,12 +424,12 @@ def _top_of(model: Crossings, party: str) -> tuple[nn.Module, int] | None:
 
 
 def _top_behind(model: Crossings, party: str, like: _Columns) -> nn.Module | None:
-    """Return the label party's layers as a module of one party's cuts, if these are all it reads.
+    """Return the label party's layers as a module of one party's cuts, if it reads nothing else.
 
     Args:
         model: the module.
         party: the feature party.
-        like: its inputs of some batch, which are all that the module takes.
+        like: the party's inputs of some batch; the module takes no other inputs.
     """
     top: nn.Module
     if isinstance(model, CutModel):
@@ -471,7 +471,7 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 
 class _ModuleParts(TrainedParts):
-    """The parts of a module, as attacks by its label party use them.
+    """The parts of a module as attacks by its label party use them.
 
     Args:
         model: a copy that is changed no more.
@@ -539,7 +539,7 @@ class _ModuleCases(Cases):
         victim: the feature party.
         parts: parts of the module, for its label party.
         frames: returns the frames of the module's training, as `vfl.record` recorded them.
-        digest: digest of that training; empty where the training follows from the weights.
+        digest: digest of that training; empty if the weights determine the training.
     """
 
     def __init__(
@@ -595,7 +595,7 @@ class _ModuleCases(Cases):
         )
 
     def _top_alone(self) -> Maker | None:
-        """Return a maker of the module's top, where the party alone feeds it."""
+        """Return a function that makes the module's top, if the party alone feeds it."""
         top = getattr(self._model, "top", None)
         alone = list(self.experiment.feature_parties) == [self.party]
         return partial(copy.deepcopy, top) if alone and isinstance(top, nn.Module) else None
@@ -613,17 +613,17 @@ class ModuleAttacks:
         loader: batches of the rows from which leaked labels are drawn.
         test: batches of the attacked rows; None attacks a random half of the loader's rows.
         settings: attacks, leaks, draws, baselines and who attacks.
-        trace: trace of the module's training, for attacks that read it. A function records the
-            trace if a score is missing, where the trace follows from the weights.
+        trace: trace of the module's training, for attacks that read it. If a score is missing, a
+            function records the trace again, which the weights determine.
 
     Attributes:
-        settings: the same, without what such a module cannot be set against.
+        settings: the same settings without those that are meaningless for such a module.
         data: the rows of the feature party and of the label party.
         cuts: cuts of all rows, axes (rows, width).
 
     Raises:
         UserError: an attack needs more than such a party holds, or a leak does not fit the rows.
-        DataError: a loader's batches have no label a row.
+        DataError: batches of the loader do not have one label for each row.
     """
 
     def __init__(
@@ -717,7 +717,7 @@ def attack_module(
         loader: batches of the rows from which leaked labels are drawn.
         test: batches of the attacked rows; None attacks a random half of the loader's rows.
         settings: attacks, leaks, draws, baselines and who attacks.
-        out: a folder that keeps scores; what has one is not run again.
+        out: a folder for scores; an attack with a score is not run again.
         on_end: gets every attack as it ends.
         trace: trace of the module's training, for attacks that read it.
 
@@ -772,15 +772,16 @@ def _require_granted(settings: GridSettings, recorded: bool) -> None:
 
 
 def _require_roles(settings: GridSettings, party: str, server: str | None) -> None:
-    """Refuse attacks in a U-shape whose attacker looks for what it has.
+    """Refuse attacks in a U-shape whose attacker already has the values it looks for.
 
     Args:
         settings: the attacks.
         party: the attacked or attacking party.
-        server: the party that sends a cut back; None where there is no U-shape.
+        server: the party that returns a cut; None without a U-shape.
 
     Raises:
-        UserError: with the other party's name.
+        UserError: an attack looks for values that its attacker owns; the error names the right
+            party.
     """
     for spec, (_, scenario) in scenarios_of(settings).items() if server is not None else ():
         on_labels = scenario.attacker == "feature party" and not scenario.attribute
@@ -857,7 +858,7 @@ def data_of_labels(
         name: the party.
         parts: labels of the training rows, then of the test rows, axes (rows,).
         task: "classification" or "regression".
-        classes: outputs of the model; more where a label is above them.
+        classes: outputs of the model; more if a label exceeds them.
         split: split of the rows; None takes the parts as given.
     """
     labels, known = torch.cat(list(parts)), None

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-#: The path of an experiment file, its content, or what `vfl.config` made of it.
+#: The path of an experiment file, its content, or the result of `vfl.config`.
 AnyExperiment = str | Path | Mapping[str, Any] | Experiment
 
 
@@ -57,7 +57,7 @@ class Run:
         path: its folder.
 
     Raises:
-        RunFolderError: there is no run in it.
+        RunFolderError: the folder contains no run.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -83,20 +83,20 @@ class Run:
 
     @property
     def page(self) -> Path:
-        """Its page, a self-contained file, built anew."""
+        """Path of the run's page, a self-contained file that this call rebuilds."""
         return build_report(self.path)
 
     def predict(self) -> pd.DataFrame:
-        """Answers for the test rows, as `vfl predict` writes them."""
+        """Return predictions for the test rows, as `vfl predict` writes them."""
         import pandas as pd
 
         return pd.read_csv(trainer.predict(self.folder))
 
     def attack(self, *attacks: str, progress: bool = False, **settings: object) -> Attacks:
-        """Attack its test rows; what was tried before is not tried again.
+        """Attack the run's test rows; skip attacks that already have a score.
 
         Args:
-            attacks: specs, or packs such as "light"; the light ones unless any is given.
+            attacks: specs, or packs such as "light"; by default the light ones.
             progress: whether a bar is shown.
             settings: settings of a grid, such as `leaks=[1, 5]`, `draws=3` or `measure="auc"`.
 
@@ -109,7 +109,7 @@ class Run:
         return Attacks(self, rows, asked)
 
     def alone(self) -> pd.DataFrame:
-        """Return the figures of each party alone, one row each; train missing ones.
+        """Return the metrics of each party alone, one row each; train missing ones.
 
         Raises:
             ConfigError, RunFolderError: see `vfl report --alone`.
@@ -152,7 +152,7 @@ class Attacks:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The rows, with `no_model`, the best value without the model, beside each."""
+        """The rows; the column `no_model` has the best value without the model."""
         return table_of(self.rows)
 
     def __repr__(self) -> str:
@@ -218,12 +218,12 @@ def attack(
 ) -> Attacks:
     """Attack a finished run, or a module that you trained.
 
-    An attacker of a module's labels is a feature party once the network is in use: it holds its
-    inputs, its layers, the cuts that cross, and a few leaked labels of each class. An attacker of
-    columns, such as `inversion`, is the label party; it knows columns of rows of the loader. In a
-    U-shape the server is both. With a trace of the training, attacks that read gradients run as
-    well: their attacker holds what came down in each step, and looks for labels of the training
-    rows. Each attack stands beside its guess and the best baseline without the model.
+    An attacker of a module's labels is a feature party while the network is used: it has its
+    inputs, its layers, the cuts that it sends, and a few leaked labels of each class. An attacker
+    of columns, such as `inversion`, is the label party; it knows columns of some rows of the
+    loader. In a U-shape the server is both. With a trace of the training, attacks that read
+    gradients run as well: Such an attacker has the gradients of each step, and infers labels of the
+    training rows. Each attack has its guess and the best baseline without the model next to it.
 
     Args:
         victim: a `Run` or its folder; or a `SplitModule`, or what `vfl.split` made; also compiled,
@@ -235,7 +235,7 @@ def attack(
             loader's rows.
         pack: a pack of attacks, a spec, or several (`vfl list packs`).
         trace: for a module: its training, as `vfl.record` recorded it.
-        out: for a module: a folder that keeps scores; an attack with a score is not run again.
+        out: for a module: a folder for scores; an attack with a score is not run again.
         progress: whether a bar is shown.
         settings: settings of a grid, such as `leaks=[1, 10]`, `draws=3`, `party="bank"`.
 
@@ -270,7 +270,7 @@ def _asked(specs: Sequence[str], settings: Mapping[str, object]) -> GridSettings
 
 
 def _shown(step: Any) -> Callable[[FinishedAttack], None]:
-    """Moves a bar on with every attack that ends."""
+    """Advances a bar after each attack."""
 
     def ended(one: FinishedAttack) -> None:
         step(one.score.attack, one.done, one.total)
@@ -283,7 +283,7 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
 
     Args:
         experiment: see `train`; or a function `build(codec, defense, seed)` that returns an
-            untrained `SplitModule` or a model from `vfl.split`; or such a function's name
+            untrained `SplitModule` or a model from `vfl.split`; or the name of such a function,
             "package.module:function".
         settings: overrides; or the loaders of a module, see `grid`.
         options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; besides them `out`
@@ -304,11 +304,11 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
         vfl.grid(build, loader, test, defenses=["dcor:alpha=0.1"], attacks=["light"], seeds=[0, 1])
 
     `fit=function(model, loader)` is your own training loop; without it `vfl.fit` trains by `train`,
-    such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and `loss`. A loader is
-    anything that gives batches anew each time, or a function of the seed that makes one; without
-    `test`, every fifth batch is held out. Where all functions have names that Python can import,
-    `jobs` and `ray` train in other processes. The same call goes on in the folder `out` where an
-    earlier one stopped.
+    such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and `loss`. A loader is any
+    iterable that can be iterated repeatedly, or a function of the seed that returns one; without
+    `test`, every fifth batch is held out. If Python can import all functions by name, `jobs` and
+    `ray` train in other processes. The same call continues in the folder `out` where an earlier one
+    stopped.
 
     Args:
         experiment: see `compare`.
@@ -320,7 +320,7 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
     Raises:
         ConfigError: `build` ignores a setting, or a function has no name where other processes need
             it.
-        DataError: `build` gives no split module, or a loader gives its batches once.
+        DataError: `build` returns no split module, or a loader can be read only once.
     """
     if _is_build(experiment):
         return _module_study("grid", experiment, *_loaders("grid", settings), **options)
@@ -328,7 +328,7 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
 
 
 def value(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
-    """Measure what joining buys; see `vfl value`.
+    """Measure the gain from joining; see `vfl value`.
 
     Args:
         experiment: see `train`.
@@ -342,7 +342,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def _is_build(given: AnyExperiment | Build) -> bool:
-    """Whether it is a function that builds modules, or the name of one."""
+    """Return whether the value is a function that builds modules, or the name of one."""
     return callable(given) or (isinstance(given, str) and bool(_NAME.fullmatch(given)))
 
 
@@ -350,7 +350,7 @@ def _loaders(kind: str, given: Sequence[Any]) -> Sequence[Any]:
     """Return the loaders of a module's study.
 
     Raises:
-        UserError: more than two are given.
+        UserError: the call passes more than two.
     """
     if len(given) > 2:
         raise UserError(
@@ -467,7 +467,7 @@ def _read(
 def _command(
     name: str, called: str | None, overrides: Sequence[str], folder: Path, device: str, *more: str
 ) -> str:
-    """Return a command to repeat it; without an own file, from the folder's configuration."""
+    """Return a command that repeats the run; without a file, from the folder's configuration."""
     if called is None:
         return command_of(name, str(folder / "config.toml"), *more, device=device)
     return command_of(name, called, *more, settings=overrides, device=device)
@@ -475,7 +475,7 @@ def _command(
 
 @contextmanager
 def _bar(what: str, total: int, shown: bool) -> Iterator[Any]:
-    """Show a progress bar in a terminal or a notebook; give a function that advances it."""
+    """Show a progress bar in a terminal or notebook; yield a function that advances it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

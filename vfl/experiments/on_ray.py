@@ -2,8 +2,8 @@
 
 A machine of the cluster shares no disk with this one. So an actor works in a folder of its own: it
 receives a copy of the cell's folder, continues the cell, and returns the folder. Ray's object store
-holds the rows once on each machine. If a worker dies, only its cell's progress is lost, and another
-worker begins the cell again. Inside the cluster Ray passes objects in its own form, as
+contains the rows once on each machine. If a worker dies, only its cell's progress is lost, and
+another worker begins the cell again. Inside the cluster Ray passes objects in its own form, as
 pickles: use only machines that belong to you.
 """
 
@@ -39,20 +39,20 @@ from vfl.transport.proxies import is_loopback
 if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
-#: Ray reports nothing to its makers, and each worker computes on one thread.
+#: Ray reports no usage, and each worker computes on one thread.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray warns
     "OMP_NUM_THREADS": "1",
     "RAY_raylet_start_wait_time_s": "120",
 }
-#: Ray itself replaces 127.0.0.1 by the address of another interface unless this is set before it is
-#: imported; it listens on all interfaces then.
+#: Unless this is set before its import, Ray replaces 127.0.0.1 by the address of another interface,
+#: and listens on all interfaces.
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-#: Variables with which this process, and the cluster that it starts, know each other.
+#: Variables by which this process and the cluster that it starts authenticate each other.
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 _HOST = "127.0.0.1"
-#: Address of a cluster of this machine alone, which starts and ends with the command.
+#: Address for a cluster on this machine alone, which starts and ends with the command.
 LOCAL = "local"
 #: Ports of a node's agents, by the options of `ray start`.
 _PORTS = (
@@ -62,7 +62,7 @@ _PORTS = (
     "metrics-export-port",
 )
 _STARTS_WITHIN_S = 180.0
-#: `ray` with these arguments, which ends with the process that started it.
+#: Runs `ray` with these arguments; it ends with this process.
 _HEAD = """
 import os, signal, sys, threading, time
 from ray.scripts.scripts import main
@@ -77,12 +77,12 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 main()
 """
-#: Share of memory that a cell may take above the first cell, whose memory was measured.
+#: Share of memory that a cell may use beyond the measured first cell.
 _ROOM_ABOVE = 0.25
 #: Interval of checks whether a machine with room for the cell is left.
 _LOOK_S = 5.0
 
-#: Files below a grid's folder, by their path there.
+#: Files in a grid's folder, by relative path.
 Files = Mapping[str, bytes]
 
 
@@ -91,9 +91,9 @@ class CellResources:
     """Resources that the cluster reserves for a running cell.
 
     Attributes:
-        cpus, gpus: number of each; a fraction shares one.
-        memory_bytes: memory; 0 does not limit cells by memory, None measures the first cell, which
-            runs alone.
+        cpus, gpus: number of each per cell; cells can share one by fractions.
+        memory_bytes: memory per cell; 0 does not limit cells by memory; None measures the first
+            cell, which runs alone.
     """
 
     cpus: float = 1.0
@@ -108,7 +108,7 @@ class CellResources:
         CellResources(cpus=1.0, gpus=0.5, memory_bytes=2000000000)
 
         Raises:
-            ConfigError: a word is none of these, or they take nothing of a machine.
+            ConfigError: a word is not one of these, or the settings reserve nothing of a machine.
         """
         found = cls()
         for word in words:
@@ -153,7 +153,7 @@ def _memory(text: str) -> int | None:
 
 
 class RayCluster(AbstractContextManager["RayCluster"]):
-    """A connection to a cluster, and the rows that it holds; as a context manager it ends.
+    """A connection to a cluster, and the rows stored there; as a context manager it closes.
 
     Args:
         address: address of the cluster's head; "auto" is the cluster of this machine; "local"
@@ -161,7 +161,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         resources: processors, cards and memory that a cell uses.
 
     Raises:
-        UserError: Ray is not installed, there is no such cluster, or it does not start.
+        UserError: Ray is not installed, the cluster does not exist, or it does not start.
     """
 
     def __init__(self, address: str, resources: CellResources | None = None) -> None:
@@ -199,7 +199,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             if address == LOCAL and self._own:
                 address = self._start()
             if address not in (LOCAL, "auto"):
-                round_trip_s(address)  # where nothing answers, Ray ends the process that asks
+                round_trip_s(address)  # if no cluster answers, Ray ends the calling process
             if self._own:
                 environment = {"runtime_env": {"env_vars": _ENVIRONMENT}}
                 self.ray.init(address, log_to_driver=False, logging_level="ERROR", **environment)
@@ -216,20 +216,20 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         """Start a cluster of this machine alone, and return its address.
 
         Raises:
-            LostPeerError: it did not start in time.
+            LostPeerError: the cluster did not start in time.
         """
-        # A short path, since that of a socket may not be long; only its owner reads it.
+        # The path is short, because a socket's path is limited; only its owner can read it.
         short = "/tmp" if os.access("/tmp", os.W_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix="vfl-ray-", dir=short))
         # A raylet waits 15 seconds for ports that its agents choose, and dies: a loaded machine
-        # needs more. It does not wait for ports that it was given.
+        # needs more. It does not wait for ports that were given.
         port, client_port, *others = free_ports(2 + len(_PORTS))
         ports = [f"--{name}={one}" for name, one in zip(_PORTS, others, strict=True)]
         command = [
             *(sys.executable, "-c", _HEAD, str(os.getpid()), "start", "--head", "--block"),
             *(f"--port={port}", f"--node-ip-address={_HOST}", *ports),
             *("--include-dashboard=false", "--disable-usage-stats"),
-            f"--ray-client-server-port={client_port}",  # it cannot be left out
+            f"--ray-client-server-port={client_port}",  # this option is required
             *(f"--num-cpus={usable_cores()}", f"--temp-dir={self._folder}"),
         ]
         self._head = Service("Ray", command, os.environ, self._folder / "start.log")
@@ -237,14 +237,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return f"{_HOST}:{port}"
 
     def close(self) -> None:
-        """End the connection, unless others made it, and the cluster that `local` started."""
+        """Close an own connection, and end the cluster that `local` started."""
         if self._own:
             self.ray.shutdown()
         if self._head is not None:
             self._head.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        for name, value in self._before.items():  # the next cluster has another token, or none
+        for name, value in self._before.items():  # the next cluster has a different token, or none
             os.environ.pop(name, None)
             os.environ |= {} if value is None else {name: value}
 
@@ -258,7 +258,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
         Raises:
             ConfigError: see `CellResources.of`.
-            UserError: see the class.
+            UserError: Ray is not installed, the cluster does not exist, or it does not start.
         """
         address, *words = asked.split(",")
         return cls(address, CellResources.of(words))
@@ -286,10 +286,10 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return made.remote(*arguments)
 
     def answer(self, reference: Any) -> Any:
-        """Wait for a result, for as long as a machine has room for it.
+        """Wait for a result while any machine has room for the cell.
 
         Raises:
-            ConfigError: none has any more.
+            ConfigError: no machine has room for the cell any more.
         """
         while True:
             try:
@@ -298,14 +298,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
                 _ = self.places
 
     def measured(self, peak_bytes: int) -> None:
-        """Keep the memory of the first cell as that of the others, unless a size was given."""
+        """Use the first cell's memory as the size of the others, unless the user gave a size."""
         if self.resources.memory_bytes is None:
             room = int(peak_bytes * (1 + _ROOM_ABOVE))
             self.resources = replace(self.resources, memory_bytes=room)
 
     def rows(self, folder: GridFolder, cell: Cell) -> Any:
         """Return a reference to every party's rows of a cell."""
-        with self._alone:  # every worker of the scheduler asks from a thread of its own
+        with self._alone:  # every worker of the scheduler calls this from its own thread
             data = self._cache.of(rows_of(folder, cell))
             if self._kept[0] is not data:
                 self._kept = data, self.ray.put(data)
@@ -331,7 +331,7 @@ class RayWorker(RetryingWorker):
         self._actor: Any = None
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; one whose memory is measured runs alone, in a process that ends with it."""
+        """Run a cell; to measure memory, run it alone in a process that ends with it."""
         if self._cluster.resources.memory_bytes is None:
             with self._cluster.measuring:
                 if self._cluster.resources.memory_bytes is None:
@@ -365,7 +365,7 @@ class RayWorker(RetryingWorker):
 
 
 def _cause(error: Any, failures: Any) -> str:
-    """Return why an actor gave no answer, without Ray's text, which may quote values."""
+    """Return why an actor gave no answer, without Ray's own text, which may quote values."""
     if isinstance(error, failures.OutOfMemoryError):
         return "its machine had no memory left"
     if isinstance(error, failures.RayTaskError):
@@ -374,7 +374,7 @@ def _cause(error: Any, failures: Any) -> str:
 
 
 def grid_of(folder: GridFolder, cell: Cell) -> dict[str, bytes]:
-    """Return the files that make a folder the folder of a grid with this cell alone."""
+    """Return the files that turn a folder into a grid with this cell alone."""
     record = folder.record
     (own,) = (one for one in record["cells"] if one["name"] == cell.name)
     alone = json.dumps({**record, "cells": [own]}).encode()
@@ -393,11 +393,10 @@ class _Remote:
     def run(
         self, name: str, files: Files, data: Mapping[str, PartyData] | None
     ) -> tuple[str, int, Files]:
-        """Run one cell from its grid's files and its own.
+        """Run one cell, given its grid's files and its own.
 
         Returns:
-            The version of vfl, the most bytes of memory that this process has taken, and the cell's
-            files afterwards.
+            The result is the version of vfl, the peak memory of this process, and the cell's files.
         """
         with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place, not_durable():
             root = Path(place)
@@ -432,7 +431,7 @@ def _packed(root: Path, cell: Cell) -> dict[str, bytes]:
 
 
 def _unpacked(root: Path, cell: Cell, files: Files) -> None:
-    """Make what a folder holds of a cell these files."""
+    """Replace a cell's content in a folder by these files."""
     places = _places(root, cell)
     for place in places:
         shutil.rmtree(place, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Attacks from outside on what a grid trained: who wrote them, their scores, what they overturn.
+"""Attacks from outside on the victims of a grid: their authors, scores, and verdicts they change.
 
-An attacker of one's own file meets the victims that lie in a grid's folder. Its scores lie beside
-the grid's own, in files of their own, so that the grid's command changes nothing of them.
+The user's own attacker runs on victims stored in a grid's folder. Its scores are in separate files,
+so that the grid's command does not change them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 #: File in a cell's folder with the reason why an attack from outside failed there.
 OUTSIDE_FAILURE = "outside_failure.json"
-_LONGEST = 80  # letters of a name
+_LONGEST = 80  # number of letters of a name
 _WANTED = '__author__ = "A. Name" and __date__ = "2026-01-31", or lines Author: and Date: on top'
 
 
 def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
-    """Run a file that registers attacks, and say who wrote it.
+    """Run a file that registers attacks, and return its author.
 
     Args:
         file: file for `--plugin`; `__author__` and `__date__`, or lines of its docstring that begin
@@ -56,7 +56,7 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
 
     Raises:
         UserError: the file does not run, has no attack, or lacks an author or date.
-        TakenNameError: it takes the name of an existing attack.
+        TakenNameError: the file registers an attack under the name of an existing one.
         SpecError: an attack cannot be built with these options.
     """
     from vfl.attacks import ATTACKS, make
@@ -92,11 +92,11 @@ def _said(module: object, word: str) -> str:
 
 
 def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
-    """Add attackers to the list of a grid; the same spec from a newer file takes its place.
+    """Add attackers to a grid's list; a newer file replaces an entry with the same spec.
 
     Raises:
         RunFolderError: there is no grid of attacks in this folder.
-        UserError: the grid runs such an attack itself.
+        UserError: the grid already runs this attack itself.
     """
     if folder.kind != "attacks":
         raise RunFolderError(
@@ -112,7 +112,7 @@ def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
 
 
 def is_stored(cell: Cell, folder: GridFolder) -> bool:
-    """Whether a cell was attacked, so that its victim lies there or is being recorded anew."""
+    """Return whether a cell was attacked, so that its victim is stored or recorded again."""
     runs = folder.cells_path / cell.name, folder.aside(cell)
     return any((run / OF_CELL).exists() for run in runs)
 
@@ -120,10 +120,10 @@ def is_stored(cell: Cell, folder: GridFolder) -> bool:
 def attack_from_outside(
     cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
 ) -> None:
-    """Run listed attacks on a victim that is stored, or without one; what has a score stays.
+    """Run listed attacks on a stored victim, or train one; existing scores remain.
 
-    Those are run whose code this process has loaded. A victim is trained anew only where an attack
-    reads what it did not record, to the same weights.
+    The attacks whose code this process has loaded are run. A victim is trained again, to the same
+    weights, only if an attack reads a recording that is missing.
 
     Args:
         cell: the victim, or the baselines of its seed.
@@ -132,7 +132,8 @@ def attack_from_outside(
         device: device that trains a model.
 
     Raises:
-        RunFolderError: the victim is none of these rows, or its defense, codec or model changed.
+        RunFolderError: the victim was not trained on these rows, or its defense, codec or model has
+            changed.
         UserError: an attack does not fit.
     """
     from vfl.attacks import ATTACKS
@@ -157,7 +158,7 @@ def attack_from_outside(
     check_attacks(cell.experiment, settings)
     check_attacks_fit(cell.experiment, settings, data)
     plan = replace(attack_plan(settings, cell.adversary), adversaries=())
-    if cell.victim == BASELINES:  # training from scratch stands there, of the grid's own attacks
+    if cell.victim == BASELINES:  # the grid's own score of training from scratch
         jobs = plan.baselines([name for name in settings.baselines if name not in SCRATCH])
         runner = AttackRunner(cell.experiment, data, settings)
     else:

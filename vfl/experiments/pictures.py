@@ -1,6 +1,6 @@
-"""Pictures for the page of a grid: what attacks on inputs made, and what a cut looks like.
+"""Pictures for the page of a grid: results of attacks on inputs, and drawings of cuts.
 
-The latter are angles between rows and a map of them, as numbers. A page reads this without torch.
+The latter are angles between rows and a t-SNE map, as numbers. A page reads this without torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROWS = 8
 
 
 def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
-    """Keep the first few pictures of an attack on a run; they are on disk when this returns.
+    """Store the first pictures of an attack on a run; they are on disk when this returns.
 
     Args:
         run: folder of the run.
@@ -46,7 +46,7 @@ def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
 
 
 def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
-    """Return the pictures of a score as PNG files in base64; None if none were kept.
+    """Return the pictures of a score as PNG files in base64; None if none were stored.
 
     Returns:
         `true`, `found`, and `mean`, the mean picture; an attacker without evidence would guess it
@@ -78,22 +78,22 @@ _PERPLEXITY = 30.0
 
 
 def pictures_of(cut: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Histograms of the angles between rows, and where t-SNE puts the rows.
+    """Return histograms of angles between rows, and the rows' positions in t-SNE.
 
     Args:
         cut: axes (rows, width), at most a thousand rows.
         labels: int64, axes (rows,).
 
     Returns:
-        `same` and `different`, share of the pairs of one class and of two in each of `BINS` equal
-        bins from 0 to pi, with their means in rad; `map`, two coordinates a row; `labels`.
+        The result has `same` and `different`: shares of pairs within and between classes in each of
+        `BINS` equal bins from 0 to pi, with means in rad; `map`, two coordinates a row; `labels`.
     """
     cut = cut.flatten(1)
     return angle_histograms(cut, labels) | {"map": tsne(cut), "labels": labels.tolist()}
 
 
 def angle_histograms(cut: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Shares of pairs by angle (thesis 4.4.5), of one class and of two; see `pictures_of`."""
+    """Return shares of pairs by angle (thesis 4.4.5), within a class and between classes."""
     import torch
 
     rows, columns = torch.triu_indices(len(cut), len(cut), offset=1)
@@ -108,7 +108,7 @@ def angle_histograms(cut: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def pair_angles(cut: Tensor) -> Tensor:
-    """Angles between all rows in rad, axes (rows, rows), exact for small ones as well.
+    """Return angles between all rows in rad, axes (rows, rows); small angles are exact too.
 
     2 atan2(|u - v|, |u + v|) of unit vectors; the arc cosine of their product loses small angles.
     """

@@ -47,9 +47,10 @@ from vfl.transport import local_pair
 #: Default folder of `vfl train` for runs of an experiment file.
 _RUNS = Path("runs")
 
-#: Compute of an exchange at both parties, for a small network; a larger one gains less than stated.
+#: Compute time of an exchange at both parties for a small network; a larger network gains less than
+#: stated.
 _STEP_S = 0.001
-#: Fewer validation rows than that say little of one epoch beside another.
+#: With fewer validation rows, the difference between two epochs is mostly noise.
 _FEW_ROWS = 100
 
 
@@ -57,7 +58,7 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Check an in-process experiment with its data.
 
     Raises:
-        UserError: everything that would stop a training before its first step.
+        UserError: any setting would stop the training before its first step.
     """
     experiment, locations = specs.read_checked(path, overrides)
     facts = _plugins(experiment)
@@ -82,10 +83,10 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Check a project at the label party: its own data, and the consent that each party needs.
+    """Check a project at the label party: its own data, and the consent required of each party.
 
     Raises:
-        UserError: everything of the label party's that would stop a session.
+        UserError: any setting of the label party would stop a session.
     """
     experiment = label.experiment(overrides, specs.spec_mistakes)
     party = read_party_file(label.party_file)
@@ -125,7 +126,7 @@ def of_party_file(path: Path) -> dict[str, Any]:
     )
     found = None
     task = "classification"
-    if party.table.label:  # what it is for is said by the project, which is not here
+    if party.table.label:  # the project states its purpose, and the project is not here
         found = _described(party)
         task = found.task or task
     data = _own_data(party, path, Terms.of(draft, "train", "check"), task)
@@ -146,7 +147,7 @@ def link_advice(
         experiment: the experiment with its present settings.
         train_rows: number of training rows.
         round_trip_s: longest round trip to a party, in seconds.
-        mbps: bandwidth of the label party's link in each direction; None is no limit.
+        mbps: bandwidth of the label party's link in each direction; None means no limit.
     """
     if shares_weights(experiment):
         return advice.of_shared_layers(round_trip_s, _STEP_S, 1 if third_party(experiment) else 2)
@@ -200,7 +201,7 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
 
 
 def _not_found_out(party: PartyFile, folder: Path) -> list[str]:
-    """Return a caution about a table whose file is named, but not its format."""
+    """Return a warning about a table whose settings name the file but not its format."""
     found_out = {"columns", "separator", "encoding", "decimal", "dates", "missing"}
     if found_out & party.table.model_fields_set:
         return []
@@ -249,7 +250,7 @@ def _trace(
 
 
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
-    """Return the facts of an experiment's plug-ins; vfl.training.specs says what is refused."""
+    """Return the facts of an experiment's plug-ins; see vfl.training.specs for refusals."""
     specs.check_specs(experiment, locations)
     return _plugins(experiment)
 
@@ -303,7 +304,7 @@ def check_public(
         party: the label party's own file.
 
     Raises:
-        ConfigError, SpecError: everything that is wrong with it.
+        ConfigError, SpecError: the experiment has mistakes; the error lists all of them.
     """
     locations = locations or Locations()
     wrong = [
@@ -353,7 +354,7 @@ def _traffic(
 
 
 def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[str, Layers] | None:
-    """Return the layers that every feature party shares; empty if each has its own bottom.
+    """Return the layers that all feature parties share; empty if each has its own bottom.
 
     None if the number of bytes depends on values; then a party counts them as it sends.
     """
@@ -388,7 +389,7 @@ def attack_facts(
     Args:
         experiment: the experiment to check.
         data: every party's rows.
-        locations: positions of its settings in files, for the messages.
+        locations: positions of the settings in files, for the messages.
 
     Raises:
         UserError: the grid cannot run with these rows; the error lists all mistakes at once.

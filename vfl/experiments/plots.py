@@ -1,4 +1,4 @@
-"""Figures of matplotlib (the extra `plot`) for notebooks; pages draw their own."""
+"""Figures of matplotlib (the extra `plot`) for notebooks; pages draw their own charts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plot_run(path: Path) -> Figure:
 
 
 def plot_study(path: Path, table: pd.DataFrame) -> Figure:
-    """Utility of each training against its worst attack on labels, else against bytes.
+    """Plot the utility of each training against its worst label attack, or else against bytes.
 
     Means with 95 % intervals over the seeds. The line is the best attack without the model.
 

@@ -1,4 +1,4 @@
-"""Provenance of results, to trust and cite them: versions, hardware, digests of code and rows.
+"""Provenance of results: versions, hardware, and digests of code and rows.
 
 `results.json` of every study has these keys beside its own; `results.schema.json` describes them
 (JSON Schema, draft 2020-12).
@@ -16,7 +16,8 @@ from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scores import BASELINES, OF_CELL
 from vfl.experiments.staleness import made_of
 
-#: Name and version of the form of `results.json`; the version grows where a key changes its sense.
+#: Name and version of the form of `results.json`; the version increases when a key changes its
+#: meaning.
 FORM = "vfl results 1"
 
 
@@ -34,8 +35,8 @@ def provenance(grid: LoadedGrid) -> dict[str, Any]:
     """Return the common keys of `results.json`.
 
     Returns:
-        `form`, `kind`, `name`, `created` and `command` of the study; `environments`, each once;
-        `cells` with their digests; `records`, the rows of `results.csv`.
+        The result has `form`, `kind`, `name`, `created` and `command` of the study; distinct
+        `environments`; `cells` with their digests; `records`, the rows of `results.csv`.
     """
     environments: list[Mapping[str, Any]] = []
     cells = [_cell_record(cell, grid, environments) for cell in grid.cells]

@@ -1,10 +1,9 @@
-"""One table for all results: a record is one measure of one training.
+"""One table for all results; each record is one measure of one training.
 
 There are four evaluators: "quality" of outputs, "cost" of the training, "codec" on the cut of the
-test rows, and "attack". Each value has the guess and the best value without the model beside it,
-if these exist, and a mark if its code or rows have changed since. Tables, pages, plots and
-notebooks use this table only, except for curves; `LoadedGrid` and `LoadedRun` read its sources,
-each file once.
+test rows, and "attack". Each value has the guess and the best value without the model, if these
+exist, and a mark if its code or rows have changed since. Tables, pages, plots and notebooks use
+this table only, except for curves; `LoadedGrid` and `LoadedRun` read its sources, each file once.
 """
 
 from __future__ import annotations
@@ -56,11 +55,12 @@ RESULTS = "results.csv"
 LOWER_IS_BETTER = frozenset(
     {"loss", "log_loss", "brier", "uncalibrated_log_loss", "uncalibrated_brier", "rmse", "mae"}
 )
-#: A class with a larger share makes accuracy a poor measure: who names it always is right so often.
+#: If a class has a larger share, accuracy is a poor measure: always naming this class gives the
+#: same accuracy.
 IMBALANCED = 0.65
-#: Subjects that are no party and no attack.
+#: Subjects that are neither parties nor attacks.
 TEST, TRAIN, TRAINING, ALL = "test rows", "training rows", "training", "all parties"
-#: Figures of a whole training, by the key of its summary.
+#: Metrics of a whole training, by the key of its summary.
 _COSTS = (
     "seconds", "steps_per_second", "formula_ratio", "wire_ratio", "wire_ratio_up", "wire_ratio_down"
 )  # fmt: skip
@@ -84,17 +84,17 @@ class Record:
         k, draw: leaked labels of each class, and number of their draw; 0 if no labels leak.
         measure, value: name and value of the measurement.
         guess: the best value without any evidence; None if there is no such value.
-        seconds: it took; of an attack.
-        baselines: values without the model, on the same leaked rows, by name; "scratch" is what
-            the leaked rows are worth alone, of clusters the inputs.
+        seconds: running time of the attack.
+        baselines: values without the model, on the same leaked rows, by name; "scratch" uses the
+            leaked rows alone, or for clusters the inputs.
         threat: the attacker and its knowledge, in one sentence.
         access: the attacker's access to the model; see `vfl.attacks.view.Access`.
-        author, date: author and date of an attack from outside, see `vfl.experiments.outside`; else
-            empty.
+        author, date: author and date of an attack from outside, see `vfl.experiments.outside`;
+            otherwise empty.
         report: the attack's own report, see `vfl.attacks.Attack.last_report`; only beside the
             headline of its measures.
-        stale: reason why the figure does not come from today's rows and code, see `staleness`; else
-            empty.
+        stale: reason why the figure does not come from the present rows and code, see `staleness`;
+            otherwise empty.
     """
 
     training: str
@@ -122,13 +122,13 @@ class Record:
 
     @property
     def no_model(self) -> float | None:
-        """The best value without the model; None where there is none."""
+        """The best value without the model; None if there is none."""
         best = min if self.measure in LOWER_IS_BETTER else max
         return best(self.baselines.values(), default=None)
 
     @property
     def attacker(self) -> str:
-        """The attack, who wrote it if it is from outside, and the adversary before it."""
+        """The attack, its author if it is from outside, and the adversary before it."""
         own = f"{self.subject} ({self.author}, {self.date})" if self.author else self.subject
         return own if self.adversary in (HONEST, self.subject) else f"{own} after {self.adversary}"
 
@@ -162,7 +162,7 @@ def records_of(path: Path) -> list[Record]:
     """Return the known records of a run, a comparison, a grid or a value study.
 
     Raises:
-        RunFolderError: there is none in this folder, or a file is damaged.
+        RunFolderError: the folder has no such record, or a file is damaged.
     """
     if is_grid(path):
         return LoadedGrid(GridFolder(path)).records
@@ -176,7 +176,7 @@ def trained_records(run: LoadedRun) -> list[Record]:
 
 
 def grouped(records: Iterable[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
-    """Rows by some of their attributes, in the order in which those come."""
+    """Group rows by some of their attributes, in the order of first occurrence."""
     found: dict[tuple[Any, ...], list[Record]] = {}
     for one in records:
         found.setdefault(tuple(getattr(one, name) for name in names), []).append(one)
@@ -191,13 +191,13 @@ def table_of(records: Iterable[Record]) -> pd.DataFrame:
 
 
 class LoadedGrid:
-    """A comparison, a grid or a value, and its cells' runs: each file is read once.
+    """A comparison, grid or value study and its cells' runs; each file is read once.
 
     Args:
         folder: folder of the grid.
 
     Raises:
-        RunFolderError: a file is damaged; each property does.
+        RunFolderError: a file is damaged; every property of this class can raise this error.
     """
 
     def __init__(self, folder: GridFolder) -> None:
@@ -210,12 +210,12 @@ class LoadedGrid:
 
     @cached_property
     def cells(self) -> Sequence[Cell]:
-        """Its trainings and baselines, in order."""
+        """Trainings and baselines of the study, in order."""
         return self.folder.cells()
 
     @cached_property
     def runs(self) -> Mapping[str, LoadedRun]:
-        """The run of each cell whose training has ended, by the cell's name."""
+        """The run of each finished cell, by the cell's name."""
         found = ((cell.name, self.path_of(cell)) for cell in self.cells)
         return {name: LoadedRun(path) for name, path in found if (path / "summary.json").exists()}
 
@@ -249,7 +249,7 @@ class LoadedGrid:
 
     @property
     def compared(self) -> str:
-        """The measure of a comparison: the requested one, or the one that fits its first run."""
+        """The measure to compare: the requested one, or the one that fits the first run."""
         if (asked := settings_of(self.experiment).measure) is not None:
             return asked
         for run in self.runs.values():
@@ -270,9 +270,9 @@ class LoadedGrid:
 
     @cached_property
     def attacks(self) -> list[Record]:
-        """Every attack on the victims of a grid that are whole, in the order of the settings.
+        """Every attack on complete victims of a grid, in the order of the settings.
 
-        What a cell holds of earlier settings is left out, and so is a cell that failed since.
+        Results from earlier settings of a cell are omitted, and so is a cell that has failed since.
         """
         settings = grid_settings_of(self.experiment)
         attackers = read_attackers(self.path)
@@ -325,7 +325,7 @@ class LoadedGrid:
 
     @property
     def unfinished(self) -> list[str]:
-        """Notes for readers of a table, about cells that it lacks."""
+        """Notes for readers of a table about missing cells."""
         attacked = self.folder.kind == "attacks"
         going = [self.path_of(one) for one in self.cells if one.title not in self.failures]
         left = sum(not ((one / OF_CELL).exists() if attacked else is_done(one)) for one in going)
@@ -341,7 +341,7 @@ Figure = tuple[str, str]
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line of a table: one training over its repeats, with its figures.
+    """A table line: one training over its repeats, with its metrics.
 
     Attributes:
         about: description by column; see `Cell.about`.
@@ -360,15 +360,15 @@ class Line:
     ratio: float = 0.0
 
     def values(self, measure: str, subject: str = TEST) -> Mapping[str, float]:
-        """Return a figure by repeat, for repeats that have it."""
+        """Return a metric by repeat, for repeats that have it."""
         return self.figures.get((subject, measure), {})
 
     def over(self, measure: str, subject: str = TEST) -> Estimate | None:
-        """Return a figure over the repeats that have it, with its interval."""
+        """Return the mean of a metric over repeats that have it, with its interval."""
         return resampled(list(self.values(measure, subject).values()), self.ratio)
 
     def mean(self, measure: str, subject: str = TEST) -> float | None:
-        """Return the mean of a figure over the repeats that have it."""
+        """Return the mean of a metric over repeats that have it."""
         found = self.over(measure, subject)
         return None if found is None else found.mean
 
@@ -440,7 +440,7 @@ def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
     yield from record("cost", TRAINING, "bytes", sum(sent))
     for name in _COSTS:
         yield from record("cost", TRAINING, name, summary.get(name))
-    if run.epochs:  # the loss of the epoch whose weights were kept, with its draws
+    if run.epochs:  # the loss of the epoch with the kept weights, with its random draws
         kept = run.epochs[summary.get("best_epoch", len(run.epochs)) - 1]
         yield from record("quality", TRAINING, "loss", kept.get("train_loss"))
     for name, value in codec.get("train", {}).items():
@@ -462,7 +462,7 @@ def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         name: sum(one[name] for one in parties) for name in (*_SUMS, "wire_bytes", "dense_bytes")
     }
     bounds = [one["entropy_bound_bytes"] for one in parties]
-    stated = None not in bounds  # where all codecs state one
+    stated = None not in bounds  # if all codecs state one
     usage = usage_of(parties)
     return {
         **{name: total[name] for name in _SUMS},
@@ -474,14 +474,14 @@ def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def usage_of(parties: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Test rows in which each unit arrives, the parties one after another."""
+    """Count the test rows in which each unit is sent, party by party."""
     return [count for party in parties for count in party["usage"]]
 
 
 def _bytes_to(
     about: dict[str, Any], run: LoadedRun, measure: str, least: float
 ) -> Iterator[Record]:
-    """Bytes until validation rows were as good as a comparison asks; no record where never."""
+    """Return bytes until the validation score reached the target; no record if it never did."""
     sign = -1 if measure in LOWER_IS_BETTER else 1
     for epoch in run.epochs:
         score = epoch.get(f"validation_{measure}")
@@ -511,10 +511,10 @@ class Today:
         self._attackers = attackers or {}
 
     def changed(self, before: Mapping[str, str], scores: Sequence[ScoreRecord]) -> dict[str, str]:
-        """Why some scores are of code that is no more, by `AttackJob.code_key`.
+        """Reasons why some scores come from code that has changed, by `AttackJob.code_key`.
 
         Args:
-            before: digests of the code that they stand on, as `read_codes` gives them.
+            before: digests of the code of these scores, as `read_codes` returns them.
             scores: scores of attacks.
         """
         jobs = {one.job.code_key: one.job for one in scores}
@@ -573,14 +573,14 @@ def _attacks(
     baselines: Sequence[str],
     changed: Mapping[str, str],
 ) -> Iterator[Record]:
-    """Yield the attacks on one victim, a record for each measure.
+    """Yield the attacks on one victim, one record per measure.
 
     Args:
         about: the victim.
         scores: scores of attacks on its bottom.
-        free: without it, on the same leaked rows.
-        baselines: names of those that count.
-        changed: why some are of code that is no more, by `AttackJob.code_key`.
+        free: scores on label-free bottoms, for the same leaked rows.
+        baselines: names of the baselines that count.
+        changed: reasons why some scores come from code that has changed, by `AttackJob.code_key`.
     """
     known = {(one.job, measure): value for one in free for measure, value, _ in one.measured}
     for one in scores:

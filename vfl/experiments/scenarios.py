@@ -1,4 +1,4 @@
-"""Scenarios: under which threat model an attack is run, what is recorded for it, and its cases."""
+"""Scenarios: the threat model of each attack, the recordings it needs, and its cases."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ class Scenario:
     """One attacker of a grid.
 
     Attributes:
-        name: name in the code.
+        name: name of the scenario in the code.
         attacker: role of the attacker.
         goals: goals of the scenario's attacks.
         grants: grants of the attacker.
-        records: recording of the training that it reads; None reads no recording.
-        own_columns: the label party may have columns of its own.
-        attribute: it is after an attribute of the feature party.
-        by_cuts: it reads what bottoms make of rows, which label-free bottoms could make as well.
+        records: recording of the training that attacks read; None if they read none.
+        own_columns: whether the label party may have columns of its own.
+        attribute: whether the attack infers an attribute of the feature party.
+        by_cuts: whether the attack reads outputs of bottoms, which label-free bottoms can also
+            produce.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Scenario:
     by_cuts: bool = False
 
 
-#: A feature party once the network is in use; with its bottoms of every epoch; with all other
+#: A feature party that uses the network; one with its bottoms of every epoch; one with all other
 #: feature parties; one that recorded the training, alone or with all other feature parties.
 INFERENCE_TIME = Scenario(
     "inference", "feature party", _OF_LABELS, INFERENCE | {Grant.PROTOCOL}, by_cuts=True
@@ -105,9 +106,8 @@ TRAINING_TIME = Scenario(
 TRAINING_COLLUSION = Scenario(
     "training collusion", "feature party", _OF_LABELS, TRAINING | {Grant.PARTNERS}, "training"
 )
-#: A label party that recorded the last queries, or the training; the same in search of an
-#: attribute; and a label party that learned sums, and receives the cuts of all other feature
-#: parties.
+#: A label party that recorded the last queries, or the training; the same for an attribute; and a
+#: label party that learned sums and receives the cuts of all other feature parties.
 RECORDED_QUERIES = Scenario(
     "recorded queries", "label party", ("inputs", "tokens"), RECEIVING, "queries", own_columns=True
 )
@@ -150,7 +150,7 @@ def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenari
         own_columns: whether the label party has columns of its own.
 
     Raises:
-        UserError: no party of a grid holds all it needs.
+        UserError: no party of a grid has all the data that the attack needs.
     """
     granted = [
         (one, one.grants | (OWN_COLUMNS if own_columns and one.own_columns else frozenset()))
@@ -177,7 +177,7 @@ def scenarios_of(
 
 
 def _made(spec: str) -> Attack:
-    """Return the attack of a spec; the error of an unknown name knows packs, too."""
+    """Return the attack of a spec; the error for an unknown name also suggests packs."""
     try:
         return attacks.make(spec)
     except UnknownNameError as error:
@@ -195,7 +195,7 @@ def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
 def trace_for(
     scenarios: Iterable[Scenario | None], besides: Sequence[Records] = ()
 ) -> TraceSettings:
-    """Return the recordings that a training needs for these scenarios and further purposes."""
+    """Return the recordings that a training needs for these scenarios and further uses."""
     wanted = {one.records for one in scenarios if one is not None} | set(besides)
     train = ("train",) if "training" in wanted else ()
     asked = ("validation", "test") if "queries" in wanted else ()
@@ -203,7 +203,7 @@ def trace_for(
 
 
 def is_recorded(path: Path, wanted: TraceSettings) -> bool:
-    """Whether a run folder has recordings of all these phases, and snapshots if they are wanted."""
+    """Return whether a run folder has recordings of these phases, and requested snapshots."""
     if not wanted.enabled:
         return True
     found = [read(trace).settings for trace in path.glob(_TRACES)]
@@ -213,7 +213,7 @@ def is_recorded(path: Path, wanted: TraceSettings) -> bool:
 
 
 def options_of(trace: TraceSettings) -> list[str]:
-    """Return the settings that ask for a recording, as `-s` takes them."""
+    """Return the settings that request a recording, in the form of `-s`."""
     asked = []
     if phases := trace.phases:
         asked = [f"trace.phases={phases[0] if len(phases) == 1 else json.dumps(phases)}"]
@@ -249,7 +249,7 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
 
 #: Number of a label party's queries for the same rows.
 _TIMES = 16
-#: Training rows whose membership is asked about, and as many test rows.
+#: Number of training rows whose membership is inferred, and of test rows.
 _MEMBERS = 1000
 
 
@@ -263,7 +263,7 @@ def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
     """Return the feature party that attacks.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no feature party has this name.
     """
     known = experiment.feature_parties
     party = settings.party or known[0]
@@ -286,16 +286,16 @@ class Cases:
         experiment: experiment of the victim.
         data: every party's rows.
         settings: settings of the grid: attackers, their knowledge, and the wanted column.
-        folder: folder of the victim's finished run. None takes untrained feature parties; baselines
-            replace their bottoms with label-free ones.
+        folder: folder of the victim's finished run. folder of the run; None means untrained feature
+            parties, whose bottoms baselines replace with label-free ones.
 
     Attributes:
         party: the feature party.
-        replays: whether what travelled follows from a run's weights, so that nothing is recorded.
+        replays: whether a run's weights determine the sent frames, so that no recording is needed.
 
     Raises:
         ConfigError: no feature party has that name.
-        RunFolderError: weights of the run are not there.
+        RunFolderError: the run has no stored weights.
     """
 
     replays: ClassVar[bool] = False
@@ -325,7 +325,7 @@ class Cases:
         return (scenario.grants | own) - {Grant.PROTOCOL}
 
     def _begin(self) -> None:
-        """Get ready for what is asked of a network."""
+        """Prepare everything that attacks on a network need."""
         begun = self.folder is None
         self._begun = session_of(self.experiment, self.data, "predict").weights() if begun else {}
         self.victim = self._victim(self.party)
@@ -344,13 +344,13 @@ class Cases:
 
         Args:
             scenario: the attacker's scenario.
-            k: leaked labels of each class; columns that leak are always as many.
+            k: number of leaked labels per class; the number of leaked columns is fixed.
             draw: generator that draws the leaked or queried rows.
 
         Raises:
-            RunFolderError: nothing was recorded.
-            TooFewRowsError: fewer rows than are to leak.
-            ConfigError: the party has no such attribute.
+            RunFolderError: the run has no recording.
+            TooFewRowsError: there are fewer rows than labels to leak.
+            ConfigError: the party does not have this attribute.
         """
         others = [name for name in self.experiment.feature_parties if name != self.party]
         if scenario in (TRAINING_TIME, TRAINING_COLLUSION):
@@ -428,7 +428,7 @@ class Cases:
         return Victim(self.experiment, self.data, name, self._weights(name))
 
     def _snapshots(self) -> list[dict[str, Tensor]]:
-        """Bottoms of every epoch; an untrained one has had the same one all the time."""
+        """Return the bottoms of every epoch; an untrained bottom is the same in each."""
         if self.folder is None:
             return [self._weights(self.party)]
         recording = read(self.folder.party(self.party) / "trace")
@@ -486,7 +486,7 @@ def known_rows(split: Split, who: str) -> int:
         who: the attacker, for the message.
 
     Raises:
-        TooFewRowsError: there are no such rows.
+        TooFewRowsError: there are no rows outside training and targets.
     """
     if not len(split.validation):
         raise TooFewRowsError(

@@ -1,6 +1,6 @@
-"""Run the cells of a grid: what is done stays, what was begun goes on.
+"""Runs the cells of a grid: finished cells stay, and started cells continue.
 
-Workers do what is left of a cell, in this process or in one of its own for each at a time.
+Workers complete the rest of a cell, in this process or in one separate process at a time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from vfl.experiments.on_ray import RayCluster
 
 _PACKAGE = Path(__file__).parents[1]
-#: Number of tries of a cell whose process dies.
+#: Number of attempts at a cell whose process dies.
 TRIES = 3
 
 #: Kind of a cell, without its seed: whether an earlier call began it, and its settings.
@@ -58,7 +58,7 @@ _Kind = tuple[bool, frozenset[tuple[str, str]]]
 
 
 class RemainingTime:
-    """Estimate of the remaining time by kind of cell; baselines can take much longer than victims.
+    """Estimate of the remaining time by kind of cell; baselines can take longer than victims.
 
     Args:
         cells: cells that have not ended.
@@ -105,10 +105,10 @@ class FinishedCell:
 
     Attributes:
         cell: the cell.
-        failure: why it ended badly, as an error's record.
+        failure: error record of a failed cell, with the reason.
         seconds: it took.
         done, total: cells that have ended, and all, those of earlier calls included.
-        left_s: about how long the rest takes.
+        left_s: estimated remaining seconds.
         per_second: cells that ended in this call, over its time.
     """
 
@@ -138,19 +138,19 @@ def run_cells(
     Args:
         folder: folder of the cells.
         cells: cells to complete; cells of one experiment are trained once.
-        jobs: number of cells at a time, each in a process of its own; 1 trains in this process.
+        jobs: number of simultaneous cells, each in a separate process; 1 trains in this process.
         device: device of the models.
         on_end: gets every cell that was not done before.
         cluster: cluster whose machines run the cells, as many at a time as fit, and at most `jobs`
             unless that is 1; None uses this machine.
-        outside: only attacks from outside are run, on what is there.
+        outside: whether only attacks from outside run, on the existing victims.
         recipe: functions of a grid of modules; None imports them by the names in the folder.
 
     Returns:
-        The cells that failed; the others are whole.
+        The result is the failed cells; all others are complete.
 
     Raises:
-        RunFolderError: another process is at it.
+        RunFolderError: another process is running cells of this folder.
         ConfigError: some parties lack rows, which what is measured of a cell cannot do without; or
             other processes cannot import a module's functions.
     """
@@ -198,12 +198,12 @@ def run_cells(
 
 
 def _measured(path: Path) -> int | None:
-    """Time of a cell's measurement; None if it was not measured, and for attacks."""
+    """Return the time of a cell's measurement; None for attacks, or if it was not measured."""
     return (path / CODEC).stat().st_mtime_ns if is_done(path) else None
 
 
 def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
-    """Cells and their seconds as they end; workers end with the last, or with an interruption."""
+    """Yield cells and their seconds as they end; workers end with the last or on interruption."""
     try:
         if len(workers) == 1:
             yield from (_timed(workers[0], cell) for cell in cells)
@@ -215,9 +215,9 @@ def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Ce
 
 
 def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
-    """Run cells on all workers; a worker stops as soon as no cell is left for it.
+    """Run cells on all workers; a worker stops when no cell is left for it.
 
-    Workers of a cluster give their room back then, which a cell whose machine died may wait for.
+    Workers of a cluster then release their resources, for which a cell may wait whose machine died.
     """
     ahead = iter(cells)
     ended: queue.SimpleQueue[tuple[Cell, float] | BaseException] = queue.SimpleQueue()
@@ -239,7 +239,7 @@ def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[
                 raise found
             yield found
     finally:
-        deque(ahead, maxlen=0)  # begins no further cell
+        deque(ahead, maxlen=0)  # starts no further cell
         for worker in workers:
             worker.stop()
         for thread in threads:
@@ -254,7 +254,7 @@ def _timed(worker: Worker, cell: Cell) -> tuple[Cell, float]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep a second call out of the folder; the system lets go when this process ends."""
+    """Keep a second call out of the folder; the system releases the lock when this process ends."""
     with (path / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -274,7 +274,7 @@ class Worker(Protocol):
     """Runs cells, one after another."""
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; its folder holds any failure afterwards."""
+        """Run a cell; its folder contains a failure afterwards."""
 
     def stop(self) -> None:
         """Stop, whatever is being run."""
@@ -283,7 +283,7 @@ class Worker(Protocol):
 def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
     """Return the experiment that determines the rows of a cell.
 
-    It is the experiment of the file if stand-ins replace the file's parties in a cell.
+    It belongs to the experiment file if stand-ins replace the file's parties in a cell.
     """
     if folder.kind != "value":
         return cell.experiment
@@ -299,15 +299,15 @@ def run_cell(
     outside: bool = False,
     recipe: Recipe | None = None,
 ) -> None:
-    """Bring a cell to its end, from wherever an earlier call left it.
+    """Complete a cell, from wherever an earlier call stopped.
 
-    Whatever goes wrong is written to a file of the cell, and nothing is raised: one cell does not
-    stop the others.
+    Whatever goes wrong is written to a file of the cell, and nothing is raised: a failed cell does
+    not stop the others.
 
     Args:
         cell: cell to run.
         folder: folder of the cell's grid, which states the measurements.
-        rows: every party's, or where they come from.
+        rows: rows of every party, or their source.
         device: device of the models.
         outside: only attacks from outside are run, on what is there.
         recipe: see `run_cells`.
@@ -376,7 +376,7 @@ class InProcessWorker:
     def run(self, cell: Cell) -> None:
         """Run a cell; its folder holds any failure afterwards."""
         run_cell(cell, self._folder, self._cache, self._device, self._outside, self._recipe)
-        processes.return_memory()  # the C library keeps what a victim freed, some 40 MB each
+        processes.return_memory()  # the C library keeps memory that a victim freed, some 40 MB each
 
     def stop(self) -> None:
         """Stop, whatever is being run."""
@@ -402,14 +402,14 @@ class RetryingWorker(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """End the process, whatever it runs."""
+        """End the process, even if it is running a cell."""
 
     def run(self, cell: Cell) -> None:
         """Run a cell; its folder holds any failure afterwards."""
         causes = list[str]()
         while len(causes) < TRIES:
             cause = None if self._stopped.is_set() else self._attempt(cell)
-            if cause is None or self._stopped.is_set():  # stopped on purpose: no failure
+            if cause is None or self._stopped.is_set():  # stopped on purpose, so this is no failure
                 return
             causes.append(cause)
         record = {
@@ -428,7 +428,7 @@ class RetryingWorker(ABC):
 
 
 class ProcessWorker(RetryingWorker):
-    """Runs cells in a process of this machine, which starts when there is something to do."""
+    """Runs cells in a process on this machine, which starts on demand."""
 
     _process: processes.Worker | None = None
 
@@ -466,7 +466,7 @@ class ProcessWorker(RetryingWorker):
 
 
 def serve(folder: Path, device: str, outside: bool = False) -> None:
-    """Run the cells whose names come on standard input; end at once when it is closed."""
+    """Run the cells whose names arrive on standard input; end when it is closed."""
     grid = GridFolder(folder)
     cells = {cell.name: cell for cell in grid.cells()}
     worker = InProcessWorker(grid, device, outside)
@@ -475,7 +475,7 @@ def serve(folder: Path, device: str, outside: bool = False) -> None:
     def read() -> None:
         for line in sys.stdin:
             asked.put(line.strip())
-        os._exit(0)  # the scheduler has ended; checkpoints are written whole or not at all
+        os._exit(0)  # the scheduler has ended; checkpoints are always complete
 
     threading.Thread(target=read, daemon=True).start()
     while name := asked.get():

@@ -24,7 +24,7 @@ from vfl.core.storage import (
 
 #: The victim's own bottom, as opposed to a label-free one.
 TRAINED = "trained"
-#: Bottom of attacks from scratch, which use no bottom.
+#: Bottom of attacks from scratch, which do not use the victim's bottom.
 ANY = "raw"
 #: Baselines that are attacks, with their specs; other baselines are bottoms.
 SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
@@ -45,7 +45,7 @@ class AttackJob:
 
     Attributes:
         attack: its spec, or an adversary's.
-        k: leaked labels of each class; 0 if it uses none.
+        k: number of leaked labels per class; 0 if the attack uses none.
         draw: number of their draw.
         bottom: `TRAINED`, or a label-free one, see `vfl.attacks.baselines`; or `OUTCOME`.
     """
@@ -108,7 +108,7 @@ class AttackPlan:
     def _on(
         self, bottoms: Sequence[str], once: Sequence[str], leaking: Sequence[str]
     ) -> list[AttackJob]:
-        """Jobs for these attacks on these bottoms; the jobs of one leak stand together."""
+        """Yield jobs for these attacks on these bottoms; jobs of one leak are adjacent."""
         found = [AttackJob(spec, 0, 0, bottom) for bottom in bottoms for spec in once]
         return found + [
             AttackJob(spec, k, draw, bottom)
@@ -131,7 +131,7 @@ def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
 
 
 def scratch_of(spec: str, name: str) -> str:
-    """Return the spec of training from scratch on an attack's leaked rows, pooled if it pools."""
+    """Return the spec that trains from scratch on an attack's leaked rows."""
     attack = parse(spec)[0]
     if attack == _NUMBERS:
         return f"{_NUMBERS}:learner=scratch"
@@ -149,8 +149,8 @@ def setting_text(settings: GridSettings) -> str:
 
 #: File in a run's folder.
 SCORES = "attacks.jsonl"
-#: The scores that the last call wanted, in its order, once it had them all: of `vfl attack`, and
-#: of the grid that the run is a cell of.
+#: Scores of the last call in its order, after all were complete: of `vfl attack`, and of the grid
+#: to which the run belongs.
 OF_RUN, OF_CELL = "attacks.json", "trials.json"
 _KEY_DIGITS = 16
 #: Phrase in a threat model's sentence for an attacker that recorded the training.
@@ -164,9 +164,9 @@ class ScoreRecord:
     Attributes:
         key: digest of everything that the value depends on; see `key_of`.
         attack: its spec.
-        bottom: "trained" is the victim's; "outcome" is what an adversary itself reached; others are
+        bottom: "trained" is the victim's bottom; "outcome" is an adversary's own result; others are
             label-free, see `vfl.attacks.baselines`.
-        k: leaked labels of each class; 0 for an attack that uses none.
+        k: number of leaked labels per class; 0 for an attack that uses none.
         draw: number of the draw of leaked labels.
         measure, value, guess: see `vfl.attacks.scoring.Score`.
         threat: the attacker and its knowledge, in one sentence.
@@ -202,7 +202,7 @@ class ScoreRecord:
 
     @property
     def of_training(self) -> bool:
-        """Whether it is about training rows, which no baseline is about."""
+        """Whether the job attacks training rows, for which there is no baseline."""
         return IN_TRAINING in self.threat
 
 
@@ -230,7 +230,7 @@ class Attacker:
 
     @property
     def code_key(self) -> str:
-        """Key of its file's digest among the digests of code; see `read_codes`."""
+        """Key under which `read_codes` has the digest of this job's code."""
         return f"file {self.spec}"
 
 
@@ -259,7 +259,7 @@ class ScoresFile:
         folder: folder of the run.
 
     Raises:
-        RunFolderError: a line is no score.
+        RunFolderError: a line is not a score.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -298,13 +298,13 @@ def key_of(about: Mapping[str, Any]) -> str:
 def write_scores(
     path: Path, setting: str, scores: Iterable[ScoreRecord], code: Mapping[str, str]
 ) -> None:
-    """Say which scores of a run are the wanted ones.
+    """Store which scores of a run are the current ones.
 
     Args:
         path: the file, `OF_RUN`, `OF_CELL` or `OF_OUTSIDE` of the run's folder.
         setting: roles of the rows, in words.
         scores: scores in order.
-        code: digests of what each stands on, by `AttackJob.code_key`.
+        code: digests of the code of each score, by `AttackJob.code_key`.
     """
     listed = [asdict(one) for one in scores]
     about = {"setting": setting, "code": dict(code), "scores": listed}
@@ -312,13 +312,13 @@ def write_scores(
 
 
 def read_codes(path: Path) -> dict[str, str]:
-    """Digests of the code that the scores of a file stand on, by `AttackJob.code_key`."""
+    """Read digests of the code that a file's scores depend on, by `AttackJob.code_key`."""
     found = read_json(path).get("code", {}) if path.exists() else {}
     return {str(key): str(digest) for key, digest in found.items()}
 
 
 def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:
-    """Return the wanted scores in a file; none if they belong to another setting.
+    """Return the current scores in a file; none if they belong to another setting.
 
     Raises:
         RunFolderError: the file is damaged, or of another format.

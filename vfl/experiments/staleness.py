@@ -30,9 +30,9 @@ NOTE = "stale.json"
 def put_aside_if_stale(
     cell: Cell, folder: GridFolder, rows: str, built: Mapping[str, str] | None = None
 ) -> None:
-    """Put a cell's run aside unless rows and plug-ins are those it came from.
+    """Move a cell's run aside unless its rows and plug-ins are unchanged.
 
-    What they are now is written beside the cells, for the next call to compare with.
+    The present digests are written next to the cells, so that the next call can compare.
 
     Args:
         cell: cell that is trained next, or was trained.
@@ -55,7 +55,7 @@ def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> b
 
 
 def stale_cells(folder: GridFolder) -> dict[str, str]:
-    """Return the reasons why finished or begun cells are stale, by name, without reading rows."""
+    """Return why finished or started cells are stale, by name, without reading rows."""
     held = [cell for cell in folder.cells() if (folder.cells_path / cell.name).exists()]
     records = {cell.name: made_of(cell, folder) for cell in held}
     now, found = dict[str, dict[str, str]](), dict[str, str]()
@@ -106,7 +106,7 @@ def _record_path(cell: Cell, folder: GridFolder) -> Path:
 
 
 def made_of(cell: Cell, folder: GridFolder) -> dict[str, str]:
-    """Digests of what a cell came from, as its training wrote them; empty where it wrote none."""
+    """Return digests of a cell's sources, as its training stored them; empty if it stored none."""
     path = _record_path(cell, folder)
     return read_json(path) if path.exists() else {}
 

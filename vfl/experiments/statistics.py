@@ -1,6 +1,6 @@
-"""Means over repeats, and how far they can be trusted.
+"""Means over repeats, and their uncertainty.
 
-SciPy is imported where a quantile is needed: the report of a single run needs none.
+SciPy is imported where a quantile is needed: A single run's report needs none of this.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        """Lower end of the interval; without bound for a single repeat."""
+        """Lower end of the interval; unbounded for a single repeat."""
         return -math.inf if self.half_width is None else self.mean - self.half_width
 
     @property
     def high(self) -> float:
-        """Upper end of the interval; without bound for a single repeat."""
+        """Upper end of the interval; unbounded for a single repeat."""
         return math.inf if self.half_width is None else self.mean + self.half_width
 
     @property
@@ -65,7 +65,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
-    """Return the mean of repeats that draw training and test rows anew, with its 95 % interval.
+    """Return the mean and 95 % interval of repeats that draw training and test rows again.
 
     mean +/- t(0.975, n - 1) s sqrt(1 / n + n_test / n_train). The training rows of the repeats
     overlap, so the repeats are not independent, and Student's interval is too short (Nadeau and
@@ -85,7 +85,7 @@ def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
 def paired_difference(ours: Mapping[Any, float], reference: Mapping[Any, float]) -> Estimate | None:
     """Return the mean of ours minus the reference's, over the repeats that both have.
 
-    Repeats share rows and seeds, so their differences vary less than they do themselves.
+    Repeats share rows and seeds, so their differences vary less than the values.
     """
     return estimate([ours[repeat] - reference[repeat] for repeat in ours if repeat in reference])
 
@@ -133,11 +133,12 @@ def advantage(attack: Values, baseline: Values) -> Estimate | None:
 
 
 def chance_below(found: Estimate | None, bound: float) -> float:
-    """Return the one-sided p-value of "the mean is at least `bound`", small if clearly below.
+    """Return the one-sided p-value of "the mean is at least `bound`"; small if it is below.
 
-    P(T <= (mean - bound) / standard error), T of Student with n - 1 degrees of freedom; 1 where a
-    single victim, or none, says nothing about the spread. Nor do victims that agree exactly: shares
-    of a few rows can, and do not vary any less for it.
+    It is P(T <= (mean - bound) / standard error) for Student's T with n - 1 degrees of freedom; 1
+    if a single victim, or none, says nothing about the spread. Nor do victims that agree exactly:
+    number of equal values, which shares of a few rows can have, is no evidence of a smaller
+    variance.
 
     >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.470
     0.037
@@ -151,7 +152,7 @@ def chance_below(found: Estimate | None, bound: float) -> float:
 
 
 def chance_above(found: Estimate | None, bound: float) -> float:
-    """Return the one-sided p-value of "the mean is at most `bound`", small if clearly above."""
+    """Return the one-sided p-value of "the mean is at most `bound`"; small if it is above."""
     return chance_below(_mirrored(found), -bound)
 
 
@@ -200,28 +201,30 @@ def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
 def protected(attacks: Sequence[Values], baselines: Sequence[Values], margin: float = 0.0) -> float:
     """Return the p-value of protection: every attack is at most a margin above the best baseline.
 
-    It is the largest p-value of all attacks. Each attack has to be below by itself, so the number
-    of attacks needs no adjustment (intersection-union test, Berger 1982). `ONE_SIDED` or less means
-    that the upper end of each interval is 0 or less, where one baseline is clearly the best.
+    It is the largest p-value of all attacks. Each attack must be below separately, so the number of
+    attacks needs no adjustment (intersection-union test, Berger 1982). A value of `ONE_SIDED` or
+    less means that the upper end of each interval is at most 0, if one baseline is clearly the
+    best.
 
     Args:
         attacks: values of each.
         baselines: values of the baselines; any of them may be the best.
-        margin: largest advantage that is no leak.
+        margin: largest advantage that does not count as a leak.
     """
     rivals = rivals_of(baselines)
     return max((below_best(one, rivals, margin) for one in attacks), default=1.0)
 
 
 def below_best(values: Values, rivals: Sequence[Values], margin: float = 0.0) -> float:
-    """Return the p-value of "it is at most a margin above the best baseline".
+    """Return the p-value of "the mean is at most a margin above the best baseline".
 
-    What is above the best baseline is above each of them, so each has a valid test, and Simes'
-    covers them. The highest mean of several equally good baselines is too high by chance: alone,
-    with ten baselines, it would pass one in nine attacks as worse that equal them.
+    A value above the best baseline is above each of them, so each gives a valid test, and Simes'
+    covers them. The highest mean of several equally good baselines is too high by chance: method
+    combines them. A test against the apparent best alone, with ten baselines, would judge one in
+    nine equal attacks as worse.
 
     Args:
-        values: values of an attack, or of anything else.
+        values: values of an attack or another quantity.
         rivals: baselines of which any may be the best; see `rivals_of`.
         margin: largest difference that does not count.
     """
@@ -229,7 +232,7 @@ def below_best(values: Values, rivals: Sequence[Values], margin: float = 0.0) ->
 
 
 def simes(chances: Sequence[float]) -> float:
-    """Return the p-value of "all of these hold": the least of r / i times the i-th smallest of r.
+    """Return the p-value of "all of these hold": the minimum of r / i times the i-th smallest.
 
     It is valid for independent and for positively dependent ones (Simes 1986, Sarkar 1998).
 
@@ -241,7 +244,7 @@ def simes(chances: Sequence[float]) -> float:
 
 
 def rivals_of(among: Sequence[Values]) -> list[Values]:
-    """Return those that are not clearly below the best by mean; the best is one of them."""
+    """Return baselines that are not clearly below the best mean, including the best."""
     best = max(among, key=_mean)
     return [one for one in among if chance_below(advantage(one, best), 0.0) > ONE_SIDED]
 
@@ -253,8 +256,8 @@ def _mean(values: Values) -> float:
 def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) -> float:
     """Return the p-value of a leak: some attack exceeds the best baseline by more than a margin.
 
-    It is Simes' over the attacks that may be the best, for the highest of many attacks that are
-    worth nothing is above what they are worth.
+    It is Simes' value over the attacks that may be the best, because the highest of many useless
+    attacks exceeds their true value.
 
     Args:
         attacks: values of each.
@@ -269,11 +272,12 @@ def _mirrored(found: Estimate | None) -> Estimate | None:
 
 
 Judged = Literal["no easier", "easier", "undecided"]
-#: Nominal error of one end of `steady_interval`. With Student's quantile at this level, the true
-#: error is 5 % or less for 3 to 10 exponential victims (`python -m benchmarks.verdicts`).
+#: Nominal error probability of one end of `steady_interval`. With Student's quantile at this level,
+#: the true error is 5 % or less for 3 to 10 exponential victims (`python -m benchmarks.verdicts`).
 _SKEWED = 0.0045
 _MISSED = 0.05
-#: Fewer victims can be alike by chance, in more than 5 % of runs, where half of all are not.
+#: With fewer victims, all can be alike by chance in more than 5 % of runs although half of all
+#: differ.
 _FEWEST = 5
 _MOST = 10_000
 #: Victims from which on their spread is worth a forecast.
@@ -282,15 +286,15 @@ _SPREAD = 3
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Verdict on the model's help to an attacker who holds the inputs anyway.
+    """Verdict: how much the model helps an attacker who has the inputs anyway.
 
     Attributes:
         verdict: "no easier": the gain is below the margin; "easier": it is above 0. Each is wrong
             in at most 5 % of runs of normal and of exponential victims; for two-point victims see
             `unseen`. Otherwise "undecided".
-        gain: gain of inputs and cut over inputs alone, mean over victims.
+        gain: mean gain over victims from inputs and cut over inputs alone.
         low, high: ends of `steady_interval`.
-        margin: largest gain that counts as none.
+        margin: largest gain that does not count.
         victims: number of trained victims.
         more: number of further victims that would decide, if they resemble the present ones; None
             if decided, or if fewer than three victims show how much they differ.
@@ -306,7 +310,7 @@ class Judgement:
 
     @property
     def unseen(self) -> float:
-        """Share of victims that may be different without one of them among those trained (95 %).
+        """Share of victims that may differ from all trained ones (95 %).
 
         1 - 0.05^(1 / n), the exact bound of none among n (Clopper and Pearson 1934). No rule sees
         a leak of a smaller share of victims: a sample without one is as without any leak.
@@ -320,7 +324,7 @@ class Judgement:
         return self.words(no, "easier to infer", "victims")
 
     def words(self, no: str, yes: str, repeats: str) -> str:
-        """Return the verdict in words of what was repeated.
+        """Return the verdict in words, which name the kind of repeat.
 
         >>> judge([0.0, 0.004, 0.002]).words("as good", "worse", "seeds")
         'undecided: 2 more seeds would decide (margin 1.0 points)'
@@ -339,7 +343,7 @@ class Judgement:
 
 
 def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
-    """Test the model's help to an attacker who holds the inputs, for non-inferiority.
+    """Test by non-inferiority how much the model helps an attacker who has the inputs.
 
     With at least five victims, the verdict is "no easier" if the upper end of `steady_interval` is
     at most the margin; it is "easier" if the lower end is above 0. For fewer than five victims,
@@ -348,12 +352,12 @@ def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
     victims with a probability of at most 5 %.
 
     Args:
-        found: gain of each victim (`gains`), as a share: the measure of the attacker with inputs
-            and cut, less that of the same attacker with inputs alone.
+        found: gain of each victim (`gains`), as a share: the attacker's measure with inputs and
+            cut, minus its measure with inputs alone.
         margin: largest gain that counts as none.
 
     Raises:
-        ValueError: without a victim.
+        ValueError: there is no victim.
 
     >>> judge([0.001, -0.002, 0.0, 0.002, -0.001]).sentence
     'no easier to infer than without the model (margin 1.0 points)'
@@ -378,13 +382,13 @@ def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
 
 
 def gains(joined: Values, alone: Values) -> list[float]:
-    """Return, for each victim, the gain of an attacker with inputs and cut over inputs alone."""
+    """Return, for each victim, the gain from inputs and cut over inputs alone."""
     ours, reference = by_victim(joined), by_victim(alone)
     return [ours[one] - reference[one] for one in ours if one in reference]
 
 
 def steady_interval(values: Sequence[float], resolution: float = 0.0) -> tuple[float, float]:
-    """Return a two-sided 95 % interval of the mean that holds for skewed victims too.
+    """Return a two-sided 95 % interval of the mean that is valid for skewed victims too.
 
     Student's interval covers only 88 % for five exponential victims, because their deviation is
     small whenever their mean is small. Here each end errs in at most 5 % of cases for exponential

@@ -46,7 +46,7 @@ class Study:
 
     Attributes:
         kind: table of the experiment that the study uses.
-        experiment: the experiment with that table alone.
+        experiment: the experiment with only the study's table.
         cells: cells in the order of training.
         notes: left-out trainings, with reasons.
         lines: output of `--dry-run`.
@@ -68,7 +68,7 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
         locations: file and line of each setting, for messages.
 
     Raises:
-        ConfigError: the table is not there, or nothing would be trained.
+        ConfigError: the table does not exist, or the study would train nothing.
         SpecError: a plug-in cannot be built, or does not fit.
     """
     locations = locations or Locations()
@@ -103,7 +103,7 @@ def plan_modules(
     Raises:
         ConfigError, SpecError: see `plan_study`; or a setting that has no meaning for modules, or a
             codec or a defense with which none can be built.
-        DataError: a grid of rows with several labels each.
+        DataError: rows have several labels each, which a grid does not support.
     """
     given = dict(options)
     if kind == "grid" and (axes := recipe.rows(0).labels[0].shape)[1:]:
@@ -141,16 +141,16 @@ def run_study(
     ray: str | None = None,
     recipe: Recipe | None = None,
 ) -> Results:
-    """Train what is not trained yet, and write tables and page.
+    """Train all missing cells, and write tables and page.
 
     Args:
         study: study to run.
-        path: the folder; what an earlier call trained in it stays.
+        path: the folder; earlier trainings in it remain.
         command: command that repeats the study.
-        cells: some of the study's; all unless they are given.
+        cells: some cells of the study; by default all.
         jobs: cells at a time, a process each.
         device: device of the models.
-        on_end: gets every cell as it ends.
+        on_end: receives every cell when it ends.
         ray: address of a Ray cluster that trains, "auto" for that of this machine, or "local" for
             one that lives as long as this call; behind commas what a cell takes, such as
             "auto,cpus=2,memory=2GB" (`vfl.experiments.on_ray.CellResources`). None uses no Ray.
@@ -182,15 +182,15 @@ def train_alone(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
 ) -> list[FinishedCell]:
-    """Train the network of every single party on the rows of a run or a study, and keep them there.
+    """Train the network of every single party on the rows of a run or study, and store them there.
 
-    What an earlier call trained stays.
+    Earlier trainings remain.
 
     Args:
         path: the folder.
         jobs: trainings at a time, a process each.
         device: device of networks.
-        on_end: gets every training as it ends.
+        on_end: receives every training when it ends.
 
     Returns:
         Those that failed.
@@ -214,11 +214,11 @@ def add_attack(
 ) -> Results:
     """Score an attack from outside on every victim that a grid stored; see `outside`.
 
-    What has a score stays, so that the same call goes on where an earlier one stopped.
+    Existing scores remain, so the same call continues where an earlier one stopped.
 
     Args:
         path: the grid's folder.
-        file: it registers attacks, and says who wrote them.
+        file: file that registers attacks and names their authors.
         specs: specs of the file's attacks; empty runs each with its default options.
         jobs: cells at a time, a process each.
         device: device of the models.
@@ -228,7 +228,7 @@ def add_attack(
         The grid's tables with the attack's rows, and its rows as `content`.
 
     Raises:
-        RunFolderError: there is no grid of attacks, or no victim is stored.
+        RunFolderError: the folder has no grid of attacks, or no victim is stored.
         UserError: the file does not run, lacks an author or date, or its attack does not fit.
         SpecError: an attack cannot be built.
     """
@@ -254,7 +254,7 @@ def add_attack(
 
 
 def write_study(folder: GridFolder, failed: Sequence[FinishedCell] = ()) -> Results:
-    """Write tables, results and page from what cells hold; see `write_results`.
+    """Write tables, results and page from the cells; see `write_results`.
 
     Raises:
         RunFolderError: there is no grid, or a file of it is damaged.
@@ -292,7 +292,7 @@ class Results:
     def table(self) -> pd.DataFrame:
         """A row for each measure of each training; see `vfl.experiments.results.Record`.
 
-        Where `stale` says something, the figure is from rows or code that have changed since.
+        If `stale` is not empty, the rows or code of the figure have changed since.
         """
         return table_of(records_of(self.path))
 
@@ -303,7 +303,7 @@ class Results:
 
     @property
     def sentence(self) -> str:
-        """Main result, in one sentence; and the first reason, if cells have failed."""
+        """The main result in one sentence, and the first reason if cells have failed."""
         if not self.failed:
             return self.glance.sentence
         count, first = len(self.failed), self.failed[0]
@@ -323,7 +323,7 @@ class Results:
         Args:
             measures: measures of the test rows and of attacks; empty takes the measure that fits
                 the task.
-            caption: words below the table; None writes the `tabular` alone.
+            caption: words below the table; None writes only the `tabular`.
             label: label of the table.
         """
         return latex_table(LoadedGrid(GridFolder(self.path)), measures, caption, label)
@@ -334,7 +334,7 @@ class Results:
         return self.path / "report.html"
 
     def plot(self) -> Figure:
-        """Utility of each training against bytes, or against the worst attack where there are any.
+        """Plot the utility of each training against its worst attack, or against bytes.
 
         Raises:
             UserError: matplotlib is not installed.
@@ -358,12 +358,12 @@ def framed(path: Path) -> str:
 
 
 def overrides_of(table: Kind | None, given: Mapping[str, object]) -> list[str]:
-    """Options as overrides of settings, so that they are checked as those are.
+    """Return options as overrides of settings, so that the same checks apply.
 
     >>> overrides_of("grid", {"draws": 3, "seeds": None, "attacks": ["kmeans"]})
     ['grid.draws=3', 'grid.attacks=["kmeans"]']
 
-    An empty list is given too: it takes the place of a file's.
+    An empty list is given too: An option replaces the setting of a file.
 
     >>> overrides_of("grid", {"defenses": []})
     ['grid.defenses=[]']

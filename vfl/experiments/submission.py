@@ -40,25 +40,24 @@ ABOUT, EXPERIMENT, RESULTS, PLUGINS = (
 #: Share of the repeated figures that must hold; of 95 % intervals, one in twenty fails by chance.
 HOLDING = 0.95
 #: Least and largest accepted difference, of the larger of 1 and the repeated figure. The submitter
-#: chooses the deviation of the submitted repeats, so it may not widen the room without a limit.
+#: chooses the deviation of the submitted repeats, so its effect on the tolerance is limited.
 _ROOM, _MOST_ROOM = 0.01, 0.05
 _KINDS: Mapping[str, Kind] = {"codecs": "compare", "attacks": "grid"}
 #: Fields that identify a figure within a study, and fields that its repeats have in common.
 _FIGURE = ("cell", "evaluator", "subject", "measure", "k", "draw")
 _REPEATED = ("training", "adversary", "evaluator", "subject", "measure", "k")
-#: Evaluators whose figures do not depend on the machine.
+#: Evaluators whose results do not depend on the machine.
 _COMPARED = ("quality", "attack")
 _LARGEST = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One figure of a submission beside the repeated one.
+    """One metric of a submission and its repetition.
 
     Attributes:
         cell, evaluator, subject, measure, k, draw: see `vfl.experiments.results.Record`.
-        submitted, again: both values; None where the submission, or the repetition, has no such
-            figure.
+        submitted, again: both values; None if the submission or the repetition has no such figure.
         room: largest accepted difference.
     """
 
@@ -117,14 +116,14 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether enough figures hold, and all of the models' quality; same rows, no failure."""
+        """Whether enough metrics match, rows are equal, and nothing failed."""
         enough = sum(one.holds for one in self.checks) >= HOLDING * len(self.checks) > 0
         quality = all(one.holds for one in self.checks if one.evaluator == "quality")
         return enough and quality and not self.other_rows and not self.failed
 
     @property
     def sentence(self) -> str:
-        """Main result, in one sentence."""
+        """The main result in one sentence."""
         held, equal = (
             sum(getattr(one, name) for one in self.checks) for name in ("holds", "is_equal")
         )
@@ -194,9 +193,9 @@ def verify(
     """Repeat a random share of a submission's trainings, with their attacks, and compare.
 
     A figure holds if it differs by at most sqrt(2) t(0.975, n - 1) s, where s is the deviation of
-    its n repeats in the submission, but by one hundredth at least and five at most: protective
-    noise is drawn anew each time. Without such noise, figures on the same machine and versions are
-    equal. A figure that the submission leaves out does not hold.
+    its n repeats in the submission, but by one hundredth at least and five at most: Protective
+    noise is drawn again each time. Without such noise, figures on the same machine and versions are
+    equal. A figure that the submission omits counts as not matching.
 
     Args:
         path: the submission.
@@ -208,7 +207,7 @@ def verify(
         on_end: receives every cell as it ends.
 
     Raises:
-        RunFolderError: there is no submission, or a file of it is damaged.
+        RunFolderError: the folder contains no submission, or one of its files is damaged.
         DataError: a file differs from its digest, or results do not match the experiment.
         ConfigError: a plug-in of the submission was not loaded, or its rows come from a function.
     """
@@ -267,7 +266,7 @@ def _require_complete(grid: LoadedGrid) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return the results of a submission once all its files match their digests."""
+    """Return the results of a submission after checking all files against their digests."""
     if not (path / ABOUT).exists():
         raise RunFolderError(
             "there is no submission in this folder", where=str(path), want=f"a file {ABOUT}"
@@ -317,7 +316,7 @@ def _checks(
     submitted: Sequence[Mapping[str, Any]],
     again: Sequence[Mapping[str, Any]],
 ) -> list[Check]:
-    """Compare the figures of repeated cells, whichever side has them."""
+    """Compare the metrics of repeated cells, including metrics that one side lacks."""
     values: dict[tuple[Any, ...], list[float]] = {}
     for row in submitted:
         values.setdefault(_key(row, _REPEATED), []).append(row["value"])
@@ -352,7 +351,7 @@ def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Files of a submission, in order; links are no part of one."""
+    """Return the files of a submission in order; links are excluded."""
     found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
     for file in found:
         if file.is_symlink() or file.stat().st_size > _LARGEST:

@@ -1,4 +1,4 @@
-"""Tables and numbers as people read them. A space inside a figure does not break a line."""
+"""Tables and numbers in readable form. A space inside a figure does not break a line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _SPACE = "\u00a0"
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-#: Measures that are shares of the rows, or read like one, so written in percent; in words.
+#: Measures that are shares of rows, or look like shares, and are written in percent; with their
+#: words.
 MEASURES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -60,7 +61,7 @@ def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> s
     Args:
         found: the share.
         sign: "+" of a difference.
-        unit: written behind it.
+        unit: unit written after the number.
     """
     if found is None:
         return ""
@@ -113,7 +114,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """At least three significant digits, without an exponent where a person would use none.
+    """Format with at least three significant digits, without exponents for ordinary sizes.
 
     >>> [three_digits(value) for value in (0.012345, 1.5, 25.04, 999.7, 2.5e7)]
     ['0.0123', '1.5', '25', '1,000', '2.5e+07']
@@ -124,7 +125,7 @@ def three_digits(value: float) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Return a figure without a unit, or a note that it was not measured."""
+    """Return a metric without a unit, or a note that it was not measured."""
     return NOT_MEASURED if value is None else three_digits(value)
 
 
@@ -165,7 +166,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def date_text(iso: str) -> str:
-    """Return an ISO 8601 time in words; anything else as it is.
+    """Return an ISO 8601 time in words; return other texts unchanged.
 
     >>> date_text("2026-11-21T04:19:07+00:00")
     '21 November 2026, 04:19 UTC'

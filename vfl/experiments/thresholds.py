@@ -1,4 +1,4 @@
-"""Quality of a model of two classes at a threshold, and calibration of its probabilities.
+"""Quality of a two-class model at a threshold, and calibration of its probabilities.
 
 All functions take a `Scored` with probabilities as values: single rows for up to a thousand rows,
 and groups of neighbouring probabilities for more.
@@ -16,7 +16,7 @@ from vfl.core.errors import ConfigError
 if TYPE_CHECKING:
     from vfl.session.label.scored import Scored
 
-#: Shares of the rows that a threshold flags, as the table of thresholds lists them.
+#: Shares of flagged rows that the table of thresholds lists.
 FLAGGED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 #: Bound of probabilities, as for the log loss of every summary; see `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
@@ -24,7 +24,7 @@ _LEAST = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True)
 class Confusion:
-    """Rows by class and by what a threshold says of them.
+    """Counts of rows by class and by predicted class at a threshold.
 
     Attributes:
         threshold: rows with at least this probability are flagged.
@@ -39,7 +39,7 @@ class Confusion:
 
     @property
     def precision(self) -> float | None:
-        """Share of positives among flagged rows; None where none is flagged."""
+        """Share of positives among flagged rows; None if no row is flagged."""
         flagged = self.true_positives + self.false_positives
         return self.true_positives / flagged if flagged else None
 
@@ -96,7 +96,7 @@ def average_precision(scored: Scored) -> float:
 
 
 def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
-    """Return the cheapest threshold for a given cost of a missed positive in false alarms.
+    """Return the cheapest threshold if a missed positive costs as much as some false alarms.
 
     Args:
         scored: rows that the model did not learn from: validation rows.
@@ -174,7 +174,7 @@ def calibration_error(scored: Scored) -> float:
 
 
 def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
-    """Return the mean log loss; of other probabilities of the same groups where they are given."""
+    """Return the mean log loss, or that of replaced probabilities of the same groups."""
     chances = scored.values if probability is None else probability
     chances = np.clip(chances, _LEAST, 1 - _LEAST)
     negatives, positives = scored.counts.T
@@ -190,7 +190,7 @@ def brier(scored: Scored, probability: np.ndarray | None = None) -> float:
 
 
 def calibrated(validation: Scored, probability: np.ndarray, how: str = "isotonic") -> np.ndarray:
-    """Probabilities as validation rows say they should have been; see `Calibration`.
+    """Correct probabilities by the validation rows; see `Calibration`.
 
     Args:
         validation: rows of both classes that the model did not learn from.

@@ -1,4 +1,4 @@
-"""Training a cell on its rows, and what is measured of it once it is trained."""
+"""Training of a cell on its rows, and measurements after the training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vfl.training.run import load_data, train, trained
 
 
 class DataCache:
-    """The rows of the last experiment, for the next one that is about the same."""
+    """The rows of the last experiment, kept for a next experiment with the same rows."""
 
     def __init__(self) -> None:
         self._about = ""
@@ -41,7 +41,7 @@ class DataCache:
         """Return every party's rows; see `vfl.training.run.load_data`."""
         about = about_rows(experiment)
         if about != self._about:
-            self._data = {}  # let go of the old ones first
+            self._data = {}  # release the old rows first
             self._data = load_data(experiment)
             self._about = about
         return self._data
@@ -56,21 +56,22 @@ def train_cell(
     adversaries: Mapping[str, Adversary] | None = None,
     bottoms: Mapping[str, nn.Module] | None = None,
 ) -> None:
-    """Train a cell, or go on from its last checkpoint, unless it is trained; then tidy up.
+    """Train a cell or continue from its last checkpoint, unless it is trained; then clean up.
 
     Args:
         cell: cell to train.
         folder: folder of the cell's grid.
         data: every party's rows.
         device: device of the models.
-        trace: recording of the training, which changes no weight; None records as the cell says.
+        trace: recording of the training, which does not change weights; None uses the cell's
+            setting.
         adversaries: dishonest parties that have begun, by name.
         bottoms: modules with first weights instead of the experiment's specs, by party.
     """
     experiment = cell.experiment if trace is None else recording(cell.experiment, trace)
     path = folder.cells_path / cell.name
     if path.exists() and not (path / "metrics.jsonl").exists():
-        shutil.rmtree(path)  # ended before its folder was whole
+        shutil.rmtree(path)  # the process ended before the folder was complete
     if not (path / "summary.json").exists():
         train(
             experiment,
@@ -113,8 +114,8 @@ def measure_cell(
         device: device of the bottoms.
 
     Returns:
-        `train`, the figures of the training rows when nothing is random, which those of the epochs
-        are not; and by feature party what its codec makes of the cut of the test rows.
+        The result has `train`, the metrics of the training rows without randomness, unlike those of
+        the epochs; and by feature party the codec's measures on the cut of the test rows.
     """
     experiment = folder.experiment()
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
@@ -156,7 +157,7 @@ def codec_figures(
     units = unit_usage(codec, cut)
     sizes = measure_codec(codec, cut, width=width, batch_size=batch_size, secret=secret)
     bound = sizes.entropy_bound_bytes
-    finite = {"entropy_bound_bytes": bound if math.isfinite(bound) else None}  # NaN is no JSON
+    finite = {"entropy_bound_bytes": bound if math.isfinite(bound) else None}  # JSON has no NaN
     return asdict(sizes) | finite | units
 
 

@@ -43,10 +43,10 @@ def value_settings_of(experiment: Experiment) -> ValueSettings:
 
 
 def value_cells(experiment: Experiment) -> list[Cell]:
-    """Return the trainings; one seed is complete before the next begins.
+    """Return the trainings, seed by seed.
 
     Args:
-        experiment: its own codec, defense and secure mode are priced too.
+        experiment: the experiment, whose own codec, defense and secure mode are measured too.
     """
     from vfl import models
 
@@ -89,14 +89,14 @@ def value_cells(experiment: Experiment) -> list[Cell]:
 
 
 def _one_place(plain: Experiment, parties: Mapping[str, PartySettings]) -> Experiment:
-    """Return a training whose columns are at one stand-in party, beside the labels."""
+    """Return a training with all columns at one stand-in party, next to the labels."""
     name = "alone" if plain.label.party != "alone" else "single"
     (one,) = parties.values()
     return plain.model_copy(update={"parties": {name: one}, "merge": "concat"})
 
 
 def alone_folder(path: Path) -> GridFolder:
-    """Return the folder of a run's or a study's parties, each trained alone."""
+    """Return the folder with the separate trainings of a run's or study's parties."""
     return GridFolder(path / _ALONE)
 
 
@@ -106,7 +106,7 @@ def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
     Rows, seeds and settings are those of this run or study, without codec, defense and secure mode.
 
     Raises:
-        ConfigError: several label parties, or a party in the middle.
+        ConfigError: there are several label parties, or there is a party in the middle.
         RunFolderError: the run did not end, or no single process has all of its rows.
     """
     if is_grid(path):
@@ -145,7 +145,7 @@ def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
 
 
 def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the figures of each party alone, by name and repeat; empty without trainings.
+    """Return the metrics of each party alone, by name and repeat; empty without trainings.
 
     Args:
         path: folder of a run or a study.
@@ -165,7 +165,7 @@ def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> str:
-    """Return a training's gain over each party alone, in words; empty if it is not known.
+    """Return a training's gain over each party alone in words; empty if it is not known.
 
     Args:
         path: folder of a run or a study.
@@ -235,10 +235,9 @@ def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
 
 
 def for_trees(data: PartyData) -> Tensor | None:
-    """Return a party's inputs, with a binned number as one column again.
+    """Return a party's inputs with a binned number as one column again.
 
-    The sum of its bins rises with the number, and how large a column is otherwise is nothing to
-    trees.
+    The sum of its bins increases with the number, and trees use only the order of a column.
     """
     import torch
 
@@ -261,7 +260,7 @@ def _inputs(data: Mapping[str, PartyData]) -> list[Any]:
 
 
 def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -> nn.Module:
-    """Return all parties' bottoms as one module that merges their cuts like the label party."""
+    """Return all parties' bottoms as one module that merges their cuts as the label party does."""
     from vfl import models
     from vfl.core.seeds import scoped
 
@@ -340,10 +339,10 @@ def boosted(
 
 
 def label_alone(run: RunFolder, label: PartyData) -> bool:
-    """Find out what the label party's own columns reach without the others, and keep it in the run.
+    """Measure the label party's own columns without the others, and store the result in the run.
 
-    Gradient boosting learns from the run's own training rows and is tested on its test rows; of
-    many training rows it takes a sample. Nothing is sent.
+    Gradient boosting learns from the run's own training rows and is tested on its test rows; it
+    uses a sample of many training rows. Nothing is sent.
 
     Args:
         run: that has ended.
@@ -383,6 +382,6 @@ def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
 
 
 def measure_of(experiment: Experiment) -> str:
-    """Return the compared measure: the requested one, else AUC or the root mean square error."""
+    """Return the compared measure: the requested one, or AUC, or the root mean square error."""
     asked = value_settings_of(experiment).measure
     return asked or ("rmse" if experiment.label.task == "regression" else "auc")

@@ -34,7 +34,7 @@ def shim() -> str:
 
 
 def settings(name: str) -> str:
-    """The pyproject.toml of vfl's own bundle, for an experiment of that name."""
+    """Return the pyproject.toml of vfl's bundle for an experiment of that name."""
     template = _TEMPLATES.joinpath("app_pyproject.toml")
     return template.read_text(encoding="utf-8").format(name=name, version=VERSION)
 
@@ -47,7 +47,7 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
         accepted: "vfl" for vfl's own, or the SHA-256 of others, as 64 hexadecimal digits.
 
     Raises:
-        ConsentError: states the difference.
+        ConsentError: the bundles differ; the error states the difference.
     """
     digest = hashlib.sha256(content).hexdigest()
     if digest in accepted:
@@ -64,7 +64,7 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
 
 
 def _foreign(content: bytes) -> str | None:
-    """The difference of a bundle from vfl's own; None if there is none."""
+    """Return the difference between a bundle and vfl's own; None if there is none."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()

@@ -37,7 +37,7 @@ _DATABASE = "superlink.db"
 _NODES = "nodes.json"
 #: Output of a SuperNode when the SuperLink does not know its key; it then tries again.
 _UNKNOWN_KEY = "403 Forbidden"
-#: Output of a node whose key was withdrawn; trying again is useless.
+#: Output of a node whose key was withdrawn; another attempt is useless.
 _TAKEN_BACK = "410 Gone"
 #: Time that a command waits for a SuperLink that is just starting, and the interval of checks.
 START_PATIENCE_S, _LOOK_S = 15.0, 0.2
@@ -48,8 +48,8 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     """Start the SuperLink of a label party; returns when it is ready for SuperNodes.
 
     Raises:
-        UserError: its certificate has expired.
-        LostPeerError: it did not start.
+        UserError: the SuperLink's certificate has expired.
+        LostPeerError: the SuperLink did not start.
         MissingPackageError: the engine of the simulation is not installed.
     """
     if simulation and find_spec("ray") is None:
@@ -69,7 +69,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
-    if simulation:  # its ports face no network
+    if simulation:  # its ports are not reachable from the network
         command += ["--insecure", "--simulation"]
     else:
         check_not_expired(folder.certificates / "server.pem")
@@ -78,7 +78,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
     if not (folder.state / _DATABASE).exists():
-        for file in (_NODES, programs.RETIRED):  # a new SuperLink knows no keys
+        for file in (_NODES, programs.RETIRED):  # a new SuperLink has no keys yet
             (folder.state / file).unlink(missing_ok=True)
     environment = programs.superlink_environment(folder.state, folder.party_file, network, streams)
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
@@ -103,8 +103,8 @@ def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Cal
 def register_nodes(folder: LabelFolder) -> list[str]:
     """Register every party's public key under its name; returns the new names.
 
-    A party's earlier key is withdrawn, if it has a new one or none any more. A key that has not
-    been accepted waits; see `waiting_keys`.
+    A party's earlier key is withdrawn if the party has a new key or no key any more. A key that has
+    not been accepted waits; see `waiting_keys`.
 
     Raises:
         UserError: a file of keys/ belongs to no party of the experiment, or is no separate key; all
@@ -115,7 +115,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     keys, waiting = _party_keys(folder), waiting_keys(folder)
     digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
-    for name in sorted(nodes):  # withdrawals first, so that no later failure prevents them
+    for name in sorted(nodes):  # withdrawals come first, so that no later failure prevents them
         if nodes[name]["key"] != digests.get(name) and name not in waiting:
             old = nodes.pop(name)
             request = messages.UnregisterNodeRequest(node_id=int(old["node"]))
@@ -144,7 +144,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
 
 
 def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
-    """Record a withdrawn key: Flower registers no key a second time."""
+    """Record a withdrawn key, because Flower cannot register a key a second time."""
     file = folder.state / programs.RETIRED
     known = read_json(file)["keys"] if file.exists() else []
     if "public" in node:
@@ -172,7 +172,7 @@ def waiting_keys(folder: LabelFolder) -> list[str]:
 
 
 def _party_keys(folder: LabelFolder) -> dict[str, Path]:
-    """The files of keys/ by party: the file's name becomes the name of the node with that key."""
+    """Return the files of keys/ by party: a file's name becomes its node's name."""
     known = set(node_parties(folder.experiment()))
     keys = {key.stem: key for key in sorted(folder.keys.glob("*.pub"))}
     wrong, owners = [], dict[bytes, str]()
@@ -201,7 +201,7 @@ def supernode_command(party: PartyFile, file: Path) -> list[str]:
     """Command line of one party's SuperNode.
 
     Raises:
-        MissingDataError: its certificate or key file does not exist.
+        MissingDataError: the party's certificate file or key file does not exist.
     """
     ca, key = party.beside(party.node.ca), party.beside(party.node.key)
     for needed in (ca, key):
@@ -227,7 +227,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     Raises:
         AuthenticationError: the SuperLink's certificate is not accepted, or the SuperLink does not
             accept this party's key any more.
-        ClockError: its clock and this machine's differ too much.
+        ClockError: the clocks of the SuperLink and of this machine differ too much.
         LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
     """
     tidy_store(party.store_path)
@@ -301,7 +301,7 @@ def submit(
         sizes = upstream.SIZES.load().simulation_config_from_json(simulated)
         request.override_federation_config.CopyFrom(sizes)
     else:
-        check_not_expired(folder.certificates / "server.pem")  # no party could connect
+        check_not_expired(folder.certificates / "server.pem")  # otherwise no party could connect
     config: dict[str, bool | float | int | str] = {"mode": mode, "run": run, **(extra or {})}
     config["overrides"] = json.dumps(list(overrides))
     for name, value in messages.user_config_to_proto(config).items():
@@ -315,7 +315,7 @@ def wait_for_superlink(folder: LabelFolder, say: Callable[[str], None]) -> None:
     """Wait for a SuperLink that is just starting.
 
     Raises:
-        LostPeerError: no SuperLink runs, or starts in time.
+        LostPeerError: no SuperLink runs, and none starts in time.
     """
     deadline, told = time.monotonic() + START_PATIENCE_S, False
     while True:
@@ -361,7 +361,7 @@ def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
 
     Raises:
         LostPeerError: none runs.
-        PeerFailedError: it refuses; contains its text.
+        PeerFailedError: the SuperLink refuses the request; the error contains its text.
     """
     import httpx
 
@@ -385,7 +385,7 @@ def _check_superlink(folder: LabelFolder) -> None:
     """Check that the SuperLink of this folder runs, before it receives any secret.
 
     Raises:
-        LostPeerError: it does not run.
+        LostPeerError: the SuperLink does not run.
     """
     api = programs.local_api(folder.state)
     try:

@@ -1,4 +1,4 @@
-"""Checks of all conditions for a party's work, without changes; ``vfl doctor`` prints them.
+"""Checks of all conditions that a party needs; they change nothing. ``vfl doctor`` prints them.
 
 The path decides which checks run: for the machine only, a label party's project, or a party.
 Versions are read without importing the packages, and only the addresses in the user's own files are
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     EllipticCurvePrivateKey,
     EllipticCurvePublicKey,
 )
-from packaging.requirements import Requirement  # flwr requires it
+from packaging.requirements import Requirement  # flwr requires this
 from packaging.specifiers import SpecifierSet
 
 from vfl.config import PartyFile, read_party_file
@@ -72,7 +72,7 @@ def examine(path: Path | None = None) -> Iterator[Check]:
         path: a project or its label folder, a party's own file, or None for the machine only.
 
     Raises:
-        ConfigError, RunFolderError: the path cannot be read as one of these.
+        ConfigError, RunFolderError: the path contains none of these.
     """
     if path is None:
         yield from _machine(Path())
@@ -232,7 +232,7 @@ def private(name: str, path: Path, missing: str) -> Check:
     Args:
         name: name of the check.
         path: the file.
-        missing: cure if it does not exist; empty if it is made on demand.
+        missing: cure if the file does not exist; empty if it is made on demand.
     """
     if not path.exists():
         if not missing:
@@ -246,7 +246,7 @@ def private(name: str, path: Path, missing: str) -> Check:
 
 
 def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
-    """A certificate: readable, valid today, and made for all its host names."""
+    """Check that a certificate is readable, valid today, and issued for all its host names."""
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as problem:
@@ -355,7 +355,7 @@ def epsilon(party: PartyFile) -> Check:
 
 
 def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
-    """A feature party's connection to the SuperLink: TCP, TLS under its own CA, and the clock."""
+    """Check a feature party's connection to the SuperLink: TCP, TLS under its own CA, and clock."""
     try:
         answer = probe_https("the SuperLink", parse_address(address), ca.read_text())
     except PeerError as problem:
@@ -368,7 +368,7 @@ def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
 
 
 def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
-    """The label party's own SuperLink: its port is free, or our SuperLink listens there."""
+    """Check the label party's SuperLink: its port is free, or vfl's own SuperLink listens there."""
     host, port = parse_address(address)
     if port_is_free(bind_host or host, port):
         yield Check("superlink port", "OK", f"{port} is free; vfl up will listen there")

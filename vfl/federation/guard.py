@@ -108,7 +108,7 @@ FLEET_BODIES_AT_ONCE = 8
 #: Requests for work, and requests that may bring some.
 _ASKING = {"/v1/runtime/acquire-task", "/v1/fleet/pull-messages"}
 _BRINGING = {"/v1/control/start-run", "/v1/runtime/push-messages", "/v1/runtime/push-object"}
-#: Time that a request for work is held, and time in which parts of a message may still arrive.
+#: Time for which a request for work waits, and in which parts of a message may still arrive.
 HOLD_S = 2.0
 _PIECES_S = 0.03
 #: A SuperNode asks again immediately, so after a longer silence it is gone.
@@ -126,10 +126,10 @@ class FormerCallerError(Exception):
 
 
 class Bell:
-    """Signals that there may be work; one for all guards of a service.
+    """Signals that there may be work; all guards of a service share it.
 
-    A caller is held until it rings, `HOLD_S` at most, and not at all if it has rung since the last
-    request of the same caller.
+    A caller waits until the bell rings, `HOLD_S` at most, and not at all if it rang since the
+    caller's last request.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class Guard:
         bodies_at_once: limit of simultaneous bodies of one caller.
         bell: bell for which requests for work are held; without it, they pass immediately.
         arrives: see `Arrives`.
-        clock: clock in seconds that never goes back.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -209,14 +209,14 @@ class Guard:
         """Handle a request, a web socket or the start and end of the server (ASGI)."""
         if scope["type"] == "lifespan":
             return await self._application(scope, receive, send)
-        if scope["type"] != "http":  # a web socket; no route is one
+        if scope["type"] != "http":  # a web socket, which no route accepts
             return await send({"type": "websocket.close", "code": 1008})
         try:
             caller = await self._caller(scope) if self._has_route(scope) else None
         except FormerCallerError:
             return await _refuse(send, 410)
         if caller is None:
-            # Not 401: a SuperNode would end without any message.
+            # The status is not 401, because a SuperNode would then end without any message.
             return await _refuse(send, 403)
         welcome(scope)
         if not announces_at_most(scope, self._limit_bytes):
@@ -337,7 +337,7 @@ def local_guard(
 
 
 def _header(scope: Scope, name: str) -> bytes:
-    """The value of a header that occurs exactly once; otherwise empty."""
+    """Return the value of a header that occurs exactly once, or an empty text."""
     values = [value for key, value in scope["headers"] if key == name.encode()]
     return bytes(values[0]) if len(values) == 1 else b""
 

@@ -1,4 +1,4 @@
-"""Joining a project: a party adds its table to the folder it received, and makes its keys there.
+"""Joining a project: a party adds its table to the received folder, and makes its keys there.
 
 The folder comes from the label party. Its owner therefore sees the unusual settings of its
 party.toml, and no key is written outside of it.
@@ -30,7 +30,7 @@ _OF_ANY_TABLE = ("predict", "predict_query", "memory", "shape", "bins", "label")
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """The public halves of a party's keys, one line each: of its SuperNode, and of its identity.
+    """Public keys of a party, one line each: of its SuperNode and of its identity.
 
     Attributes:
         file: path of NAME.pub, which the party sends to the others.
@@ -44,7 +44,7 @@ class PublicKeys:
 
 
 def folder_of(path: Path) -> Path:
-    """The folder of a party, from it or its party.toml; for a project, the label party's folder.
+    """Return the folder of a party, given the folder, its party.toml, or a label party's project.
 
     Raises:
         ConfigError: party.toml does not exist.
@@ -62,10 +62,10 @@ def folder_of(path: Path) -> Path:
 
 
 def require_no_way_out(folder: Path) -> None:
-    """Refuse a folder with a link to files of this machine outside of it.
+    """Refuse a folder with a link that leads out of it.
 
     Raises:
-        ConfigError: names the link; its target was not opened.
+        ConfigError: the folder has such a link; the error names it, and its target was not opened.
     """
     whole = folder.resolve()
     for path in folder.rglob("*"):
@@ -80,7 +80,7 @@ def require_no_way_out(folder: Path) -> None:
 
 
 def require_no_loader(party: PartyFile, table: str | None) -> None:
-    """Refuse a received file whose [data] names a function, before it could run.
+    """Refuse a received file whose [data] names a function, before the function could run.
 
     The sender of the folder chose that name. The owner may name a function by --table.
 
@@ -89,7 +89,7 @@ def require_no_loader(party: PartyFile, table: str | None) -> None:
         table: the owner's table, which replaces the source of the file; None keeps that one.
 
     Raises:
-        ConfigError: names the setting.
+        ConfigError: a setting is wrong; the error names it.
     """
     data = party.data
     for name in ("predict",) if table else ("source", "predict"):
@@ -107,7 +107,7 @@ def checked_encoding(name: str | None) -> str | None:
     """The encoding that the option --encoding names, in the spelling of [data].
 
     Raises:
-        ConfigError: lists the encodings of tables.
+        ConfigError: the encoding is unknown; the error lists the encodings of tables.
     """
     if name is None:
         return None
@@ -194,14 +194,14 @@ def _edit_of_data(wanted: PartyFile, kept: Set[str]) -> Edit:
 
 
 def _seen_from(folder: Path, table: Path) -> str:
-    """A table's path for a party's file in a folder: relative if it is in the folder."""
+    """Return a table's path as a party's file should contain it: relative if inside the folder."""
     table = table.resolve()
     inside = table.is_relative_to(folder.resolve())
     return str(table.relative_to(folder.resolve()) if inside else table)
 
 
 def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
-    """The experiment, updated by the label party's table, and edited if it differs."""
+    """Return the experiment with the label party's new table, edited if the tables differ."""
     experiment = label.experiment()
     own, said = experiment.label.party, dict[tuple[str, ...], dict[str, Any]]()
     if report.task is not None and report.task != experiment.label.task:
@@ -233,7 +233,7 @@ def make_keys(folder: Path) -> PublicKeys:
     """Make a party's missing keys, and write their public halves as NAME.pub.
 
     Raises:
-        ConfigError: the file sets a path outside its folder for a key.
+        ConfigError: a key's path in the file leads out of the folder.
     """
     party = read_party_file(folder / "party.toml")
     node, identity = party.beside(party.node.key), party.beside(party.identity.key)
@@ -262,7 +262,7 @@ def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "ne
     """Write the public halves of a party's keys to NAME.pub in its folder.
 
     Raises:
-        DataError: a key file contains something else.
+        DataError: a key file contains something other than a key.
     """
     file = _public_file(party)
     keys = [party.beside(name) for name in (party.node.key, party.identity.key)]

@@ -1,4 +1,4 @@
-"""Parties enter, leave and change their name while a project runs.
+"""Adds, removes and renames parties while a project runs.
 
 The label party changes its experiment, and every party its own file, with the same commands; no
 party changes another's files. Files are edited as text, see `vfl.config.edit`.
@@ -39,7 +39,7 @@ from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_ledger
 from vfl.transport import fingerprint, renew_node_key
 
-#: Settings of a feature party that a new one copies from the others if these agree.
+#: Settings that a new feature party copies from the others if they are all equal.
 _LIKE_OTHERS = ("width", "bottom")
 #: Tables of the experiment with feature parties as keys.
 _NAMED_IN = (("parties",), ("dp", "clips"))
@@ -68,7 +68,7 @@ class Change:
 
 
 def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = False) -> Change:
-    """Add a feature party to a project: to its experiment, and with a folder that it joins with.
+    """Add a feature party to a project: extend the experiment, and write a folder for the party.
 
     If all parties are on one machine, its keys are made; otherwise it makes its own.
 
@@ -156,7 +156,7 @@ def remove(label: LabelFolder, name: str) -> Change:
     """Remove a feature party from a project: its settings, its key, and its alignments' positions.
 
     Raises:
-        ConfigError: it is no feature party, or the only one.
+        ConfigError: the party is not a feature party, or is the only one.
     """
     experiment = label.experiment()
     _require_feature_party(experiment, name)
@@ -191,7 +191,7 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
     Flower binds a key to the name under which it was registered, and registers no key twice.
 
     Raises:
-        ConfigError: it is no feature party, or the new name is in use.
+        ConfigError: the party is not a feature party, or the new name is in use.
     """
     experiment = label.experiment()
     _require_feature_party(experiment, old)
@@ -239,7 +239,7 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
         read_out: the fingerprint that the party's owner reads out.
 
     Raises:
-        ConfigError: the fingerprint differs, or there is no party of this name.
+        ConfigError: the fingerprint differs, or no party has this name.
         UserError: the file contains no key.
     """
     name = public.stem
@@ -290,7 +290,8 @@ def withdraw(folder: Path, name: str) -> Change:
     """Withdraw the consent to sessions with a party, and delete its pinned key.
 
     Raises:
-        ConfigError: the party's own file accepts all parties, or this is the party itself.
+        ConfigError: the party's own file already accepts all parties, or the named party is this
+            one.
     """
     file = folder / "party.toml"
     party = read_party_file(file)
@@ -322,7 +323,7 @@ def follow(folder: Path, old: str, new: str) -> Change:
     parties.
 
     Raises:
-        ConfigError: its SuperNode runs, or the new name is in use.
+        ConfigError: the SuperNode of the party is running, or the new name is in use.
     """
     file = folder / "party.toml"
     party = read_party_file(file)
@@ -444,7 +445,7 @@ def _renamed_in_experiment(old: str, new: str) -> Edit:
 
 
 def _trial(label: LabelFolder, edit: Edit) -> list[Changed]:
-    """Make the same edit of the project's trial in one process, if there is one."""
+    """Make the same edit in the project's one-process trial, if there is one."""
     path = label.path.parent / "trial.toml"
     return [edit.of(path, Experiment)] if path.exists() else []
 
@@ -475,7 +476,7 @@ def _require_feature_party(experiment: Experiment, name: str) -> None:
 
 
 def _like_the_others(experiment: Experiment) -> dict[str, Any]:
-    """Settings of a new party in the experiment: those that all others have in common."""
+    """Return a new party's settings in the experiment: those that all other parties share."""
     others = [experiment.parties[name].model_dump() for name in experiment.feature_parties]
     return {
         key: others[0][key] for key in _LIKE_OTHERS if all(one[key] == others[0][key]
@@ -484,7 +485,7 @@ def _like_the_others(experiment: Experiment) -> dict[str, Any]:
 
 
 def _api_port(label: LabelFolder, name: str) -> int:
-    """Port of a party's SuperNode on this machine; an unused one must be above all others."""
+    """Return the port of a party's SuperNode here; a free one must be above all others."""
     file = label.path.parent / name / "party.toml"
     return read_party_file(file).node.api_port if file.exists() else API_PORT - 1
 
@@ -515,7 +516,7 @@ def _note(file: Path, event: Any, *parties: str) -> None:
 
 
 def _afresh(label: LabelFolder, experiment: Experiment) -> list[tuple[str, str]]:
-    """Next steps of the label party once all parties are present."""
+    """Return the label party's next steps, for the time when all parties are present."""
     aligns = [f"vfl align {label.path}"] if experiment.data.alignment else []
     return [(experiment.label.party, one) for one in (*aligns, f"vfl train {label.path}")]
 

@@ -42,7 +42,7 @@ _LIMITS = FrontLimits(per_second=20.0, burst=20.0)
 
 @dataclass(frozen=True, slots=True)
 class Epsilon:
-    """Privacy of one row that a party's store has spent.
+    """Privacy spending for one row, summed over the store of a party.
 
     Attributes:
         spent: epsilon under all names, by basic composition.
@@ -72,7 +72,7 @@ class PartyMetrics:
 
     Args:
         party: file of the party.
-        certificates: certificates whose end is reported, by name.
+        certificates: certificates whose end dates are reported, by name.
         is_up: returns whether the party's service of Flower runs.
     """
 
@@ -99,7 +99,7 @@ class PartyMetrics:
             yield from _of_sessions(ledger.entries())
             yield from _of_epsilon(Epsilon(ledger.spent_epsilon(), party.consent.max_epsilon))
             yield from self._of_newest(ledger.entries())
-        except VFLError:  # damaged; `vfl sessions` reports where
+        except VFLError:  # the file is damaged; `vfl sessions` reports where
             readable = False
         yield GaugeMetricFamily("vfl_ledger_readable", "whether the store can be read", readable)
 
@@ -112,7 +112,7 @@ class PartyMetrics:
         for name, path in self._certificates.items():
             try:
                 days.add_metric([name], time_left(path) / timedelta(days=1))
-            except VFLError:  # missing; `vfl doctor` reports it
+            except VFLError:  # the file is missing; `vfl doctor` reports it
                 continue
         yield days
         store = self._party.store_path
@@ -159,7 +159,7 @@ _PROGRESS = {
 
 
 def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
-    """Sums over all names, by mode."""
+    """Return sums over all names, by mode."""
     runs = GaugeMetricFamily("vfl_runs", "number of run names, by state", labels=["state"])
     for state, count in sorted(Counter(entry.state for entry in entries).items()):
         runs.add_metric([state], count)

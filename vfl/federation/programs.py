@@ -1,4 +1,4 @@
-"""Flower's programs as vfl starts them, each behind or before a guard.
+"""Flower's programs as vfl starts them, each with a guard in front of it or behind it.
 
 Flower starts its helpers by name only. A folder that comes first on the PATH of a service has small
 scripts of these names. Each calls a function of this module, which changes one detail of Flower and
@@ -83,10 +83,10 @@ STARTER_VARIABLE = "VFL_SERVICE_STARTER"
 WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
 #: A SuperLink's file with digests of withdrawn keys.
 RETIRED = "retired.json"
-#: Output of a service once all its ports are open.
+#: Output of a service when all its ports are open.
 READY = "vfl: all ports are open"
 
-#: Most simultaneous sessions of a SuperNode; further messages wait at the SuperLink.
+#: Largest number of simultaneous sessions of a SuperNode; further messages wait at the SuperLink.
 SESSIONS_AT_ONCE = 16
 #: Interval of a program's requests for work, and of a SuperNode's checks for a reply.
 POLL_S = 0.1
@@ -98,7 +98,8 @@ QUIET = {
     # One thread for each process: several parties share a small machine, and weights are equal bit
     # for bit only if sums are added in the same order.
     "OMP_NUM_THREADS": "1",
-    # The guard holds requests for work until there is some, so they may follow each other closely.
+    # The guard delays requests for work until there is some, so requests may follow each other
+    # closely.
     upstream.POLL: str(POLL_S),
 }
 _AGAIN_S = 1.0
@@ -282,8 +283,8 @@ def superlink() -> None:
         command = upstream.SUPERLINK.load()
         upstream.REGISTERED.load()
         network = os.environ[NETWORK_VARIABLE]
-        # Before anything else: if the port is in use, the running SuperLink's secret must stay
-        # unchanged.
+        # Checked before anything else: if the port is in use, the running SuperLink's secret must
+        # not change.
         router, streams = None, os.environ[STREAM_VARIABLE]
         others = OtherConnections() if network and network == streams else None
         listeners: list[Any] = []
@@ -309,7 +310,7 @@ def superlink() -> None:
 async def _serve_superlink(
     app: Any, options: Mapping[str, Any], api: LocalApi, listeners: Sequence[Any]
 ) -> None:
-    """Serve Flower's application at both ports until a signal comes."""
+    """Serve Flower's application at both ports until a signal arrives."""
     routes, bell = CONTROL_ROUTES | RUNTIME_ROUTES, Bell()
     local = local_guard(app, routes, api.secret, _registers_by_name, bell)
     servers = [_server(local, options, api.certificate, api.key)]
@@ -325,7 +326,7 @@ async def _serve_superlink(
     for server, listener in zip(servers, reversed(listeners), strict=True):
         tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
         while not server.started:
-            if tasks[-1].done():  # it ended at its start, perhaps with an error
+            if tasks[-1].done():  # it ended while starting, perhaps with an error
                 _stop(servers, bell)
                 await tasks[-1]
                 sys.exit(1)
@@ -365,7 +366,7 @@ def _server(
 def _stop(servers: Sequence[Any], bell: Bell) -> None:
     for server in servers:
         server.should_exit = True
-    bell.ring()  # a server ends after its last answer
+    bell.ring()  # a server ends after its last response
 
 
 def _registered(app: Any) -> Callable[[bytes], Any]:
@@ -417,7 +418,7 @@ def _names_its_sender(path: str, body: bytes) -> bool:
 
 
 def _registers_by_name(path: str, body: bytes) -> bool:
-    """Check that a key comes with a party's name, which identifies its owner."""
+    """Check that a key is sent with a party's name, which identifies its owner."""
     if path != "/v1/control/register-node":
         return True
     from google.protobuf.message import DecodeError
@@ -474,7 +475,7 @@ def supernode() -> None:
 
 
 class SessionsAtOnce:
-    """Lets a SuperNode run several sessions; Flower's loop would wait for the end of each.
+    """Lets a SuperNode run several sessions; Flower's own loop waits for the end of each.
 
     Args:
         push: Flower's function that waits for a reply, and sends it.
@@ -487,7 +488,7 @@ class SessionsAtOnce:
         self._replying: threading.Thread | None = None
 
     def message_came(self, *, send: Callable[..., Any], **callbacks: Any) -> None:
-        """Replacement of `push`: begin a session, and send its reply when it is ready."""
+        """Replaces `push`: start a session, and send its reply when it is ready."""
 
         def send_and_free(*arguments: Any) -> Any:
             self._places.release()
@@ -498,7 +499,7 @@ class SessionsAtOnce:
             replies = partial(self._reply, send=send_and_free, **callbacks)
             self._replying = threading.Thread(target=replies, name="vfl-replies", daemon=True)
             self._replying.start()
-        self._places.acquire()  # the next message waits at the SuperLink for a free place
+        self._places.acquire()  # the next message waits at the SuperLink until a place is free
 
     def _reply(self, **callbacks: Any) -> None:
         while True:
@@ -511,8 +512,8 @@ class SessionsAtOnce:
 def _end_with_starter() -> None:
     """End this process, as after SIGTERM, once the command that started its service has ended.
 
-    A killed command cannot end its service. The service would keep its ports, and a session would
-    continue to answer beside that of the next command.
+    A killed command cannot end its service itself. The service would keep its ports, and a session
+    would continue to answer beside that of the next command.
     """
     if starter := os.environ.get(STARTER_VARIABLE):
         follow = partial(_follow, int(starter))
@@ -520,9 +521,9 @@ def _end_with_starter() -> None:
 
 
 def _follow(starter: int) -> None:
-    """End this process once another process, not necessarily its parent, has ended."""
+    """End this process after another process, not necessarily its parent, has ended."""
     with suppress(ProcessLookupError):
-        if sys.platform == "linux":  # an ended process may keep its number for a while
+        if sys.platform == "linux":  # the number of an ended process may be in use for a while
             ended = select.poll()
             ended.register(os.pidfd_open(starter), select.POLLIN)
             ended.poll()
@@ -533,7 +534,7 @@ def _follow(starter: int) -> None:
 
 
 def _start_superexec(api: LocalApi, address: str) -> None:
-    """Start the program that takes work from a service and runs it; it ends with the service.
+    """Start the program that fetches work from a service and runs it; it ends with the service.
 
     It may start before the service listens at the address.
 
@@ -594,7 +595,7 @@ def _wait_for(api: LocalApi) -> None:
 
 @contextmanager
 def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[[], None]]:
-    """Keep the standing worker of a service running, from before its start until after its end.
+    """Run the standing worker of a service, from before its start until after its end.
 
     The worker takes longest to get ready, so it starts first, and a restarted service finds it
     ready.
@@ -650,7 +651,7 @@ def simulation() -> None:
 
 
 def refuse() -> None:
-    """Refuse the other programs by which Flower runs code."""
+    """Refuse the other programs through which Flower runs code."""
     program = Path(sys.argv[0]).name
     print(ConsentError(f"a party of vfl does not run {program}"), flush=True)
     sys.exit(ConsentError.exit_code)
@@ -721,7 +722,7 @@ def _accepted() -> Sequence[str]:
 
 @contextmanager
 def _printed_errors() -> Iterator[None]:
-    """Print an error before Flower takes over as vfl prints errors, and end the program."""
+    """Print an error that occurs before Flower starts in vfl's form, and end the program."""
     try:
         yield
     except VFLError as problem:

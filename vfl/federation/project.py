@@ -1,4 +1,4 @@
-"""A project on disk: one folder for each owner, to be copied to the owner's machine.
+"""A project on disk: one folder for each owner, who copies it to the owner's machine.
 
     PROJECT/README.md           one command line for each party
     PROJECT/label/party.toml    the label party's own file
@@ -121,7 +121,7 @@ class LabelFolder:
         """Find the label party's folder at or below `path`.
 
         Raises:
-            RunFolderError: there is none.
+            RunFolderError: there is no label party's folder at or below this path.
         """
         for candidate in (path, path / "label"):
             if (candidate / "app" / "experiment.toml").exists():
@@ -145,7 +145,7 @@ class LabelFolder:
     def experiment(
         self, overrides: Sequence[str] = (), more: MoreMistakes | None = None
     ) -> Experiment:
-        """Read the public experiment, with some settings changed for one run."""
+        """Read the public experiment, with changed settings for one run."""
         return read_experiment(self.app / "experiment.toml", overrides, more)
 
     def locations(self, overrides: Sequence[str] = ()) -> Locations:
@@ -153,7 +153,7 @@ class LabelFolder:
         return Locations.of(self.app / "experiment.toml", overrides)
 
     def accept_key(self, name: str, content: bytes) -> None:
-        """Allow a party to connect with these public keys, whose fingerprint was compared."""
+        """Allow a party to connect with these public keys, after their fingerprint was compared."""
         write_bytes(self.keys / f"{name}.pub", content)
         write_json(self.keys / _ACCEPTED, self.accepted_keys() | {name: fingerprint(content)})
 
@@ -260,7 +260,7 @@ class Project:
         self._of_features = {"middle": [name]}
 
     def add_label_parties(self, labels: Mapping[str, str]) -> None:
-        """Add further label parties, each with its label column, or an empty name to fill in."""
+        """Add further label parties, each with its label column or an empty name to fill in."""
         self._labels |= labels
         self._public["tasks"] = [{"party": name} for name in labels]
         for name, column in labels.items():
@@ -268,7 +268,7 @@ class Project:
         self._of_features = self._of_features or {"label_parties": list(labels)}
 
     def add_tables(self, tables: Mapping[str, Table]) -> None:
-        """Add the tables of some parties, whose common rows an alignment finds."""
+        """Add the tables of some parties; an alignment finds their common rows."""
         self._tables = dict(tables)
         self._public["data"]["alignment"] = UNNAMED_ALIGNMENT
         if all(table.whole_ids for table in tables.values()):
@@ -290,7 +290,7 @@ class Project:
             self._own[task["party"]]["serve"] = {"port": _FURTHER_SERVICES + position}
 
     def keep_gaps(self) -> None:
-        """Keep rows that some party lacks; an alignment finds them."""
+        """Keep rows that some party lacks; an alignment finds these rows."""
         self._public["data"] |= {"alignment": UNNAMED_ALIGNMENT, "missing_rows": "token"}
         self._of_all["missing_rows"] = [*_CONSENT.missing_rows, "token"]
 
@@ -359,7 +359,7 @@ def write_project(
 
     Raises:
         RunFolderError: the folder is not empty.
-        UserError: a party's name cannot name its files.
+        UserError: a party's name cannot be used as a file name.
     """
     require_new(folder)
     label = LabelFolder(folder / "label")
@@ -425,7 +425,7 @@ def write_party(
 
 
 def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]) -> Path:
-    """Write an experiment in which one process runs every party of a project; returns its path.
+    """Write an experiment in which one process runs every party of a project; return its path.
 
     Args:
         folder: folder of a project whose parties' files name tables of this machine.
@@ -493,7 +493,7 @@ def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> s
 
 
 def with_notes(text: str, notes: Sequence[str]) -> str:
-    """Put notes about its table at the head of a party's own file, in place of earlier ones.
+    """Put notes about a party's table at the top of its own file, in place of earlier notes.
 
     Args:
         text: text of the file.

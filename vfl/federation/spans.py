@@ -28,10 +28,10 @@ _DOMAIN = b"vfl trace\n"
 
 
 class SessionSpans:
-    """Turns the lines of a log into spans: one for each session that ended or was refused.
+    """Turns log lines into spans: one for each session that ended or was refused.
 
     Args:
-        log: file of the log; lines that it has now are not sent.
+        log: file of the log; lines already in it are not sent.
         exporter: an exporter of `opentelemetry.sdk.trace`, which receives each span.
 
     Raises:
@@ -82,7 +82,7 @@ class SessionSpans:
         return sent
 
     def close(self) -> None:
-        """Send what is left, and stop the exporter."""
+        """Send the remaining spans, and stop the exporter."""
         self.send()
         self._provider.shutdown()
 

@@ -2,7 +2,7 @@
 
 Flower's public API is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`, which
 other modules import directly. All other names may change in the next release. They are therefore
-listed only here, pyproject.toml limits the version, and `scripts/newest` tests the newest one. If
+listed only here; pyproject.toml limits the version, and `scripts/newest` tests the newest one. If
 Flower lacks a name, vfl ends with an error before it listens or runs anything.
 """
 
@@ -185,5 +185,5 @@ SILENT = {
 }
 #: Seconds between a program's requests for work.
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-#: Options that would open another port of Flower without a guard before it.
+#: Options that would open another port of Flower that no guard protects.
 UNGUARDED = frozenset({"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"})

@@ -15,8 +15,8 @@ The socket is in the folder of the local API (0700), and callers of other users 
 process that starts the worker chooses its programs; each does its usual checks, so a bundle is
 checked before it is unpacked. A fork of a process with several threads may inherit a lock that is
 never released, so a worker with more than one thread ends: programs then start in the slow way, as
-they do without a worker. It runs under Linux only, because it needs the list of threads and the
-credentials of a socket's peer.
+they do without a worker. It runs under Linux only, because it needs the list of threads and a
+socket peer's credentials.
 
 A caller sends the length of its request, its three standard files, and the request. The first byte
 of the answer reports whether the worker accepts it, and the second is the exit code. The bytes that
@@ -110,7 +110,7 @@ class WorkerClient:
         return True
 
     def supervise(self) -> None:
-        """Do nothing: the worker's keeper restarts it, see `StandingWorker`."""
+        """Do nothing, because `StandingWorker` restarts the worker."""
 
     def popen(self, command: Sequence[str], **options: Any) -> None:
         """Start a program without waiting for it; replaces `subprocess.Popen`."""
@@ -171,7 +171,7 @@ class StandingWorker(WorkerClient):
         return self._process is not None and self._process.alive
 
     def supervise(self) -> None:
-        """Restart a dead worker, unless it ended by itself because it cannot run here."""
+        """Restart a dead worker, unless it ended because it cannot run here."""
         if self._process is None or (code := self._process.exit_code) is None:
             return
         if code == 0:
@@ -183,7 +183,7 @@ class StandingWorker(WorkerClient):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the worker; None if none can run here."""
+        """Process id of the worker; None if no worker can run here."""
         return self._process.pid if self._process else None
 
     def close(self) -> None:
@@ -212,10 +212,11 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
         arguments: arguments of the command.
 
     Returns:
-        The exit code; None if no worker accepts it, so that the caller has to run it itself.
+        The exit code; None if no worker accepts the command, so that the caller has to run it
+        itself.
 
     Raises:
-        LostPeerError: the process that ran it died.
+        LostPeerError: the process that ran the command died.
     """
     folder = _api_folder(path)
     return None if folder is None else _run_in_worker(folder, arguments)
@@ -235,7 +236,7 @@ def run_among_parties(
         The exit code; None if no worker can run here, so that the caller has to run it itself.
 
     Raises:
-        LostPeerError: the process that ran it died.
+        LostPeerError: the process that ran the command died.
     """
     if _forked or sys.platform != "linux":
         return None
@@ -245,7 +246,7 @@ def run_among_parties(
         os.environ[SHARED_VARIABLE] = name
         try:
             with suppress(LostPeerError):
-                worker.receive()  # its readiness, or the reason of its end
+                worker.receive()  # whether the worker is ready, or the reason of its end
             return _run_in_worker(Path(name), arguments)
         finally:
             del os.environ[SHARED_VARIABLE]
@@ -291,7 +292,7 @@ def answers(folder: Path) -> bool:
 def _start_worker(
     command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
 ) -> tuple[Process, int]:
-    """Start a worker, and the pipe whose closing ends it, no later than this process's end."""
+    """Start a worker, and a pipe whose closing ends the worker, at the latest with this process."""
     read_end, lifeline = os.pipe()
     os.set_inheritable(read_end, True)
     worker = Process(
@@ -364,13 +365,14 @@ def serve(
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     _set_process_name(NAME)
     connection = None
-    gc.disable()  # what is imported lives until the end
+    gc.disable()  # imported modules live until the end
     for prepare in (*preloads, _warm_up, _settle):
         prepare()
         if (threads := len(os.listdir("/proc/self/task"))) > 1:
             print(f"vfl: no worker can run here: it would have {threads} threads", flush=True)
             return
-        # SuperExec needs few modules, and a serving session no warm-up: neither waits for the rest.
+        # SuperExec needs few modules, and a serving session needs no warm-up, so neither waits for
+        # the rest.
         if connection := _asked(listener, lifeline, wait=False):
             break
     else:
@@ -386,7 +388,7 @@ def serve(
 def _settle() -> None:
     """Prepare all imported objects for sharing without copies."""
     gc.collect()
-    gc.freeze()  # else a collection in a child would copy what it visits
+    gc.freeze()  # otherwise a collection in a child would copy the memory pages that it visits
     return_memory()
 
 
@@ -405,7 +407,7 @@ def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.sock
 
 def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
     """Accept a caller and fork: returns the connection in a new child, None in the worker."""
-    with suppress(OSError):  # no more files or processes: the caller gets no answer
+    with suppress(OSError):  # no more files or processes are available: the caller gets no answer
         connection, _ = listener.accept()
         try:
             if is_ours(connection) and os.fork() == 0:
@@ -416,7 +418,7 @@ def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
 
 
 def _warm_up() -> None:
-    """Set up all that a training's first step needs, and the counting of its model.
+    """Load everything that a first training step needs, and the counting of its model.
 
     The optimiser is our own, because torch's imports its compiler. So does counting on torch's meta
     device.
@@ -501,7 +503,7 @@ def _read(connection: socket.socket, length: int) -> Any:
 
 
 def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
-    """Raise the signals of the caller's terminal here, and SIGTERM once the caller has ended."""
+    """Raise here the signals of the caller's terminal, and SIGTERM after the caller has ended."""
     number = signal.SIGINT
     while number == signal.SIGINT:
         number = signal.SIGTERM

@@ -3,8 +3,8 @@
 `settings` is the file of `vfl horizontal`. `plan` computes the noise for a privacy budget and the
 resulting guarantees. `client` trains on a client's rows, and `average` averages the clients'
 updates. `flower` runs clients as a Flower ClientApp and the average as a ServerApp; `simulation`
-runs all clients in one process. `party` and `server` are the ends of a project's parties, and
-`ledger` keeps a party's spent budget. `study` and `command` are the entry points.
+runs all clients in one process. `party` and `server` are the parts of a project's parties, and
+`ledger` stores a party's spent budget. `study` and `command` are the entry points.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server's end of a round: sampling of clients, the mean of updates, the server's noise."""
+"""The server's part of a round: sampling of clients, the mean of updates, the server's noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Averager:
 
     Attributes:
         layers: flat weights by number of the layer.
-        norm: clip norm of a whole change, where the server adds noise.
+        norm: clip norm of a whole update, if the server adds noise.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Averager:
             )
 
     def _follow(self, within: Sequence[int], round_number: int) -> None:
-        """Follow Andrew et al. 2021, algorithm 1: a client counts plus or minus one half."""
+        """Follow Andrew et al. 2021, algorithm 1: a client contributes +1/2 or -1/2."""
         counted = sum(within) - len(within) / 2
         counts = torch.tensor([counted], dtype=torch.float64)
         purpose = "horizontal noise", "count", round_number

@@ -1,4 +1,4 @@
-"""A client's end of a round: clipped steps on its own rows, and noise on its update."""
+"""A client's part of a round: clipped steps on its own rows, and noise on its update."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUANTILE_RATE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """A client's state from round to round; it stays with the client.
+    """A client's state between rounds; it never leaves the client.
 
     Attributes:
         norms: norms of rows' gradients so far, float32, axes (rows,).
@@ -91,10 +91,11 @@ class ClientTrainer:
         plan: noise plan.
         inputs: axes (rows, *shape); labels: axes (rows,), int64.
         outputs: number of classes.
-        model: model to train with, where several clients of one process share it.
+        model: model to train with, if several clients of one process share one.
 
     Raises:
-        PrivacyError: rows of the model depend on each other, while rows are clipped.
+        PrivacyError: rows of the model depend on each other, so the gradient of one row cannot be
+            clipped.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class ClientTrainer:
             state: state after the last round.
             round_number: number to which random draws are bound.
             secret: the client's own secret, from which the rows of a step follow.
-            norm: clip norm of the whole change, where the server adds the noise.
+            norm: clip norm of the whole update, if the server adds the noise.
         """
         settings = self.settings
         load(self.model, layers)
@@ -215,7 +216,7 @@ class ClientTrainer:
             total = kernel.release([law], total, secret, "horizontal noise", "steps", *at)
         self._descend(kernel.shared_out(total / size, self._begin))
         if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
-            # Only of the first step, where one noise is added at the end: in later steps all rows
+            # Only for the first step, if one noise is added at the end: in later steps all rows
             # depend on each row of the first.
             state = ClientState(state.norms, self._next_norm(norms, norm, size, at, secret))
         return state, norm
@@ -223,10 +224,10 @@ class ClientTrainer:
     def _next_norm(
         self, norms: Tensor, norm: float, size: float, at: tuple[int, int], secret: Secret
     ) -> float:
-        """Return the next norm, from a noisy count of the rows within it.
+        """Return the next norm, from a noisy count of rows below the present one.
 
-        Source: Andrew et al. 2021, algorithm 1. Each row counts plus or minus one half: half of the
-        change by one more row, and half of the change by another value of a row.
+        Source: Andrew et al. 2021, algorithm 1. Each row counts plus or minus one half, so adding a
+        row and changing its value have bounded effects.
         """
         counted = float(((norms <= norm).to(torch.float64) - 0.5).sum())
         moved = 0.5 if self.settings.noise == "steps" else 1.0
@@ -241,8 +242,8 @@ class ClientTrainer:
     def _descend(self, grads: Sequence[Tensor]) -> None:
         """Change the weights, and accumulate the change in float64.
 
-        The difference of float32 weights would round by more than the effect of one row, if an
-        attacker chose large first weights.
+        In float32, the rounding error of the weights' difference could exceed the effect of one
+        row, if an attacker chose large initial weights.
         """
         for weight, begin, moved, grad in zip(
             self.weights, self._begin, self._moved, grads, strict=True
@@ -252,7 +253,7 @@ class ClientTrainer:
 
 
 def followed(norm: float, share_within: float, quantile: float) -> float:
-    """Return a clip norm one step nearer to a quantile of the clipped norms.
+    """Move a clip norm one step towards a quantile of the clipped norms.
 
     It is C exp(-0.2 (b - gamma)), where b is the share that was *not* clipped (Andrew et al. 2021,
     section 3.1).
@@ -273,8 +274,8 @@ def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
         return update
     total = torch.cat([one.double() for one in update.layers.values()])
     law = kernel.NoisySum(update.moved, update.deviation, len(total))
-    # Rounding to the grid moves the changes too, and gets its part of the noise; the step of more
-    # noise is at most twice this one.
+    # Rounding to the grid also changes sums, and has its part of the noise; the step of more noise
+    # is at most twice this one.
     law = replace(law, deviation=update.deviation * (1 + 2 * law.step * law.count**0.5 / law.norm))
     noisy = kernel.release([law], total, secret, "horizontal noise", round_number)
     parts = torch.split(noisy, [len(one) for one in update.layers.values()])

@@ -1,4 +1,4 @@
-"""``vfl horizontal``: clients hold rows, one network is averaged, with differential privacy."""
+"""``vfl horizontal``: clients have rows; their networks are averaged with differential privacy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def horizontal(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train one network over clients that hold rows of the same columns.
+    """Train one network over clients that have different rows of the same columns.
 
     The command continues an earlier, interrupted one, and trains only what is missing. Settings are
     changed as in -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.

@@ -84,8 +84,8 @@ class HorizontalStrategy(Strategy):
         """Return the weights after a round, in the order of the clients' numbers.
 
         Raises:
-            PeerFailedError: a client failed; an average of the others would cover other rows than
-                agreed.
+            PeerFailedError: a client failed; averaging the others would cover other rows than the
+                parties agreed on.
             LostPeerError: a client did not answer in time.
         """
         answers = sorted(replies, key=lambda one: self._nodes.index(one.metadata.src_node_id))
@@ -112,14 +112,14 @@ class HorizontalStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send no evaluation: the server tests on rows of its own."""
+        """Send no evaluation, because the server tests on its own rows."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Ignore evaluations: there are none."""
+        """Ignore evaluations, because clients send none."""
 
     def summary(self) -> None:
-        """Print no summary: `vfl horizontal` prints the guarantees."""
+        """Print no summary, because `vfl horizontal` prints the guarantees."""
 
     def run(self, grid: Grid, timeout_s: float) -> None:
         """Run all rounds."""
@@ -128,10 +128,10 @@ class HorizontalStrategy(Strategy):
 
 
 def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
-    """Return Flower's ids of all nodes, in order, once so many are connected.
+    """Return Flower's ids of all nodes in order, when enough nodes are connected.
 
     Raises:
-        MissingPartyError: they do not connect in time.
+        MissingPartyError: too few nodes connected in time.
     """
     nodes: list[int] = []
     for _ in looks(patience_s):
@@ -146,10 +146,10 @@ def arrays_of(layers: Mapping[int, Tensor]) -> ArrayRecord:
 
 
 def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
-    """Return the layers of such a record.
+    """Return the layers in such a record.
 
     Raises:
-        ProtocolError: the record has other content.
+        ProtocolError: the record does not contain layers.
     """
     found = {}
     for name, array in record.items():
@@ -205,8 +205,8 @@ class Terms:
     """Content of a round's message.
 
     Raises:
-        ProtocolError: the message is no such message.
-        ConfigError: its settings are invalid.
+        ProtocolError: the message does not have the fields of a round.
+        ConfigError: the settings in the message are invalid.
     """
 
     def __init__(self, content: RecordDict) -> None:
@@ -234,7 +234,7 @@ def answer(
 ) -> Message:
     """Run one round at a client, and answer with its store's count; the mod adds the noise.
 
-    The client's state from round to round is in Flower's state of this node, and only there.
+    The client's state between rounds is only in this node's Flower state.
     """
     state = _state_of(context)
     update, state = trainer.update(terms.layers, state, terms.round, secret, terms.norm)

@@ -13,11 +13,11 @@ from vfl.session.store.spending import Spending
 
 
 class Rounds(Settings):
-    """One name of a horizontal training, at one party.
+    """Rounds and settings of one horizontal training at one party.
 
     Attributes:
         run: name of the training.
-        settings: digest of the settings to which the name is bound.
+        settings: digest of the settings that belong to the name.
         rounds: number of rounds in which this party took part.
         epsilon: budget of the whole training, counted from its start on. None if none is stated.
     """
@@ -34,21 +34,21 @@ class Rounds(Settings):
 
 
 class RoundLedger(Spending[Rounds]):
-    """The horizontal trainings of a party, beside its sessions and under the same limit."""
+    """The horizontal trainings of a party; they share one limit with its sessions."""
 
     kind, form = "rounds of a horizontal training", Rounds
 
     def take(self, new: Rounds, most: int, allow: Callable[[float], None]) -> None:
-        """Count one more round of a training, on the disk.
+        """Count one more round of a training on disk.
 
         Args:
             new: entry of a training that has not begun.
-            most: most rounds of the training for one client.
+            most: largest number of rounds of the training for one client.
             allow: called with the epsilon of a new name; raises if it is too large.
 
         Raises:
-            DisagreementError: the name is bound to other settings.
-            ConsentError: the rounds are spent, or `allow` raises it.
+            DisagreementError: this name belongs to a training with other settings.
+            ConsentError: all rounds are used up, or `allow` raises this error.
         """
         with self.locked():
             known = self._read(new.run)

@@ -49,7 +49,7 @@ def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None
 def take_round(
     message: Message, context: Context, own_file: Callable[[Context], PartyFile]
 ) -> Message:
-    """Run one round of one party, and answer with its update, or with the reason for refusal."""
+    """Run one round of one party; reply with its update, or with the reason for refusal."""
     torch.set_num_threads(1)
     name = f"of node {context.node_id}"
     with redacted_output():
@@ -116,7 +116,7 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
 
 
 def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
-    """Refuse requests, each with the limit in the party's own file, if there is one."""
+    """Refuse requests, and name the limit in the party's own file if there is one."""
     if refused:
         raise ConsentError(
             "this party does not consent to the horizontal training",
@@ -128,19 +128,19 @@ def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
 
 
 def _counted(plan: NoisePlan) -> float | None:
-    """Return the epsilon of a record that a party counts: the largest one stated."""
+    """Return the epsilon that a party counts for a record: the largest stated one."""
     stated = [one.epsilon or 0.0 for one in plan.statements if one.unit == "record"]
     return max(stated) if stated else None
 
 
 def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> int:
-    """Count one more round, on the disk, before any result leaves; return the store's count.
+    """Count one more round on disk before any result leaves; return the store's count.
 
     Raises:
         RolledBackError: the server has met a larger count, so the store was restored from a copy.
         ConsentError: there are more rounds than the training has for one client, or more epsilon
             than the party allows for all names together.
-        DisagreementError: the name is bound to other settings.
+        DisagreementError: this name belongs to a training with other settings.
     """
     settings = terms.settings
     if not _NAME.fullmatch(terms.run):

@@ -48,7 +48,7 @@ def participants(settings: HorizontalSettings, round_number: int) -> list[int]:
 
 
 def most_rounds(settings: HorizontalSettings) -> int:
-    """Return the most rounds in which any one client takes part."""
+    """Return the largest number of rounds in which any one client takes part."""
     taken: Counter[int] = Counter()
     for number in range(1, settings.rounds + 1):
         taken.update(participants(settings, number))
@@ -61,11 +61,11 @@ def update_sensitivity(
     batch_rows: int,
     kind: Literal["paper", "rigorous"],
 ) -> float:
-    """Return the sensitivity (2-norm) of a client's local steps to another value of one row.
+    """Return the sensitivity (2-norm) of a client's local steps to a change of one row.
 
-    "paper" lets every step move by the row alone, 2 eta E C / B with equal norms. From the second
-    step on that is no bound, because every row's gradient is then at other weights. "rigorous" lets
-    each later step move by the most it can.
+    "paper" assumes that every step changes by the row alone: 2 eta E C / B with equal norms. From
+    the second step on this is no bound, because every row's gradient is then computed at other
+    weights. "rigorous" assumes that each later step changes as much as possible.
 
     Args:
         norms: clip norm of each local step.
@@ -88,7 +88,7 @@ def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
 
     For e = epsilon / T up to 1 it is sqrt(2 ln(1.25 / d)) / e with d = delta / T. Source: Dwork and
     Roth 2014, theorem A.1. For a larger e it is the exact deviation of the mechanism, which is then
-    the larger of the two.
+    the larger one.
 
     >>> round(classic_multiplier(0.5, 1e-5, rounds=50), 1)
     559.4
@@ -107,7 +107,7 @@ def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
         rows: rows of the client that has fewest.
 
     Raises:
-        PrivacyError: no amount of noise keeps the budget.
+        PrivacyError: no noise multiplier is large enough for the budget.
     """
     if settings.noise == "none":
         return NoisePlan()
@@ -124,7 +124,7 @@ def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
     statement = _statement(settings, spent, ANALYTIC if rate == 1 else "rdp")
     if settings.clip != "quantile":
         return NoisePlan(multiplier, 0.0, (statement,))
-    # Both are one Gaussian mechanism: 1/s^2 of the two add up to that of `multiplier`.
+    # Both together are one Gaussian mechanism: the sum of their 1/s^2 equals that of `multiplier`.
     counts = _COUNTS_NOISE * multiplier
     return NoisePlan(multiplier / math.sqrt(1 - _COUNTS_NOISE**-2), counts, (statement,))
 

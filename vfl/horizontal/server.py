@@ -1,4 +1,4 @@
-"""A horizontal training at the label party: it averages, and tests on rows of its own table."""
+"""A horizontal training at the label party: it averages updates, and tests on its own rows."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from vfl.session import unexpected
 from vfl.session.store.party_folder import own_ledger
 
 _ROUND_S = 3600.0
-#: File that exists once a training has ended well.
+#: File that exists after a training has ended well.
 OUTCOME = "horizontal.json"
 
 
 def run_horizontal(
     grid: Grid, experiment: Experiment, party: PartyFile, changes: Sequence[str], run: str
 ) -> None:
-    """Run one training, with every party that has columns as a client.
+    """Run one training; every party with columns is a client.
 
     Args:
         grid: Flower's way to the nodes.
@@ -55,7 +55,7 @@ def run_horizontal(
         run: name of the training.
 
     Raises:
-        VFLError: the run's folder has it as well.
+        VFLError: the training failed; the run's folder contains the same error.
     """
     path = party.run_path(run)
     private_folder(path)

@@ -1,4 +1,4 @@
-"""A horizontal training: clients hold rows of the same columns, and one network is averaged."""
+"""A horizontal training: clients have rows of the same columns, and average one network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HorizontalSettings(Settings):
         name: name of the study, and prefix of its runs' names.
         seed: seed of all public draws.
         source: name of a data set, whose training rows the clients of a simulation share evenly.
-        rows: use only the first rows of it.
+        rows: number of first rows to use.
         classes: labels of the parties' own tables, in one order for all; only in a project.
         model: the network as the spec of a bottom, whose outputs are the classes.
         clients: number of clients of a simulation; in a project every party with a node is one.
@@ -38,12 +38,12 @@ class HorizontalSettings(Settings):
         percentile: percentage of norms that stay unclipped.
         clip_norm: bound of "fixed", and start of "quantile".
         noise: "client" adds noise to a client's upload (ADP_FL), "steps" in each of its steps
-            (DP-SGD); both clip rows and protect a record from all others. "server" clips whole
-            updates and protects a client from all but the server.
+            (DP-SGD); both clip rows and protect a record from all other parties. "server" clips
+            whole updates and protects a client from all parties except the server.
         epsilon, delta: budget of the whole training.
         sensitivity: for noise = "client". "paper" assumes that a record changes only one step; that
             is proven for one local step. "rigorous" is the worst case for several steps.
-        layers: share of the layers that a client uploads: those it changed most (Layer-Based FL).
+        layers: share of the layers that a client uploads: the most changed ones (Layer-Based FL).
         test_every: number of rounds between two tests.
     """
 
@@ -117,7 +117,7 @@ class HorizontalSettings(Settings):
 
 
 class HorizontalStudy(Settings):
-    """A file of `vfl horizontal`: one training, or many.
+    """A file of `vfl horizontal`: one training or many.
 
     Attributes:
         horizontal: settings of all trainings.
@@ -135,7 +135,7 @@ class HorizontalStudy(Settings):
         """Return every training: its variant and swept values as a title, and its settings.
 
         Raises:
-            ConfigError: a variant or value is no setting, or contradicts the others.
+            ConfigError: a variant or value names no setting, or contradicts the other settings.
         """
         base = self.horizontal.model_dump(mode="json", exclude_none=True)
         combinations: list[dict[str, Any]] = [{}]

@@ -43,7 +43,7 @@ class Outcome:
 
     Attributes:
         layers: flat weights by number of the layer.
-        tests: figures of each test, with its round; the last is of the end.
+        tests: metrics of each test, with its round; the last one is the final test.
         statements: guarantees, that for the settings' epsilon first.
         seconds: duration.
     """
@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """A data set whose training rows clients share.
+    """A data set whose training rows are divided among clients.
 
     Attributes:
         inputs: axes (rows, *shape); labels: axes (rows,).
@@ -139,7 +139,7 @@ class Evaluator:
     Args:
         settings: settings that choose the rounds.
         averager: averager whose weights are tested.
-        model: model to load them into.
+        model: model into which the weights are loaded.
         inputs: axes (rows, *shape); labels: axes (rows,).
         on_test: called with every test.
     """
@@ -173,7 +173,7 @@ class Evaluator:
             self._on_test(found)
 
     def outcome(self) -> Outcome:
-        """Return the result at the end."""
+        """Return the final result."""
         averager, seconds = self._averager, time.monotonic() - self._started
         return Outcome(averager.layers, tuple(self.tests), averager.plan.statements, seconds)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-#: Most seconds for the clients of one round.
+#: Time limit in seconds for the clients of one round.
 _ROUND_S = 3600.0
 #: Most seconds for the start of Flower's simulation.
 _START_S = 120.0
@@ -59,7 +59,7 @@ def train_study(
     engine: Literal["process", "ray"] = "process",
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Trained]:
-    """Train all trainings of a study, except those whose file is in the folder already.
+    """Train all trainings of a study, except those whose file already exists.
 
     Args:
         study: a study of `vfl.horizontal.settings`.
@@ -68,7 +68,7 @@ def train_study(
         say: called with one line about each training.
 
     Raises:
-        VFLError: a training failed; the others' files stay.
+        VFLError: a training failed; the files of the other trainings remain.
     """
     private_folder(folder)
     found, trainings = [], study.trainings()
@@ -140,7 +140,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
 
     Raises:
         MissingPackageError: Ray is not installed.
-        UserError: Flower was loaded before with its telemetry on.
+        UserError: Flower was imported earlier with its telemetry switched on.
     """
     if find_spec("ray") is None:
         raise MissingPackageError(

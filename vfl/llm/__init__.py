@@ -1,4 +1,4 @@
-"""A transformer that is asked privately: its owner sees no text, and its asker no weights.
+"""Private questions to a transformer: the owner sees no text, and the user no weights.
 
 Chapter 6 of the thesis of split learning (2025), from bottom to top:
 

@@ -7,9 +7,10 @@ They serve measurements beside the usual form: `python -m benchmarks.decoder`.
 **Insecure**: shares of floats, as in the thesis (6.3.5.2), for measurements and attacks.
 
 x = D + (x - D) with a normal D of E D^2 = L^2 E x^2 (equations 6-11 and 6-12; L is `SCALE`). Such a
-share is not uniform. A party that receives x - D n times for one x can average. The error is then
-L / sqrt(n) times the root mean square of x (equation 6-13, with the factor E x^2 that it omits).
-For a product both parties open x - U with a U of both, so the error is sqrt(2) times as large.
+share is not uniform. A party that receives x - D n times for one x can average the messages. The
+error is then L / sqrt(n) times the root mean square of x (equation 6-13, with the factor E x^2 that
+it omits). For a product both parties open x - U with a U of both, so the error is sqrt(2) times as
+large.
 
 A dealer does not know the size of values. It assumes that activations have mean square 1, and
 weights a mean square of 1 / (number of inputs). A float travels as 4 bytes, as in Tables 6.1 and
@@ -18,20 +19,20 @@ weights a mean square of 1 / (number of inputs). A float travels as 4 bytes, as 
 # An index, privately retrieved by homomorphic encryption: algorithm 6.5's query (thesis, 2025)
 
 **It does not hide the order from the asker.** An answer is the sum of the query times the order,
-and the asker knows its query. For up to 1,024 scores it computes the whole order by one division;
-for more it gets 1,024 equations a digit, and as many from the noise. SEAL has no noise flooding,
-and the printed protocol does not mention it. `Form.retrieval` is "sets" for that reason, and for
-its size; this form serves measurements beside it.
+and the asker knows its query. For up to 1,024 scores, one division reveals the whole order; for
+more, an attacker gets 1,024 equations per digit, and as many from the noise. SEAL has no noise
+flooding, and the printed protocol does not mention it. `Form.retrieval` is "sets" for this reason
+and for its size; this form is only for measurements.
 
-The asker encrypts X^place with BFV (Fan and Vercauteren 2012) in parts of 1,024 coefficients; only
-one part is not zero. The owner multiplies each part with its entries at X^-i and sums the products,
-so that the constant coefficient is the entry. The other coefficients would be other entries, so the
-owner adds uniform numbers to them. The owner learns nothing.
+The user encrypts X^position with BFV (Fan and Vercauteren 2012) in parts of 1,024 coefficients; all
+parts but one are zero. The owner multiplies each part with its entries at X^-i and sums the
+products, so that the constant coefficient is the entry. The other coefficients would be other
+entries, so the owner adds uniform numbers to them. The owner learns nothing.
 
-Messages are small: a ciphertext of the asker is one polynomial and the seed of the other (symmetric
-encryption). Entries are retrieved in digits of 5 bits. Their products have so little noise that a
-modulus of 24 bits is enough for a sum of a million products. At degree 1024 up to 27 bits have 128
-bits of security (homomorphicencryption.org, 2018).
+Messages are small: A ciphertext of the user consists of one polynomial and the seed of the other
+(symmetric encryption). Entries are retrieved in digits of 5 bits. Their products have so little
+noise that a modulus of 24 bits is enough for a sum of a million products. At degree 1024 up to 27
+bits have 128 bits of security (homomorphicencryption.org, 2018).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from vfl.mpc.stream import PadStream
 #: The L of the thesis' example.
 SCALE = 100.0
 _FLOAT_BITS = 32
-#: Pads of the query by sets, which has no floats (`Role.choose`).
+#: Pads of the query by sets, which does not exist for floats (`Role.choose`).
 _WHOLE = ("set", "sum")
 _DEGREE, _MODULUS_BITS, _DIGIT_BITS = 1024, 24, 5
 #: An order may be as long.
@@ -80,7 +81,7 @@ _POLYNOMIAL, _MORE = 8 * _DEGREE, 1024
 
 
 def normal(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
-    """Standard normal numbers (Box and Muller 1958) that the other end of a stream has too.
+    """Standard normal numbers (Box and Muller 1958) that both ends of a stream can generate.
 
     >>> both = [normal(PadStream(bytes(32)), 3, "D") for _ in range(2)]
     >>> bool((both[0] == both[1]).all()), both[0].shape
@@ -93,10 +94,10 @@ def normal(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
 
 class FloatRole(Role):
-    """A `Role` on floats: float64 here, float32 in messages; of ``Form`` thesis mode alone."""
+    """A `Role` on floats: float64 here, float32 in messages; only for ``Form``'s thesis mode."""
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """Normal numbers of `SCALE` times the size that a value is taken to have."""
+        """Draw normal numbers `SCALE` times as large as the assumed size of a value."""
         if purpose[0] in _WHOLE:
             return super().pad(peer, shape, *purpose)
         drawn = normal(self.pads[peer], math.prod(shape), *purpose)
@@ -106,7 +107,7 @@ class FloatRole(Role):
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
     ) -> Shared:
-        """`Role.question` on floats: the other end's zeros are some as well."""
+        """Run `Role.question` on floats; the other end's zeros are masked too."""
         return super().question(shape, values, bits, ring, where).map(Tensor.double)
 
     def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
@@ -121,7 +122,7 @@ class FloatRole(Role):
     def constant(
         self, layer: LayerShape, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Constant:
-        """`Role.constant` on floats: one message, and a mask that is kept."""
+        """Run `Role.constant` on floats: send one message, and store the mask."""
         number = self.next_number()
         if self.role == P1:
             (masked,) = self._receive(P0, number, (layer.shape, layer.ring))
@@ -161,14 +162,14 @@ class FloatRole(Role):
 
 
 def _as_words(part: Sent) -> Sent:
-    """A float32 as the 32 bits it is; whole numbers stay."""
+    """Return a float32 as its 32 bits; integers stay unchanged."""
     if not part[0].is_floating_point():
         return part
     return part[0].float().contiguous().view(torch.int32).long(), _FLOAT_BITS
 
 
 class BfvRole(Role):
-    """A `Role` whose index is retrieved by homomorphic encryption; nothing is dealt for it."""
+    """A `Role` that retrieves its index by homomorphic encryption, without dealt material."""
 
     def _retrieve(
         self, scores: Shared, mine: Tensor, pick: Pick | None, where: str, number: int
@@ -177,7 +178,7 @@ class BfvRole(Role):
         if self.role == P2:
             return [0] * rows
         if self.offline:
-            package()  # known to be there before a question is asked
+            package()  # checked before a question is asked
             return [0] * rows
         channel = self.channels[P1 - self.role]
         if self.role == P0:
@@ -203,14 +204,14 @@ def role_of(form: Form) -> type[Role]:
 
 
 class Keys:
-    """The asker's, of one query."""
+    """The user's keys for one query."""
 
     def __init__(self) -> None:
         seal, context = package(), _context()
         self._key = seal.KeyGenerator(context).secret_key()
 
     def query(self, places: Sequence[int], count: int) -> bytes:
-        """Encrypt one index for each place, among `count` entries."""
+        """Encrypt one index among `count` entries for each position."""
         seal = package()
         encryptor, found = seal.Encryptor(_context(), self._key), []
         with _scratch() as file:
@@ -240,21 +241,21 @@ class Keys:
 
 
 def answer(query: bytes, order: np.ndarray) -> bytes:
-    """The owner's part: the entries of each row's order at the encrypted place.
+    """Run the owner's part: return the entries of each row's order at the encrypted position.
 
     Args:
-        query: query of as many rows.
+        query: query with the same number of rows.
         order: int64, axes (rows, count); of each row a permutation.
 
     Raises:
-        ProtocolError: no query of that shape.
+        ProtocolError: the request does not have the shape of a query.
     """
     rows, count = order.shape
     parts, digits = _parts(count), _digits(count)
     asked = _unframed(query, rows * parts, _POLYNOMIAL + _MORE)
     shifts = _DIGIT_BITS * np.arange(digits)
-    # A digit of all entries is never zero, of which the library would refuse the product: what
-    # fills the last part up is not, and nor is a digit of the largest entry.
+    # The library refuses products with zero polynomials, but digits of all entries are never zero:
+    # the padding of the last part is not, and nor are digits of the largest entry.
     padded = np.full((rows, parts * _DEGREE), (1 << shifts).sum())
     padded[:, :count] = order
     values = padded.reshape(rows * parts, 1, _DEGREE) >> shifts[:, None] & _mask()
@@ -267,7 +268,7 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
             loaded = [_loaded(each, file) for each in asked[own]]
             try:
                 found += [_saved(each, file) for each in _products(loaded, factors[own])]
-            except (ValueError, RuntimeError):  # a ciphertext that hides nothing
+            except (ValueError, RuntimeError):  # a ciphertext without secret content
                 raise _no_ciphertexts() from None
     return _framed(found)
 
@@ -355,7 +356,7 @@ def _unframed(payload: bytes, count: int, most: int) -> list[bytes]:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """A file, for the library reads and writes nothing else; ciphertexts that are sent anyway."""
+    """Open a temporary file, because the library reads and writes only files."""
     with tempfile.TemporaryDirectory(prefix="vfl-bfv-") as folder:
         yield str(Path(folder) / "ciphertext")
 
@@ -366,7 +367,7 @@ def _saved(ciphertext: Any, file: str) -> bytes:
 
 
 def _loaded(part: bytes, file: str) -> Any:
-    """A ciphertext of these parameters; the library checks that it is one."""
+    """Load a ciphertext of these parameters; the library validates it."""
     found = package().Ciphertext()
     Path(file).write_bytes(part)
     try:
@@ -397,7 +398,7 @@ def _context() -> Any:
 
 @cache
 def package() -> Any:
-    """SEAL, as TenSEAL hands it on.
+    """Return SEAL's module, which TenSEAL contains.
 
     Raises:
         MissingPackageError: the extra "he" is not installed.

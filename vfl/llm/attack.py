@@ -27,12 +27,13 @@ Seen = dict[str, Tensor]
 
 
 class Asker:
-    """P1 of a private decoder, which keeps all it sees; a context manager.
+    """P1 of a private decoder that stores everything it sees; a context manager.
 
     Args:
         model: P0's.
         form: form of the computation.
-        watcher: P1; or P0, which sees the text of who asks in thesis mode on floats.
+        watcher: role of the observer: P1; or P0, which sees the user's text in thesis mode on
+            floats.
     """
 
     def __init__(self, model: Decoder, form: Form | None = None, watcher: int = P1) -> None:
@@ -41,7 +42,7 @@ class Asker:
         self._hidden.parties.parties[watcher].watch = self._seen.__setitem__
 
     def ask(self, prompt: Sequence[int]) -> Seen:
-        """Return views of a next token by layer: axes (tokens, width) before a norm, else one."""
+        """Return observations of a next token by layer: axes (tokens, width), or one number."""
         self._seen.clear()
         self._hidden.generate(prompt, 1)
         axes = {True: (-1, self._width), False: (-1,)}
@@ -60,14 +61,16 @@ class Asker:
 
 
 def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
-    """The text behind permuted vectors, for who knows the weights and did not ask.
+    """Recover the text behind permuted vectors, for an attacker who knows the weights.
 
-    Word by word: that whose sorted vector is nearest to a sorted vector that is left, whichever
-    place it had. No order inside or among vectors protects (Thomas et al. 2025, arXiv 2505.18332).
+    Word by word: It chooses the word whose sorted vector is nearest to a remaining sorted vector,
+    whatever its position. No order inside or among vectors protects (Thomas et al. 2025, arXiv
+    2505.18332).
 
     Args:
         front: embedding and the blocks below the values.
-        seen: axes (words, tokens); each vector in an order of its own, and so are the vectors.
+        seen: observed values, axes (words, tokens); both the vectors and the values in each are
+            permuted.
     """
     left, every = seen.sort(1).values, torch.arange(front.words.num_embeddings)
     cache = [KeyValues() for _ in front.layers]
@@ -84,14 +87,15 @@ def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
 
 
 def nearest_multiset(candidates: Tensor, seen: Tensor) -> int:
-    """The candidate whose sorted values are nearest to the sorted values that were seen.
+    """Return the candidate whose sorted values are nearest to the observed sorted values.
 
-    For who has a list of texts, or of next words, and weights near the owner's: every permuted
-    vector is a fingerprint of its text, scores of all tokens and of attention too.
+    An attacker with a list of texts or next words, and with weights near the owner's, can use this:
+    every permuted vector is a fingerprint of its text, and so are scores of all tokens and
+    attention scores.
 
     Args:
-        candidates: the values that each candidate would give, axes (candidates, values).
-        seen: the values of one, in an order of their own, axes (values,).
+        candidates: values that each candidate would produce, axes (candidates, values).
+        seen: observed values in an unknown order, axes (values,).
 
     >>> candidates = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 5.0]])
     >>> nearest_multiset(candidates, torch.tensor([5, 4, 0.1]))
@@ -106,13 +110,14 @@ def layer_from_questions(
 ) -> Tensor:
     """The weights of a linear layer from permuted outputs of many known inputs.
 
-    Give each value to the output that predicts one of its rank, solve least squares, and again
-    (shuffled regression, Abid et al. 2017, section 3, with the inputs known). It begins from public
-    weights that the owner's were fine-tuned from; from others it ends nowhere near.
+    The attack assigns each value to the output that predicts a value of the same rank, solves least
+    squares, and repeats (shuffled regression, Abid et al. 2017, section 3, with the inputs known).
+    It starts from public weights from which the owner's were fine-tuned; from other weights it does
+    not converge.
 
     Args:
         inputs: axes (questions, inputs), in their order.
-        seen: axes (questions, outputs), each row in an order of its own.
+        seen: observed values, axes (questions, outputs), each row separately permuted.
         start: axes (inputs, outputs).
         offset: vector added to the outputs (a residual connection), axes (questions, outputs).
         rounds: largest number of rounds.
@@ -136,7 +141,7 @@ def layer_from_questions(
 
 
 def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[Tensor]:
-    """Return the mean of all masked values that a party opens while one question is repeated.
+    """Repeat one question; return the mean of all masked values that a party opens.
 
     With float sharing (`vfl.llm.as_printed`) it tends to the values themselves, each at its own
     position, even if other steps permute them. The error is L / sqrt(times) times their root mean
@@ -159,7 +164,7 @@ def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[T
 
 
 def permuted_rows(values: Tensor, bits: int, draw: torch.Generator) -> Tensor:
-    """Each row in an order of its own, rounded as shares are; what `Asker` sees, for large counts.
+    """Permute each row separately and round it as shares do, like the values that `Asker` sees.
 
     Args:
         values: axes (rows, values).

@@ -74,7 +74,7 @@ def init(
         ),
     ] = True,
 ) -> None:
-    """Write a project: one folder for each of model owner, user and dealer.
+    """Write a project: one folder each for model owner, user and dealer.
 
     Each folder has an llm.toml with the terms, an identity key, and the others' addresses and
     public keys. The owner consents to the limits. Move each folder to its party's machine.
@@ -122,8 +122,8 @@ def deal(
     """As the dealer, deal until interrupted; as the user, request material ahead of questions.
 
     The options apply to the user's folder only: questions of exactly this length can later be asked
-    without dealing. A classifier answers no tokens. Meanwhile existing material answers questions;
-    a question that needs more waits only until the material in progress is dealt.
+    without dealing. A classifier generates no tokens. Meanwhile existing material answers
+    questions; a question that needs more waits only until the material in progress is dealt.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import Dealer, User
@@ -172,9 +172,9 @@ def ask(
 ) -> None:
     """Ask as the user; the answer appears token by token, or as classes from a classifier.
 
-    Uses material that was dealt for questions of this length, or requests it now. Several questions
-    of one length share messages, as many as a single question needs. Only the user knows how tokens
-    are chosen.
+    The command uses material that was dealt for questions of this length, or requests it now.
+    Several questions of one length share messages, as many as a single question needs. Only the
+    user knows how tokens are chosen.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import User
@@ -230,9 +230,9 @@ def demo(
 ) -> None:
     """Ask a model on this machine, over TLS: owner, dealer and user are three processes.
 
-    Without --model it is the smallest language model in the folder of `vfl model add`, else the one
-    that examples/llm/train_decoder.py trains. Plain torch answers the same question beside it, and
-    a table shows the bytes that crossed the network.
+    Without --model it uses the smallest language model in the folder of `vfl model add`, or the one
+    that examples/llm/train_decoder.py trains. Plain torch answers the same question, and a table
+    shows the bytes sent over the network.
     """
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
@@ -288,7 +288,7 @@ def demo(
 def _bits(
     model: Decoder | Encoder, integer_bits: int | None, inner_bits: int | None
 ) -> dict[str, int]:
-    """Bits before the point, as given or as the model needs."""
+    """Return the number of bits before the point: the given one, or the model's need."""
     from vfl.llm.project import needed_bits
 
     given = {"integer_bits": integer_bits, "inner_bits": inner_bits}
@@ -342,7 +342,7 @@ def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pic
     """Return the user's rule to choose a token.
 
     Raises:
-        ConfigError: sampling options together with greedy choice.
+        ConfigError: sampling options are set together with greedy choice.
         BadOptionError: a number is out of range.
     """
     from vfl.llm.private_decoder import Sampling, greedy
@@ -390,7 +390,7 @@ class _Answer:
 def _asked(
     user: User, questions: list[str], max_tokens: int, stop: list[str], pick: Pick, *, quiet: bool
 ) -> list[_Answer]:
-    """Ask, those of one length side by side; a single answer is printed as it comes."""
+    """Ask questions, those of one length together; print a single answer while it grows."""
     from vfl.llm.text import Streamed, read_tokenizer
 
     tokenizer = read_tokenizer(user.file.beside(user.file.tokenizer))
@@ -414,7 +414,7 @@ def _asked(
             for place, stream, tokens in zip(own, streams, reply.answers, strict=True):
                 found[place] = _Answer(questions[place], stream.text, tokens, [], [], reply)
     except VFLError:
-        if found and not quiet:  # they were counted, and answered
+        if found and not quiet:  # these questions were counted and answered
             _show([found[place] for place in sorted(found)], several=True)
         raise
     return [found[place] for place in range(len(questions))]
@@ -429,7 +429,7 @@ def _classified(user: User, question: str, prompt: list[int]) -> _Answer:
 
 
 class _Shown:
-    """Answers as they grow: of one question the text, of several how far they are."""
+    """Answers as they grow: the text of one question, or the progress of several."""
 
     def __init__(self, streams: list[Streamed], most: int, quiet: bool, alone: bool) -> None:
         self._streams, self._most = streams, most

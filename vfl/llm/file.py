@@ -40,14 +40,14 @@ _ADDRESSES: dict[LlmParty, tuple[str, ...]] = {
 
 
 class LlmLimits(Settings):
-    """Limits of the model owner's consent; it refuses more.
+    """Limits of the model owner's consent; a larger request is refused.
 
     Attributes:
-        max_questions: most questions answered with one set of weights, ever: with many questions an
-            asker may solve for a layer.
+        max_questions: limit of questions answered with one set of weights; with many questions a
+            user could solve for a layer.
         questions_per_hour: most questions answered within any hour.
         max_tokens: most tokens of a question and its answer together, summed over a batch.
-        max_dealt: most questions whose material waits on the disks.
+        max_dealt: limit of dealt questions whose material is stored.
     """
 
     max_questions: _Count = 1000
@@ -56,10 +56,10 @@ class LlmLimits(Settings):
     max_dealt: Annotated[int, Field(ge=1, le=256)] = 64
 
     def require(self, **asked: int) -> None:
-        """Refuse more than the limits of these names allow.
+        """Refuse values above the limits of these names.
 
         Raises:
-            ConsentError: it names the first that is too much.
+            ConsentError: a number exceeds its limit; the error names the first such number.
         """
         for limit, got in asked.items():
             if got > (most := getattr(self, limit)):
@@ -90,7 +90,7 @@ def of_llm_file(file: LlmFile) -> Iterator[str]:
             yield f"the file of the {file.party} has no '{name}'"
 
 
-#: Settings of a shape that the computation on shares has; all others keep their defaults.
+#: Settings of a shape that computation on shares supports; all others keep their defaults.
 _COMPUTED = (
     "vocabulary", "width", "layers", "heads", "groups", "inner", "context", "positions", "norm",
     "mlp", "tied", "bias", "epsilon", "theta", "stretch", "stretch_low", "stretch_high", "trained",
@@ -99,10 +99,10 @@ _OF_ENCODERS = ("segments", "classes")
 
 
 def shape_in_terms(shape: BlockShape) -> dict[str, Any]:
-    """The architecture as terms carry it.
+    """Return the architecture in the form that terms contain.
 
     Raises:
-        SpecError: the computation on shares has no such architecture; the setting is named.
+        SpecError: shares do not support this architecture; the error names the setting.
     """
     if not isinstance(shape, DecoderShape):
         raise _not_computed("an encoder of pictures", "a decoder or a classifier of texts")
@@ -142,9 +142,9 @@ class LlmTerms(Settings):
         labels: names of a classifier's classes.
         end_tokens: tokens that end an answer.
         mode, shown_bytes, first_bytes, integer_bits, inner_bits: see `vfl.llm.two_party.Form`.
-        dealer_counts: whether the dealer takes part in the beginning of every question and counts
-            its material as used. Then owner and user cannot use it twice, even if both were
-            restored from a copy. `vfl llm init` writes true.
+        dealer_counts: whether the dealer takes part in the start of every question and counts its
+            material as used. Then owner and user cannot use it twice, even if both were restored
+            from a copy. `vfl llm init` writes true.
         limits: limits of the model owner's consent.
     """
 
@@ -185,16 +185,16 @@ class LlmTerms(Settings):
 
 
 class LlmFile(OwnFile):
-    """Everything one party says about itself.
+    """One party's whole settings file.
 
     Attributes:
         party: its role.
         model: at the owner, the folder with the weights; relative to this file.
         tokenizer: at the user, the folder with tokenizer.json, without which a token is a byte.
         listen: addresses at which owner and dealer listen.
-        owner, dealer: addresses at which callers reach them.
+        owner, dealer: addresses at which other parties reach them.
         store: folder for shares, material and accounts.
-        patience_s: most seconds for one message of another party.
+        patience_s: time limit in seconds for one message of another party.
         rejoin_s: most seconds until a cut stream reconnects.
     """
 
@@ -225,6 +225,6 @@ def read_llm_file(path: Path) -> LlmFile:
     """Read a party's file, or that of a folder.
 
     Raises:
-        ConfigError: it is missing, is no TOML, or holds mistakes.
+        ConfigError: the file is missing, is not TOML, or has mistakes.
     """
     return LlmFile.read(path / LLM_FILE if path.is_dir() else path)

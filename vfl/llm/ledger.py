@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOUR_S = 3600.0
 #: More than any limit allows.
 _ALL = 2**31
-#: File beside the ledger in which an earlier vfl recorded each answer in a line.
+#: File next to the ledger in which an earlier vfl recorded each answer as a line.
 _FORMER = "asked.jsonl"
 
 
@@ -37,12 +37,12 @@ class Questions(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """None: no epsilon is stated."""
+        """None, because no epsilon is stated."""
         return None
 
 
 class QuestionLedger(Spending[Questions]):
-    """The questions that a model owner has answered, by weights; of others it is empty."""
+    """The questions that a model owner has answered, by weights; empty for other parties."""
 
     kind, form, restored_by = "questions about weights", Questions, "vfl llm restored FOLDER"
 

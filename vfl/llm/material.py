@@ -1,4 +1,4 @@
-"""A dealer's material for questions, on disk: each file is used once, also after a restart.
+"""A dealer's material for questions, on disk; each file is used once, even after a restart.
 
 A mask that is used for two questions discloses their difference. So a file is marked as used, on
 the disk, before any code gets its content, and its content is removed.
@@ -28,7 +28,7 @@ _LEFT = ".material"
 #: Header of a tensor: number of its type, and number of its axes; then the length of each axis.
 _HEAD, _AXIS = struct.Struct("<BB"), struct.Struct("<I")
 _TYPES = (torch.int64, torch.int32, torch.float64)
-#: Read at a time before its pages are given back; a multiple of any page's size.
+#: Number of bytes to read before their pages are released; a multiple of any page size.
 _DROPPED_BYTES = 1 << 22
 
 
@@ -48,14 +48,14 @@ class Used(Settings):
 
 
 class MaterialStore(Spending[Used]):
-    """One party's offline material, a sealed file a question, in a folder for its owner alone.
+    """One party's offline material: one sealed file per question, in a private folder.
 
-    An entry of the ledger is a name that was used.
+    An entry of the ledger is an identifier of used material.
 
     Args:
         folder: this party's.
         party: its name.
-        setup: the sharing of the weights that it was dealt for.
+        setup: identifier of the weights' sharing for which it was dealt.
     """
 
     kind, form, suffix = "used material", Used, ".used"
@@ -66,17 +66,17 @@ class MaterialStore(Spending[Used]):
         private_folder(folder)
 
     def put(self, name: str, material: Iterable[Tensor]) -> None:
-        """Keep what one offline phase gave; see `putting`."""
+        """Store the material of one offline phase; see `putting`."""
         with self.putting(name) as keep:
             for tensor in material:
                 keep(tensor)
 
     @contextmanager
     def putting(self, name: str) -> Iterator[Callable[[Tensor], None]]:
-        """Keep what an offline phase gives inside the block, on the disk as it comes.
+        """Write to disk the material that an offline phase yields inside the block.
 
         Raises:
-            ReusedPadError: that name was dealt before.
+            ReusedPadError: material of that name was dealt before.
         """
         with self.locked():
             if self._left(name).exists() or self._path(name).exists():
@@ -85,10 +85,10 @@ class MaterialStore(Spending[Used]):
             yield lambda tensor: put(_as_bytes(tensor))
 
     def take(self, name: str) -> Iterator[Tensor]:
-        """The material of a question, which is from now on used; each tensor is read in its turn.
+        """Take the material of a question and mark it as used; tensors are read one by one.
 
         Raises:
-            ReusedPadError: it was used before, or never dealt.
+            ReusedPadError: the material was used before, or never dealt.
             RunFolderError: the file is damaged, or of another party or other weights; it counts as
                 used.
         """
@@ -101,12 +101,12 @@ class MaterialStore(Spending[Used]):
             try:
                 span = checked_span(self._left(name), self._material)
             except RunFolderError as damage:
-                self._use(name)  # it would stand for ever before what is whole
+                self._use(name)  # otherwise it would stay for ever in front of complete material
                 damage.fix = "ask again: this material is given up, and other is taken"
                 raise
             with self._left(name).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._use(name)  # it has no name any more, and is gone with this process
+            self._use(name)  # the file has no name any more, and disappears with this process
         return _tensors(mapped, span)
 
     def names(self) -> list[str]:
@@ -120,7 +120,7 @@ class MaterialStore(Spending[Used]):
         self._left(name).unlink()
 
     def _read(self, run: str) -> Used | None:
-        """That the file is there is enough; an earlier vfl left it empty."""
+        """Check that the file exists; an earlier vfl left it empty."""
         return Used(run=run) if self._path(run).exists() else None
 
     def _path(self, run: str) -> Path:
@@ -142,7 +142,7 @@ class MaterialStore(Spending[Used]):
 
 
 def _as_bytes(tensor: Tensor) -> bytes:
-    """A tensor as a file has it; whole numbers of 32 bits as such."""
+    """Return a tensor as the bytes of a file; integers of 32 bits are stored as such."""
     array = tensor.contiguous().numpy()
     if array.dtype == np.int64 and array.size:
         least, most = int(array.min()), int(array.max())
@@ -154,7 +154,7 @@ def _as_bytes(tensor: Tensor) -> bytes:
 
 
 def _tensors(file: mmap.mmap, span: range) -> Iterator[Tensor]:
-    """The tensors of a checked file, one after the other; what was read leaves memory."""
+    """Yield the tensors of a checked file one by one; each is freed after use."""
     file.seek(span.start)
     left = 0
     while file.tell() < span.stop:

@@ -1,7 +1,7 @@
-"""Ring elements in messages and files: so many bits of each, one behind the other.
+"""Ring elements in messages and files: each takes a fixed number of bits, without gaps.
 
-Where numba is installed a compiled loop packs; else eight elements, which begin at a byte, are the
-step of eight passes over all of them.
+If numba is installed, a compiled loop packs; otherwise eight elements that begin at a byte are the
+stride of eight passes over all elements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vfl.core.compiled import COMPILED, compiled
 
-#: Elements after which a new one begins at a byte again, whatever their bits.
+#: Number of elements after which the next one begins at a byte, whatever their number of bits.
 _GROUP = 8
 
 
@@ -98,7 +98,7 @@ def _mask(bits: int) -> np.uint64:
 
 
 def _packed_words(count: int, bits: int) -> int:
-    """Number of 64-bit words for some elements, and one for an element that crosses the end."""
+    """Return the number of 64-bit words for some elements, plus one for an overlapping element."""
     return count * bits // 64 + 2
 
 

@@ -2,17 +2,17 @@
 
 The protocols are in `vfl.llm.two_party`. The owner (P0) and the dealer (P2) listen; the user (P1)
 connects. In the offline phase each pair has a stream. In the online phase only the owner and the
-user have one; a dealer that counts has marked the question's material as used before. Every stream
-uses TLS 1.3 with a token of its pair. Before anything is shared, each party signs fresh keys of the
-session with its identity key, and the others check them by the identity keys they pinned.
+user have a link; a dealer that counts has marked the question's material as used before. Every
+stream uses TLS 1.3 and the token of its pair. Before anything is shared, each party signs fresh
+session keys with its identity key, and the others check them by pinned identity keys.
 
 A party that takes material marks it as used, on its disk, before it sends a message that depends on
 it.
 
-Dealing and asking have streams of their own, so a question is answered while material for later
-ones is dealt. Their handshakes exclude one another: the user holds its folder's lock from a
-request until all keys are checked and the material is marked; owner and dealer hold one for the
-same time. So all three parties have the same order of handshakes, and every counter grows.
+Dealing and asking use separate streams, so a question is answered while material for later ones is
+dealt. Their handshakes exclude one another: questions is dealt; the user holds its folder's lock
+from a request until all keys are checked and the material is marked; owner and dealer do the same.
+So all three parties have the same order of handshakes, and every counter grows.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
 #: Time after the rejoin window in which an earlier process of our own may still refuse.
 _GRACE_S = 2.0
-#: Time for which a command waits for another one of its folder before it says so.
+#: Time for which a command waits for another one of its folder before it prints a message.
 _QUIET_S = 0.5
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
@@ -121,13 +121,14 @@ class Talk(Settings):
         prompt_tokens, count: tokens of a question and its answer; a classifier's count is 1.
         texts: number of questions of that length in a batch.
         questions: number of such batches to deal for.
-        session: this session's name, in halves of both ends.
-        setup: name of the sender's sharing of the weights; "" for none.
-        fresh: whether the weights are shared anew.
+        session: identifier of this session; each end contributes one half.
+        setup: identifier of the sender's sharing of the weights; "" if there is none.
+        fresh: whether the weights are shared again.
         names: names of material.
         spent: bytes and messages between other parties, by phase.
-        known: the largest count of the receiver's store that the sender has met. A restored store
-            would reach it by announcing often enough; so its own party refuses.
+        known: the largest count of the receiver's store that the sender has met. counter of the
+            store that the peer has recorded; a restored store refuses to continue until its counter
+            is larger.
     """
 
     version: str = Field(default=VERSION, max_length=32)
@@ -146,13 +147,13 @@ class Talk(Settings):
 
     @property
     def kind(self) -> str:
-        """Name of the kind of material for it."""
+        """Name of the kind of material for this request."""
         return _kind(self.prompt_tokens, self.count, self.texts)
 
 
 @dataclass(slots=True)
 class Account:
-    """Bytes and messages that passed one party's links, both ways, headers included, by phase.
+    """Bytes and messages on one party's links, both ways, headers included, by phase.
 
     Attributes:
         phase: phase that is counted now.
@@ -173,7 +174,7 @@ class Account:
             self.add(phase, pair, size, messages)
 
     def of(self, pair: str) -> dict[str, tuple[int, int]]:
-        """Bytes and messages of one pair, by phase."""
+        """Return bytes and messages of one pair, by phase."""
         return {phase: row[pair] for phase, row in self.spent.items() if pair in row}
 
     def facts(self, phase: str, seconds: float, questions: int = 1) -> dict[str, Any]:
@@ -189,11 +190,11 @@ class Account:
 
 
 class Wire:
-    """A link that counts, and whose next frame can be looked at before it is taken.
+    """A link that counts, and that can inspect its next frame before receiving it.
 
     Args:
         link: link to another party.
-        account: account that it adds to.
+        account: account to which the link adds its traffic.
         parties: party of this end, then party of the other end.
         witness: witness of this end's store.
     """
@@ -223,28 +224,29 @@ class Wire:
         return frame
 
     def ends(self) -> bool:
-        """Wait for the next frame: whether the other end has no more to say."""
+        """Wait for the next frame; return whether the other end has finished."""
         self._ahead.append(self.receive())
         return self._ahead[0].kind is Kind.DONE
 
     def watch(self, link: HubLink) -> None:
-        """Take what has come, so that an error is met while another party is waited for."""
+        """Receive waiting frames, so that an error is noticed while another party is awaited."""
         while len(self._ahead) < _WINDOW and (frame := link.poll()) is not None:
             self._count(frame)
             self._ahead.append(frame)
 
     def send_talk(self, talk: Talk, kind: Kind = Kind.ASK) -> None:
-        """Send what comes before a computation."""
+        """Send a handshake message before a computation."""
         known = self._witness.read().peers.get(self._peer, 0)
         talk = talk.model_copy(update={"known": known})
         self.send(Frame(kind, payload=talk.model_dump_json().encode()))
 
     def receive_talk(self, kind: Kind = Kind.ASK) -> Talk:
-        """Wait for what comes before a computation.
+        """Receive a handshake message before a computation.
 
         Raises:
-            ProtocolError: something else came.
-            RolledBackError: the other end has met more of this store than the store knows of.
+            ProtocolError: the message is not the expected one.
+            RolledBackError: the other party has recorded more sessions of this store than the store
+                itself has.
         """
         frame = self.receive()
         if frame.kind is not kind:
@@ -257,7 +259,7 @@ class Wire:
         return talk
 
     def fail(self, error: BaseException) -> None:
-        """Send the other end the error, then close; for a bug, it sends only the type."""
+        """Send the error to the other end, then close; for a bug, send only its type."""
         if not isinstance(error, VFLError):
             error = ProtocolError("a party broke off", got=type(error).__name__)
         self._link.fail(error)
@@ -272,7 +274,7 @@ class Wire:
 
 
 class _EnoughError(Exception):
-    """The answer ends before its material does."""
+    """The answer ends before its material is used up."""
 
 
 class _OverError(Exception):
@@ -340,7 +342,7 @@ class Party:
         return wire
 
     def listen(self) -> tuple[TcpHub, dict[str, Credential]]:
-        """The party's hub, and what its callers must show."""
+        """Return the party's hub, and the credentials that its callers must present."""
         files = self.file.beside("certificates")
         certificate = ServerCertificate(
             *(_bytes(files / name) for name in ("ca.pem", "server.pem", "server.key"))
@@ -385,7 +387,7 @@ class Party:
                 self._over.set()
                 hub.close()
                 for wire in list(self._wires):
-                    wire.close()  # a dealing in progress ends
+                    wire.close()  # a dealing in progress still ends
                 dealing.join()
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
@@ -405,7 +407,7 @@ class Party:
         task: Task,
         poll: Callable[[], None] | None,
     ) -> None:
-        """Play every session of a task, one after another."""
+        """Run every session of a task, one after another."""
         streams = [_stream_of(caller, task) for caller in CALLERS[self.name]]
         with suppress(_OverError):
             while True:
@@ -420,7 +422,7 @@ class Party:
             self.session(hub, wires, task)
         except VFLError as error:
             self._broke_off(wires, error, str(error))
-        except Exception as bug:  # the next session is another one
+        except Exception as bug:  # the next session is a different one
             self._broke_off(wires, bug, redacted_traceback(bug))
 
     def _broke_off(self, wires: Mapping[LlmParty, Wire], error: Exception, text: str) -> None:
@@ -429,11 +431,11 @@ class Party:
         self.say(f"a session ended early: {text}")
 
     def call(self, peer: Literal["owner", "dealer"], account: Account, task: Task) -> Wire:
-        """A stream for a task to who listens.
+        """Open a stream for a task to a listening party.
 
         Raises:
-            AuthenticationError: wrong token or certificate.
-            LostPeerError: no process answers there.
+            AuthenticationError: the token or the certificate is wrong.
+            LostPeerError: no process answers at the address.
         """
         host, port = self.file.address(peer)
         hello = Hello(self.terms.project, _stream_of(self.name, task), self._token(peer))
@@ -453,7 +455,8 @@ class Party:
                 )
                 return self.wire(link, peer, account)
             except AuthenticationError as refusal:
-                # It may still wait for an earlier process of ours; a certificate has a place.
+                # It may still wait for an earlier process of this party; a certificate identifies
+                # it.
                 if refusal.where is not None:
                     raise
                 if time.monotonic() > deadline:
@@ -469,7 +472,7 @@ class Party:
 
     @contextmanager
     def _failing(self, wire: Wire) -> Iterator[Wire]:
-        """A stream whose other end learns why this one stops."""
+        """Use a stream whose other end is informed of the error that stops this one."""
         try:
             yield wire
         except BaseException as error:
@@ -487,8 +490,8 @@ class Party:
         """Check that both ends have the same version and terms.
 
         Raises:
-            DisagreementError: another version, or other terms.
-            ProtocolError: another task than that of the stream.
+            DisagreementError: the other party has another version or other terms.
+            ProtocolError: the task differs from the task of the stream.
         """
         if said.task != task:
             raise ProtocolError("a request came on the stream of another task", got=said.task)
@@ -517,8 +520,8 @@ class Party:
         """A question fits the terms and the model.
 
         Raises:
-            ConsentError: more tokens than the owner allows.
-            DataError: more than the model's context.
+            ConsentError: the request has more tokens than the owner allows.
+            DataError: the sequence is longer than the model's context.
         """
         each = asked.prompt_tokens + asked.count
         if each > self.shape.context + 1:
@@ -532,11 +535,11 @@ class Party:
         self.terms.limits.require(max_tokens=asked.texts * each)
 
     def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
-        """Sign fresh keys and check everybody else's; this party with the keys of each pair.
+        """Sign fresh keys and check those of all others; return this party with each pair's keys.
 
         Raises:
-            AuthenticationError: a party is not who it was pinned to be.
-            RolledBackError: its folder was put back from a copy.
+            AuthenticationError: a party's key differs from its pinned key.
+            RolledBackError: the party's folder was restored from a copy.
         """
         parties = tuple(each for each in PARTIES if each == self.name or each in wires)
         binding = Binding(session, 0, self.terms.digest(), parties)
@@ -556,10 +559,10 @@ class Party:
     def called_to_count(
         self, streams: ExitStack, wires: Mapping[LlmParty, Wire], plan: Talk, account: Account
     ) -> dict[LlmParty, Wire]:
-        """Streams with which a question begins, the dealer's included if the terms have it count.
+        """Open the streams with which a question begins, including the dealer's if it counts.
 
         Raises:
-            LostPeerError: the dealer is away.
+            LostPeerError: the dealer does not answer.
         """
         if not self.terms.dealer_counts:
             return {**wires}
@@ -568,13 +571,13 @@ class Party:
         return {**wires, "dealer": dealer}
 
     def take(self, wires: Mapping[LlmParty, Wire], plan: Talk) -> tuple[Role, Iterator[Tensor]]:
-        """Meet who takes part in a question, and take its material, which is from now on used.
+        """Connect to a question's parties, and take its material, which is then marked as used.
 
-        A dealer that counts has marked it as used, too, before this returns.
+        A dealer that counts has also marked it as used before this method returns.
 
         Raises:
-            RolledBackError: a party's folder was put back from a copy.
-            PeerFailedError: the dealer has counted this material before.
+            RolledBackError: a party's folder was restored from a copy.
+            PeerFailedError: the dealer has already counted this material as used.
         """
         role = self.meet(wires, plan.session)
         material = self.store(plan.setup).take(plan.names[0])
@@ -614,9 +617,9 @@ class Party:
     def shared(
         self, role: Role, plan: Talk, account: Account, model: Decoder | Encoder | None = None
     ) -> PrivateLayers:
-        """The weights as a dealing needs them; shared anew where an end has no such sharing.
+        """Return the shared weights for a dealing; share them again if an end lacks them.
 
-        Everything of an earlier sharing is removed then.
+        All data of an earlier sharing are then removed.
         """
         setup = plan.setup
         if not plan.fresh:
@@ -636,17 +639,17 @@ class Party:
         return layers
 
     def restored(self) -> None:
-        """Go on with a store that was put back from a copy, of which no newer one is left.
+        """Continue with a store that was restored from a copy, if no newer store exists.
 
-        What it holds may have been used since the copy was made, so all of it is removed, and the
-        next dealing shares the weights anew.
+        Its material may have been used since the copy was made, so all of it is removed, and the
+        next dealing shares the weights again.
         """
         with self.ledger.alone():
             self._remove_all_but(None)
             self.ledger.witness.restored(0.0)
 
     def _remove_all_but(self, setup: str | None) -> None:
-        """Remove every other sharing of the weights, with its material."""
+        """Remove every other sharing of the weights and its material."""
         if setup is None:
             (self.folder / "setup.json").unlink(missing_ok=True)
         for path in self.folder.glob("*-*"):
@@ -666,8 +669,8 @@ class Owner(Party):
 
     Args:
         file: the party's own.
-        load: loads the model, once here and once for each sharing; in between the model is not in
-            memory.
+        load: loads the model: once here and once for each sharing; between these the model is not
+            in memory.
         say: see `Party`.
     """
 
@@ -699,7 +702,7 @@ class Owner(Party):
         """Return the weights; the ledger counts questions by their digest.
 
         Raises:
-            ConfigError: the folder's weights were replaced since this party began.
+            ConfigError: the weights in the folder were replaced after this party started.
         """
         model = self._load()
         if weights_digest(model.state_dict()) != self.digest:
@@ -711,7 +714,7 @@ class Owner(Party):
         return model
 
     def _known(self) -> str:
-        """The sharing of these very weights; "" if there is none."""
+        """Return the identifier of the sharing of exactly these weights; "" if there is none."""
         facts = self.setup()
         return str(facts["setup"]) if facts.get("weights") == self.digest else ""
 
@@ -727,7 +730,7 @@ class Owner(Party):
             for name in plan.names:
                 with store.putting(name) as keep:
                     role.prepare(_program(layers, _blank(plan), plan.count), keep)
-                wire.receive_talk(Kind.DONE)  # it has its half
+                wire.receive_talk(Kind.DONE)  # the dealer has its half
             dealer.receive_talk(Kind.DONE)
             spent = account.of(_ELSEWHERE)
             wire.send_talk(plan.model_copy(update={"names": (), "spent": spent}), Kind.DONE)
@@ -736,13 +739,13 @@ class Owner(Party):
     def _planned(
         self, streams: ExitStack, wire: Wire, asked: Talk, account: Account
     ) -> tuple[Talk, Wire]:
-        """Plan of a dealing, as user and dealer receive it, and the stream to the dealer."""
+        """Return the plan of a dealing, as user and dealer receive it, and the dealer's stream."""
         known = self._known()
         waiting = asked.questions * asked.texts
         if known:
             store = self.store(known)
             for name in set(store.names()) - set(asked.names):
-                store.take(name)  # the user has no half of it: its dealing was cut off
+                store.take(name)  # the user lacks its half, because its dealing was interrupted
             waiting += sum(_texts_in(name) for name in store.names())
         self.terms.limits.require(max_dealt=waiting)
         dealer = self._open(streams, "dealer", account, "deal")
@@ -766,7 +769,7 @@ class Owner(Party):
             both = sorted(set(theirs) & set(store.names() if store else ()))
             session = asked.session + secrets.token_hex(16)
             plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
-            # Before anything is dealt for what would be refused.
+            # Checked before material is dealt for a question that would be refused.
             self.ledger.require(self.digest, asked.texts, self.terms.limits)
             if not both:
                 wire.send_talk(plan)
@@ -794,7 +797,7 @@ class Owner(Party):
 
 
 class Dealer(Party):
-    """The dealer: works before the question is asked, counts its material, sees nothing of it."""
+    """The dealer: it works before the question is asked, counts its material, and sees no text."""
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
         link = hub.link(_stream_of("owner", task))
@@ -822,21 +825,21 @@ class Dealer(Party):
             layers = self.shared(role, plan, Account())
         store = self.store(plan.setup)
         for name in plan.names:
-            store.put(name, ())  # the name alone, before anybody has what it names
+            store.put(name, ())  # first only the name, before any party has the material
             role.prepare(_program(layers, _blank(plan), plan.count))
         owner.send_talk(plan, Kind.DONE)
         user.receive_talk(Kind.DONE)
         self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
 
     def _known(self) -> str:
-        """The sharing of the weights on this disk; "" if there is none."""
+        """Return the identifier of the weights' sharing on this disk; "" if there is none."""
         return str(self.setup().get("setup", ""))
 
     def _count(self, wires: Mapping[LlmParty, Wire], plan: Talk, known: str) -> None:
-        """Mark the material of a question as used, which both ends have done.
+        """Mark the material of a question as used; both other parties have done so.
 
         Raises:
-            ReusedPadError: it was used before, or dealt before this store was lost.
+            ReusedPadError: the material was used before, or was dealt before this store was lost.
         """
         for wire in wires.values():
             wire.receive_talk(Kind.DONE)
@@ -879,18 +882,18 @@ class User(Party):
         return isinstance(self.shape, EncoderShape)
 
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
-        """Have the dealer make material for questions of a length, before they are asked.
+        """Let the dealer make material for questions of one length before they are asked.
 
         Args:
             prompt_tokens: tokens of a question.
             count: most tokens of an answer; 1 for a classifier.
             questions: number of questions to deal for.
-            texts: questions that are asked side by side each time.
+            texts: number of questions to be asked together each time.
 
         Raises:
-            ConsentError: more than the owner allows.
-            DataError: more than the model's context.
-            PeerError: a party is not there, or went away.
+            ConsentError: the request is more than the owner allows.
+            DataError: the sequence is longer than the model's context.
+            PeerError: a party does not answer, or has disconnected.
         """
         account, nonce = Account(), secrets.token_hex(16)
         sizes = {"texts": texts, "questions": questions, "session": nonce}
@@ -939,7 +942,8 @@ class User(Party):
     def _take_turn(self, held: ExitStack, task: Task) -> None:
         """Be the only command of this folder with a task.
 
-        A command waits with the first lock in its hand, so one that has just ended is behind it.
+        A command waits while it holds the first lock, so a command that has just ended comes after
+        it.
         """
         folder = self.folder / "turns" / task
         with ExitStack() as waiting:
@@ -972,18 +976,19 @@ class User(Party):
         pick: Pick = greedy,
         on_token: OnToken = lambda text, token: False,
     ) -> Reply:
-        """Answers to questions of one length, side by side; dealt for now if nothing left fits.
+        """Answer questions of one length together; deal material now if nothing left fits.
 
         Args:
-            prompts: token ids of each; of a classifier one.
+            prompts: token ids of each question; a classifier takes one question.
             count: most tokens of an answer.
             pick: strategy of decoding, on permuted scores.
             on_token: called with a question's number and its next token; True ends that answer.
 
         Raises:
-            DataError: no token, one the model does not have, or more than its context.
-            ConsentError: more than the owner allows.
-            PeerError: a party is not there, or went away.
+            DataError: there is no token, a token is unknown to the model, or the sequence exceeds
+                its context.
+            ConsentError: the request is more than the owner allows.
+            PeerError: a party does not answer, or has disconnected.
         """
         (length,) = {len(prompt) for prompt in prompts}
         self.require_askable(length, count, len(prompts))
@@ -1013,8 +1018,8 @@ class User(Party):
         """Require that questions of a length fit the terms and the model.
 
         Raises:
-            DataError: no token, or more than the model's context.
-            ConsentError: more than the owner allows.
+            DataError: there is no token, or the sequence is longer than the model's context.
+            ConsentError: the request is more than the owner allows.
         """
         if not length:
             raise DataError("a question has tokens of the model", got="none", want="at least one")
@@ -1024,7 +1029,7 @@ class User(Party):
         """Require that the owner allows dealing ahead for this number of further questions.
 
         Raises:
-            ConsentError: it does not.
+            ConsentError: the owner does not allow dealing ahead for so many questions.
         """
         known = str(self.setup().get("setup", ""))
         waiting = sum(map(_texts_in, self.store(known).names())) if known else 0
@@ -1111,11 +1116,11 @@ def _program(
 
     Args:
         layers: the party's.
-        prompts: tokens of questions of one length at P1, elsewhere as many zeros.
+        prompts: tokens of questions of one length at P1; zeros of the same number elsewhere.
         count: most tokens of an answer.
         pick: rule that chooses tokens, at P1.
         on_token: function that receives each token, at P1.
-        wants: whether P1 goes on, given whether this party would; at P0, online, P1 says so.
+        wants: returns whether P1 continues, given this party's own wish; P0 receives P1's decision.
     """
 
     def goes_on(going: bool) -> bool:
@@ -1142,7 +1147,7 @@ def _kind(prompt_tokens: int, count: int, texts: int) -> str:
 
 
 def _texts_in(name: str) -> int:
-    """Questions that are asked side by side with the material of this name."""
+    """Return the number of questions that share the material of this name."""
     texts = name.rpartition("-")[0].partition("x")[2]
     return int(texts) if texts else 1
 

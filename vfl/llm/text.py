@@ -24,7 +24,7 @@ class Tokenizer(Protocol):
         """The ids of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ids; U+FFFD for bytes that are no text yet."""
+        """Return the text of ids; incomplete bytes become U+FFFD."""
 
 
 class BytePairs:
@@ -55,12 +55,12 @@ class BytePairs:
 
     @staticmethod
     def pieces(text: str) -> list[str]:
-        """A text's words, each with the space before it."""
+        """Split a text into words, each with the space before it."""
         return _PIECE.findall(text)
 
     @staticmethod
     def join(tokens: list[int], pair: tuple[int, int], joined: int) -> None:
-        """Put one token in the place of a pair wherever it stands; in place."""
+        """Replace a pair of tokens by one token wherever it occurs, in place."""
         place = 0
         while place < len(tokens) - 1:
             if (tokens[place], tokens[place + 1]) == pair:
@@ -102,8 +102,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model's folder; without a file a token is a byte of UTF-8.
 
     Raises:
-        DataError: the file is no tokenizer's.
-        MissingPackageError: it is one of the tokenizers package, which is not installed.
+        DataError: the file is not a tokenizer.
+        MissingPackageError: the file needs the package `tokenizers`, which is not installed.
     """
     path = folder / TOKENIZER
     if not path.exists():
@@ -120,7 +120,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 class Streamed:
-    """An answer as it grows: text that is final, and whether a stop word has come.
+    """An answer as it grows: its final text so far, and whether a stop word occurred.
 
     Args:
         tokenizer: the user's.
@@ -159,7 +159,7 @@ class Streamed:
         return self._until(len(self.text))
 
     def _open(self) -> int:
-        """Count characters at the end that the next token may change or complete to a stop word."""
+        """Count final characters that the next token may change or extend to a stop word."""
         broken = len(self.text) - len(self.text.rstrip("\ufffd"))
         begun = [
             size

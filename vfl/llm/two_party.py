@@ -1,24 +1,24 @@
 """Two-party inference with an offline dealer; an order, not cryptography, hides values from P1.
 
 The protocols of chapter 6 (thesis of split learning, 2025). P1 sees the multiset of the values
-before every function, and which two make a pair. All three follow the protocol and no two collude;
-P2 with either of the others learns everything.
+before every function, and which two make a pair. All three follow the protocol and no two of them
+collude; P2 together with another one learns everything.
 
-P0 owns the weights, P1 the text. P2 deals in two phases and sees nothing of a question:
-initialisation, once per weights, and offline, once per question. Only P0 and P1 are online. They
-use the result of the offline phase: their material, a list of tensors that is read once.
+P0 owns the weights, P1 the text. P2 deals in two phases without seeing any part of a question:
+initialisation, once per set of weights, and offline, once per question. Only P0 and P1 are online.
+They use the result of the offline phase: their material, a list of tensors that is read once.
 
-A program is a function of a `Role`. All three call it with the same shapes. Offline, no party has a
-value of P0, but P1's share is often known already: after a constant product or a function it is a
-dealt number. In mode "fast" P1 sends messages ahead of time if they depend on nothing else. Then a
+A program is a function of a `Role`. All three call it with the same shapes. Offline, no party knows
+a value of P0, but P1's share is often already known: after a constant product or a function it is a
+dealt number. In mode "fast" P1 sends messages in advance if they depend on nothing else. Then a
 function takes one round trip and a linear layer none. Mode "thesis" sends all messages as printed,
 with the printed errors corrected.
 
 Numbers are fixed point in the ring 2^ring, ring at most 64. A message carries that many bits per
 element, packed. No product is truncated. A scale shrinks when both holders drop low bits of their
 shares. The result is a sharing in a ring smaller by these bits, exact to one unit, and no wrap can
-become a huge error. For values that P1 only looks at, it receives only the upper bits, as many as
-the operation needs.
+become a huge error. For values that P1 only evaluates, it receives only as many upper bits as the
+operation needs.
 
 Bits below are payloads, online; n elements, a ring of s bits.
 """
@@ -62,13 +62,13 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 _Result = TypeVar("_Result")
 
 _ANSWER_BITS = 32
-#: More than are shown, of what P1 says before; its error then adds a quarter.
+#: Additional bits of P1's earlier values; their error then adds a quarter of a unit.
 _FIRST_MORE = 2
-#: Bits before the point that a weight may have; a product's are for the ring to hold.
+#: Bits before the point that a weight may have; the ring must fit those of a product.
 _WEIGHT_INTEGER_BITS = 30
 #: Value of `Form.sharing`.
 INSECURE_FLOAT = "insecure_float"
-#: Gives the roles of forms that are there to be measured, and of no default path.
+#: Returns the roles of forms that exist only for measurements.
 _AS_PRINTED = "vfl.llm.as_printed:role_of"
 _INSECURE = (
     "float sharing is insecure: who asks again averages its noise away, and reads texts and weights"
@@ -78,11 +78,11 @@ _FIX = (
     "layer, and of scores, --inner-bits 10"
 )
 
-#: f on values of axes (rows, width), which come permuted, or (2, elements) for a pair.
+#: f on permuted values of axes (rows, width), or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
 #: At P1: the position of the chosen score among secretly permuted scores.
 Pick = Callable[[Tensor], int]
-#: A bilinear map of what grows and what it is multiplied with.
+#: A bilinear map of the growing factor and its other factor.
 Bilinear = Callable[[Tensor, Tensor], Tensor]
 #: A tensor in a message: elements or axes, bits of each, and the number of omitted lower bits.
 Sent = tuple[Tensor, int] | tuple[Tensor, int, int]
@@ -95,14 +95,14 @@ class Form:
 
     Attributes:
         mode: "fast", or "thesis" for chapter 6 as printed.
-        shown_bytes: bytes of an element that P1 looks at, if an operation does not set them;
-            the error is one unit of the sent value.
-        first_bytes: bytes of P1's share of it in thesis mode, and if the share was not known ahead;
-            the error is the same.
+        shown_bytes: bytes of each element that P1 sees, unless an operation sets them; the error is
+            one unit of the sent value.
+        first_bytes: bytes of P1's share in thesis mode, and of a share that was not known in
+            advance; the error is the same.
         integer_bits: most bits before the point of values between layers. One more bit adds a bit
             to most elements of most messages of a transformer's layer.
-        inner_bits: the same for values inside a layer and for tokens' scores, which stay small
-            where values between layers grow; at most `integer_bits`.
+        inner_bits: bits for values inside a layer and for attention scores, which stay small when
+            values between layers grow; at most `integer_bits`.
         fused_tokens: most attended tokens for which a next token's softmax is fused with its
             product in fast mode. This saves two messages; the dealer then sends the tokens once
             more, permuted. 0 turns it off.
@@ -148,13 +148,13 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A shared tensor as one party has it: int64, of which the low `ring` bits count.
+    """A shared tensor as one party has it: int64; only the low `ring` bits count.
 
     Attributes:
-        share: blank where this party does not know it (yet).
+        share: the share; empty if this party does not have it (yet).
         bits: fraction bits.
         ring: bits of an element.
-        known: whether P1's share follows from what was dealt, so that it is there ahead.
+        known: whether dealt material determines P1's share, so that it is known in advance.
     """
 
     share: Tensor
@@ -163,14 +163,14 @@ class Shared:
     known: bool = False
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Shared:
-        """The same value with other axes, or with some of its elements."""
+        """Return the same value with other axes, or a selection of its elements."""
         return replace(self, share=change(self.share))
 
     def plus(self, other: Shared) -> Shared:
-        """The sum; of one scale.
+        """Return the sum of two values with one scale.
 
         Raises:
-            ValueError: the two have different fractions.
+            ValueError: the two operands have different numbers of fraction bits.
         """
         if self.bits != other.bits:
             raise ValueError(
@@ -180,7 +180,7 @@ class Shared:
         return Shared(self.share + other.share, self.bits, ring, known)
 
     def dropped(self, bits: int) -> Shared:
-        """The same value with fewer fraction bits in a smaller ring, exact to one unit.
+        """Return the value with fewer fraction bits in a smaller ring, exact to one unit.
 
         >>> z = torch.tensor([5 << 20]); first = torch.tensor([-(2**62)])
         >>> shares = [Shared(each, 30, 64).dropped(10) for each in (first, z - first)]
@@ -191,7 +191,7 @@ class Shared:
         return replace(self, share=share, bits=self.bits - bits, ring=self.ring - bits)
 
     def finer(self, bits: int) -> Shared:
-        """The same value with `bits` fraction bits, at least its own, in a larger ring.
+        """Return the value with `bits` fraction bits, not fewer than before, in a larger ring.
 
         >>> Shared(torch.tensor([5]), 10, 30).finer(12)
         Shared(share=tensor([20]), bits=12, ring=32, known=False)
@@ -213,12 +213,12 @@ class Growing:
     _room: dict[str, Tensor] = field(default_factory=dict)
 
     def grow(self, **new: Tensor) -> list[Tensor]:
-        """Append to each part, and return the whole parts in that order."""
+        """Append to each part, and return all parts in the same order."""
         for name, more in new.items():
             before = self.parts.get(name, more[:, :0])
             start, end = before.shape[1], before.shape[1] + more.shape[1]
             room = self._room.get(name, more[:, :0])
-            if room.shape[1] < end:  # for twice as many, so that few rows are ever copied
+            if room.shape[1] < end:  # allocate twice as many, so that few rows are copied
                 room = more.new_empty(more.shape[0], 2 * end, *more.shape[2:])
                 room[:, :start], self._room[name] = before, room
             room[:, start:end] = more
@@ -228,7 +228,7 @@ class Growing:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _GrowingProduct:
-    """One product of `Role.multiply_growing`; see there.
+    """One product of `Role.multiply_growing`; see that method.
 
     Attributes:
         number: number of the operation.
@@ -266,8 +266,8 @@ class Role(Engine):
 
     Attributes:
         material: dealt material that the online phase has not read yet.
-        watch: called with the values that this party sees and their layer, and with what is opened
-            to it in thesis mode; for who measures leakage.
+        watch: called with the values that this party sees, their layer, and the values opened to it
+            in thesis mode; for leakage measurements.
     """
 
     watch: Callable[[str, Tensor], None] | None = None
@@ -296,11 +296,11 @@ class Role(Engine):
     def prepare(
         self, program: Callable[[Role], object], keep: Callable[[Tensor], None] | None = None
     ) -> list[Tensor]:
-        """The offline phase of a program; the material it leaves this party, none at P2.
+        """Run the offline phase of a program; return this party's material, none at P2.
 
         Args:
             program: program that all parties run.
-            keep: is handed the material as it comes, which then is not gathered here.
+            keep: receives the material piece by piece, which is then not collected here.
         """
         material: list[Tensor] = []
         self._phase, self._keep_one = "offline", keep or material.append
@@ -309,14 +309,14 @@ class Role(Engine):
         return material
 
     def answer(self, program: Callable[[Role], object], material: Iterable[Tensor]) -> object:
-        """The online phase of a program, at P0 and P1; what the program gives.
+        """Run the online phase of a program at P0 and P1; return the program's result.
 
         Args:
-            program: the one that was prepared.
+            program: the program that was prepared.
             material: material from `prepare`, taken from its store; each is used once.
 
         Raises:
-            ReusedPadError: the material is of another program.
+            ReusedPadError: the material was dealt for another program.
         """
         self._phase, self.material = "online", iter(material)
         found = program(self)
@@ -328,14 +328,15 @@ class Role(Engine):
     def constant(
         self, layer: LayerShape, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Constant:
-        """Initialisation of SecureMul_F (algorithm 6.1, lines 1 and 2), once per weights.
+        """Initialise SecureMul_F (algorithm 6.1, lines 1 and 2), once per set of weights.
 
-        P1 learns X - U, of each element the bits of the layer's ring: in messages of one block of
-        rows each, P0 to P1. U is drawn from a seed that P0 and P2 have in common; P0 forgets it. An
-        empty message to P2 follows: a dealer that went on to deal would wait for P0 to take it.
+        P1 learns X - U, with the bits of the layer's ring for each element, in messages of one
+        block of rows each, P0 to P1. U is drawn from a seed that P0 and P2 share; P0 then deletes
+        it. An empty message to P2 follows: a dealer that went on to deal would wait for P0 to take
+        it.
 
         Raises:
-            RingRangeError: a weight does not fit; it names the layer.
+            RingRangeError: a weight does not fit; the error names its layer.
         """
         number = self.next_number()
         if self.role == P1:
@@ -362,14 +363,14 @@ class Role(Engine):
     ) -> Shared:
         """P1's own values as shares.
 
-        fast: one message, P1 to P0, s n bits; P1's share is a pad. P0 learns nothing.
-        thesis: none; P1's share is the value, P0's is zero.
+        fast: It takes one message, P1 to P0, of s n bits; P1's share is a pad. P0 learns nothing.
+        thesis: No message; P1's share is the value, and P0's is zero.
 
         Args:
             shape: shape of the values.
-            values: values at P1 in the online phase; else None.
+            values: values at P1 in the online phase; otherwise None.
             bits: fraction bits of the values.
-            ring: ring of the product they are for.
+            ring: ring of the product that uses them.
             where: name of the values, for messages.
         """
         number = self.next_number()
@@ -398,7 +399,7 @@ class Role(Engine):
         return decode((elements << above) >> above, shared.bits)
 
     def plus_own(self, shared: Shared, values: Tensor | None) -> Shared:
-        """Add what P0 has in plaintext to its share: a bias, or vectors of positions."""
+        """Add P0's plaintext values to its share: a bias, or position vectors."""
         if self.role != P0 or self.offline or values is None:
             return shared
         own = self.encode(values, shared.bits, "a bias", shared.ring - 1 - shared.bits)
@@ -407,10 +408,10 @@ class Role(Engine):
     def multiply(self, shared: Shared, constant: Constant) -> Shared:
         """SecureMul_F(X, Y) with X a constant of P0 (algorithm 6.1): here Z = Y X, a row a vector.
 
-        The printed line 4 sends P1's message to P1; it goes to P0, who recovers Y - V. P0 learns Y
-        - V, uniform; P1 nothing. One message, P1 to P0, of s bits an element of Y; in fast mode
-        none where P1's share of Y is known ahead, for then it was sent offline. Offline: P2 to P1 s
-        bits an element of Z.
+        The printed line 4 sends P1's message to P1; here it goes to P0, which recovers Y - V. P0
+        learns Y - V, which is uniformly distributed; P1 learns nothing. It takes one message, P1 to
+        P0, of s bits per element of Y; in fast mode none if P1's share of Y is known in advance,
+        because it was sent offline. Offline: P2 to P1 s bits an element of Z.
 
         The plain reference is ``Y @ X + bias``.
         """
@@ -418,7 +419,7 @@ class Role(Engine):
         return self._multiply(shared, constant, operation, constant.shape)
 
     def scale(self, shared: Shared, constant: Constant) -> Shared:
-        """Multiply each column by its own factor, axes (1, columns): a norm's weights.
+        """Multiply each column by its own factor, axes (1, columns), such as a norm's weights.
 
         The plain reference is ``Y * X + bias``.
         """
@@ -431,7 +432,7 @@ class Role(Engine):
         operation: Callable[[Tensor, Matrix | Tensor], Tensor],
         widths: tuple[int, int],
     ) -> Shared:
-        """Z = Y X; the mask V of Y is P1's alone, so P0's share of V X is its share of V U.
+        """Compute Z = Y X; only P1 has the mask V of Y, so P0's share of V X is its share of V U.
 
         Raises:
             ValueError: the weights were shared for a smaller ring.
@@ -475,7 +476,7 @@ class Role(Engine):
         shape: Sequence[int],
         ahead: tuple[Growing, Shared] | None = None,
     ) -> Shared:
-        """SecureMul_G(X, Y) where X grows by X' each time (algorithm 6.2); the product of all X.
+        """SecureMul_G(X, Y); each call appends X' to X (algorithm 6.2). The product has all of X.
 
         Both holders learn uniform differences only. fast: what P1 holds of X' and Y is known ahead
         and was sent masked, so P0 sends X' and Y masked: one message of s bits an element of X' and
@@ -493,7 +494,7 @@ class Role(Engine):
             ahead: fast mode: another that grows, opened in the same message for `mix`.
 
         Raises:
-            ValueError: fast mode, and P1's shares depend on the question.
+            ValueError: the mode is "fast", and P1's shares depend on the question.
         """
         number, ring = self.next_number(), min(more.ring, shared.ring)
         growing = _GrowingProduct(cache, more, shared, product, shape, number, ring, ahead)
@@ -546,7 +547,7 @@ class Role(Engine):
         return [self._as_sent(part.share - u) for (part, _), u in pairs]
 
     def _open_growing(self, of: _GrowingProduct) -> Tensor:
-        """At a holder, thesis: open both factors, then multiply."""
+        """Open both factors at a holder in thesis mode, then multiply."""
         masks, w = [self._take() for _ in of.parts], self._take()
         opened, (u, v) = self._hidden_parts(of, masks), masks[:2]
         self._send_all(P1 - self.role, of.number, opened, of.wanted)
@@ -558,18 +559,18 @@ class Role(Engine):
         return masked_product(RING, of.product, (e, f), u, self._plus(v, f), w)
 
     def _ask_growing(self, of: _GrowingProduct) -> Tensor:
-        """At P0, fast: send both factors masked; P1's differences came before."""
+        """At P0 in fast mode: send both factors masked; P1's differences arrived earlier."""
         masks, w = [self._take() for _ in of.parts], self._take()
         self._send_all(P1, of.number, self._hidden_parts(of, masks), of.wanted)
         x, d = of.cache.grow(share=of.more.share, difference=self._take())
-        factors = x + d, self._take()  # two one-way products and its own, x and y as masks
+        factors = x + d, self._take()  # two one-way products and a local one, with x and y as masks
         share = masked_product(RING, of.product, factors, x, of.shared.share, w)
         if of.ahead is not None:
             of.ahead[0].grow(share=of.ahead[1].share, difference=self._take())
         return share
 
     def _answer_growing(self, of: _GrowingProduct) -> Tensor:
-        """At P1, fast: compute what is known while the message is on its way."""
+        """At P1 in fast mode: compute the known terms while the message is in transit."""
         masks, w = [self._take() for _ in of.parts], self._take()
         x, u = of.cache.grow(share=of.more.share, mask=masks[0])
         share = w + of.product(x, of.shared.share)
@@ -594,8 +595,8 @@ class Role(Engine):
     ) -> Shared:
         """SecureNonlinear (algorithm 6.4), with SecurePerm (6.3) there and back.
 
-        P1 learns secretly permuted values. P0 learns nothing. Of vectors the order
-        is one inside each vector, then one of the vectors; of a pair both elements move together.
+        P1 learns secretly permuted values. P0 learns nothing. For vectors, the order permutes each
+        vector's elements, and then the vectors; for a pair, both elements move together.
 
         fast: two messages, P0 to P1 of the bits that are shown of an element and P1 to P0 of s an
         element of the result; where P1's share is not known ahead, and in thesis mode, a third, P1
@@ -612,11 +613,12 @@ class Role(Engine):
             ring: bits of its elements.
             where: the layer, for the account of what P1 saw.
             kind: "elements", "vectors" or "pairs".
-            shown: fraction bits that P1 needs; None shows what the form allows.
+            shown: fraction bits that P1 needs; None shows all that the form allows.
 
         Raises:
-            WidthError: elements or pairs, and too few to hide one another.
-            RingRangeError: a value is too large; it names the layer.
+            WidthError: the permutation moves elements or pairs, and there are too few to hide one
+                another.
+            RingRangeError: a value is too large; the error names its layer.
         """
         number, count = self.next_number(), shared.share.numel()
         rows, width = shared.share.shape
@@ -658,13 +660,13 @@ class Role(Engine):
         drop: int,
         shown: int | None = None,
     ) -> Shared:
-        """SecureNonlinear of one row a head, then SecureMul_G with it, in two messages less.
+        """Apply SecureNonlinear to one row per head, then SecureMul_G, with two messages fewer.
 
-        Fast mode. Of values v and probabilities p both holders know e = v - u0 - v1 (opened before)
-        and m = p - q0, P1 in its own order. What is missing is u1 p, and u1 is P1's: the dealer
-        shares u1 once more in P1's order, g0 + g1, so that m times it is local. P1's part of the
-        product lies in two orders, the heads' own and P1's; it sends both, masked, with m, and its
-        share of the result is a pad.
+        Fast mode. For values v and probabilities p both holders know e = v - u0 - v1 (opened
+        before) and m = p - q0, P1 in its own order. The missing term is u1 p, and u1 belongs to P1:
+        the dealer shares u1 again in P1's order, g0 + g1, so that m times it is local. P1's part of
+        the product is in two orders, the heads' own and P1's; P1 sends both, masked, with m, and
+        its share of the result is a pad.
 
         Both learn uniform numbers only, and P1 the permuted scores. Three messages: as of `apply`,
         and 2 s' an element of the product with the last. Offline: P2 to P0 s bits for each element
@@ -695,7 +697,7 @@ class Role(Engine):
         def own_order(part: Tensor, masked: Tensor) -> Tensor:
             return batched(in_order(masked), part.reshape(heads, tokens, width))[:, 0]
 
-        if self.role == P1:  # what is known is computed while the scores are on their way
+        if self.role == P1:  # the known terms are computed while the scores are in transit
             pads = (((2, count), "q"), (wide, "g"), ((3, *flat), "y"))
             drawn = [self._kept(partial(self.pad, P2, each, name, number)) for each, name in pads]
             (q0, q1), g1, (r, t, y) = drawn
@@ -760,12 +762,12 @@ class Role(Engine):
         """SecurePrediction (algorithm 6.5): of each row an index that P1 picks, at P1.
 
         P1 learns the permuted scores and its index. P0 learns nothing: the query is uniform. The
-        printed protocol retrieves the index with a BFV query (`Form.retrieval`); else the
-        dealer, who knows the order already (6.3), is the second server of a query by subsets (Chor,
+        printed protocol retrieves the index with a BFV query (`Form.retrieval`); else the dealer,
+        who knows the order already (6.3), is the second server of a query by subsets (Chor,
         Goldreich, Kushilevitz and Sudan 1995, section 3.1): offline it gives P1 a random set S and
         the sum of the order over S, masked; online P1 sends S with its position flipped, P0 answers
-        with the masked sum. An honest P1 learns one entry. One that does not follow the protocol
-        learns another sum.
+        with the masked sum. An honest P1 learns only one entry. One that does not follow the
+        protocol learns another sum.
 
         n scores; fast: three messages, of the bits that are shown of each, n bits and 4 bytes a
         row; thesis, or where P1's share is not known ahead: a fourth before them, of two bits more
@@ -775,7 +777,7 @@ class Role(Engine):
 
         Args:
             scores: axes (rows, scores).
-            pick: at P1: a position of the scores it is given, by any strategy of decoding.
+            pick: at P1: returns a position of the given scores, by any decoding strategy.
             where: name of the scores, for the account of P1's view.
             shown: fraction bits that P1 needs; see `apply`.
 
@@ -828,7 +830,7 @@ class Role(Engine):
         return [pick(row) for row in values]
 
     def tell(self, flag: bool) -> bool:
-        """A flag of P1's that P0 learns: whether it asks for more. False ends the material."""
+        """Reveal to P0 a flag of P1: whether P1 asks for more tokens. False ends the material."""
         number = self.next_number()
         if self.offline or self.role == P2:
             return True
@@ -841,7 +843,7 @@ class Role(Engine):
         return flag
 
     def _show(self, shared: Shared, kind: str, number: int, shown: int | None) -> Tensor:
-        """SecurePerm (algorithm 6.3), the result opened to P1, each with the bits it needs.
+        """Run SecurePerm (algorithm 6.3) and open the result to P1 with the necessary bits only.
 
         Returns:
             The order at P0 and P2; at P1, online, the permuted values in the ring.
@@ -863,7 +865,7 @@ class Role(Engine):
                 self._keep(r1, *([] if early else [r0]))
                 return r1
             r1 = self._take()
-            half = (1 << low) >> 1  # of what may have been cut off
+            half = (1 << low) >> 1  # may have lost low bits
             if not early:
                 self._send(P0, number, (shared.share.reshape(-1) - self._take(), *first[1:]))
                 half += (1 << first_low) >> 1
@@ -885,7 +887,7 @@ class Role(Engine):
         return order
 
     def _low_bits(self, shared: Shared, shown: int | None) -> tuple[int, int]:
-        """Bits that P1 is not shown of a value, and that P0 is not sent of P1's share of it."""
+        """Return how many low bits of a value P1 does not see, nor P0 of P1's share."""
         if shown is not None:
             low = max(0, shared.bits - shown)
             return low, max(0, low - _FIRST_MORE)
@@ -906,7 +908,7 @@ class Role(Engine):
     def _found(
         self, mine: Tensor, shared: Shared, function: Function, bits: int, ring: int, where: str
     ) -> Tensor:
-        """At P1: a function of what it sees, in the ring."""
+        """At P1: evaluate a function on the values it sees, in the ring."""
         values = self._seen(mine, shared, where).reshape(shared.share.shape)
         return self.encode(function(values), bits, where, ring - 1 - bits).reshape(-1)
 
@@ -922,7 +924,7 @@ class Role(Engine):
         return values
 
     def _watched(self, number: int, *opened: tuple[Tensor, Shared]) -> None:
-        """Masked values, as reals, for who measures leakage: of which shared tensors they are."""
+        """Return masked values as reals for leakage measurements, and the tensors they mask."""
         if self.watch is not None:
             for index, each in enumerate(opened):
                 self.watch(f"opened {number} {index}", self.decode(*each))
@@ -954,7 +956,7 @@ class Role(Engine):
         return self._take()
 
     def _as_sent(self, elements: Tensor) -> Tensor:
-        """Return elements as the other party receives them, so that both continue with the same."""
+        """Return elements as the other party receives them; both then continue with equal ones."""
         return elements
 
     def _send(self, peer: int, number: int, *parts: Sent) -> None:
@@ -999,13 +1001,13 @@ class LocalRoles(LocalParties[Role]):
 
 
 def _rounded(share: Tensor, bits: int) -> Tensor:
-    if share.is_floating_point():  # nothing is dropped of floats
+    if share.is_floating_point():  # floats are not truncated
         return share
     return share + ((1 << bits) >> 1) >> bits
 
 
 def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Tensor:
-    """A secret order of flat indices: at each place stands the index its element comes from."""
+    """Draw a secret permutation of flat indices: each position gets the index of its source."""
     rows, width = shape
     if kind in ("vectors", "rows"):
         inside = _orders_inside(pads, rows, width, number) + width * torch.arange(rows)[:, None]

@@ -1,8 +1,8 @@
-"""Each party's part of a sharing of the weights, in blocks of rows, never whole in memory.
+"""Each party's part of the shared weights, in blocks of rows; memory never holds all.
 
-The model owner (P0) keeps its weights as integers, mapped from a file. P1 keeps them under masks,
-packed, and reads one block at a time. P2 keeps one seed per matrix and draws the mask from it
-whenever it deals.
+The model owner (P0) keeps its weights as integers, mapped from a file. P1 stores them masked and
+packed, and reads one block at a time. P2 stores one seed per matrix and draws the mask from it for
+each dealing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl.mpc.ring import ELEMENT_BITS, matmul
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
-#: Elements of a block, in whole rows: as 8 bytes each they stay in a processor's cache.
+#: Elements per block, in whole rows; with 8 bytes each they fit a processor's cache.
 BLOCK = 1 << 18
 #: Types of stored weights, the smallest first.
 _TYPES = (torch.int16, torch.int32, torch.int64)
@@ -39,11 +39,11 @@ class Matrix(Protocol):
         """Axes (rows, columns)."""
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """The first row of each block and its rows, int64 of axes (rows, columns), in order."""
+        """Yield each block's first row and rows, int64 of axes (rows, columns), in order."""
 
 
 def spans(shape: Sequence[int]) -> list[tuple[int, int]]:
-    """First row and end of each block of a matrix.
+    """Yield the first row and the end of each block of a matrix.
 
     >>> spans((1000, 1024))
     [(0, 256), (256, 512), (512, 768), (768, 1000)]
@@ -55,7 +55,7 @@ def spans(shape: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A matrix in memory, or mapped from a file; whole numbers of any type."""
+    """A matrix of integers of any type, in memory or mapped from a file."""
 
     elements: Tensor
 
@@ -66,14 +66,14 @@ class Whole:
         return rows, columns
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """See `Matrix`; of a type of fewer bits where it is stored so."""
+        """See `Matrix`; the type has fewer bits if the weights are stored so."""
         for start, end in spans(self.shape):
             yield start, self.elements[start:end]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A uniform mask that its seed stands for (AES-128 in counter mode).
+    """A uniform mask that is generated from its seed (AES-128 in counter mode).
 
     It masks one matrix, once: a new sharing of the weights has a new seed.
 
@@ -86,7 +86,7 @@ class Drawn:
     shape: tuple[int, int]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """See `Matrix`; drawn anew each time, and the same."""
+        """See `Matrix`; each call draws the same values again."""
         stream = PadStream(self.seed)
         for number, (start, end) in enumerate(spans(self.shape)):
             elements = stream.elements64((end - start) * self.shape[1], "U", number)
@@ -98,7 +98,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Masked weights of so many bits each, as their blocks came, in memory or in a file."""
+    """Masked weights with a fixed number of bits each, in blocks, in memory or in a file."""
 
     shape: tuple[int, int]
     bits: int
@@ -142,11 +142,12 @@ class Constant:
 
     Attributes:
         layer: name, axes and bits.
-        weight, bias: at P0 alone; the weight of a type with as few bits as it needs.
-        masked: E = X - U, at P1 alone; of floats and in tests it may be a tensor, as the next one.
-        mask: U, at P2 alone.
-        turned: whether inputs and outputs stand for each other: the head of a decoder that shares
-            the embedding's weights.
+        weight, bias: only at P0; the weight has the smallest type that fits it.
+        masked: E = X - U, only at P1; with floats and in tests it may be a tensor, like the next
+            one.
+        mask: U, only at P2.
+        turned: whether inputs and outputs are exchanged, as in a decoder's head that shares the
+            embedding's weights.
     """
 
     layer: LayerShape
@@ -208,7 +209,7 @@ def scaled(left: Tensor, right: Matrix | Tensor) -> Tensor:
 
 
 def room_for(weight: Tensor, bits: int) -> Tensor:
-    """Uninitialised elements of the smallest type that holds a weight's; of the same axes."""
+    """Return uninitialised elements of the smallest type that fits a weight, with the same axes."""
     ends = torch.aminmax(weight) if weight.numel() else (0.0, 0.0)
     most = max(abs(float(end)) for end in ends) * 2.0**bits + 1
     kind = next((each for each in _TYPES if most < torch.iinfo(each).max), torch.int64)
@@ -221,7 +222,7 @@ class WeightStore:
     Args:
         folder: folder of this sharing; only its owner may read it.
         party: owner of the store.
-        setup: name of the sharing.
+        setup: identifier of the sharing.
     """
 
     def __init__(self, folder: Path, party: str, setup: str) -> None:
@@ -229,7 +230,7 @@ class WeightStore:
         private_folder(folder)
 
     def put(self, constant: Constant) -> Constant:
-        """Keep what a party has of a layer; the same, read from its file."""
+        """Store a party's part of a layer; return it as read from its file."""
         name = constant.layer.name
         if isinstance(constant.masked, Packed):
             self._write(f"{name}.masked", constant.masked.pieces())
@@ -249,7 +250,7 @@ class WeightStore:
         """Read the stored part of a layer.
 
         Raises:
-            RunFolderError: a file is missing, damaged, or of another party or sharing.
+            RunFolderError: a file is missing or damaged, or belongs to another party or sharing.
         """
         weight: Tensor | None = None
         bias: Tensor | None = None

@@ -10,8 +10,7 @@ Linear(in_features=8, out_features=3, bias=True)
 To add a model, write a file with a subclass of `Bottom`, `Merger` or `Top`, add one line below, and
 run its contract of `vfl.testing`. Another package declares an entry point in the group
 ``vfl.models.bottoms``, ``vfl.mergers`` or ``vfl.models.tops``. See `vfl.models.optimizers` for
-updates of weights.
-A model of the user's own needs no name: `bring` imports it from a path.
+updates of weights. A user's own model needs no name: `bring` imports it from a path.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ TOPS: Registry[Top] = Registry(
     },
     group="vfl.models.tops",
 )
-#: The bottom a spec names, such as ``mlp:hidden=64-32,last=relu``.
+#: Make the bottom that a spec names, such as ``mlp:hidden=64-32,last=relu``.
 make_bottom = BOTTOMS.make
 
-#: The merger a spec names, such as ``mean``.
+#: Make the merger that a spec names, such as ``mean``.
 make_merger = MERGERS.make
 
-#: The top a spec names, such as ``mlp:hidden=64``.
+#: Make the top that a spec names, such as ``mlp:hidden=64``.
 make_top = TOPS.make
 
 

@@ -1,6 +1,6 @@
-"""The contract of the two halves of a split network, and what several models share.
+"""The contract of bottom and top of a split network, and functions that models share.
 
-Hyper-parameters are the constructor's arguments; sizes that follow from the data come to `build`.
+Hyper-parameters are the constructor's arguments; `build` receives sizes that depend on data.
 Initial weights are drawn from torch's global generator, so callers build inside `seeds.scoped`.
 """
 
@@ -36,13 +36,13 @@ class Bottom(ABC):
             A module from axes (rows, *shape), float32, to axes (rows, width).
 
         Raises:
-            SpecError: this bottom cannot take rows of that shape, or cannot give that width.
+            SpecError: this bottom does not accept rows of that shape, or cannot produce that width.
         """
 
     def tokens_read(self, shape: Shape, width: int) -> int:
         """Return how many first values of a row are read as numbers of tokens; arguments as above.
 
-        All other values are read as measurements.
+        All other values are read as numbers.
         """
         return 0
 
@@ -52,10 +52,10 @@ class FixedBottom(Bottom):
 
     @abstractmethod
     def columns(self, shape: Shape) -> int:
-        """Return the only width it can produce for rows of that shape.
+        """Return the only width that the bottom can produce for rows of that shape.
 
         Raises:
-            SpecError: it cannot take them.
+            SpecError: the bottom does not accept rows of that shape.
         """
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class FixedBottom(Bottom):
 
 
 class Merger(ABC):
-    """A recipe for a module that merges all parties' cuts, at the party that receives them."""
+    """A recipe for the module that merges all parties' cuts at the receiving party."""
 
     @abstractmethod
     def width(self, widths: Sequence[int]) -> int:
@@ -81,23 +81,23 @@ class Merger(ABC):
         """
 
     def blocks(self, widths: Sequence[int]) -> list[int]:
-        """Return the widths of the columns of the merged cut that belong to one party each.
+        """Return the widths of consecutive columns of the merged cut, each from one party.
 
         Args:
             widths: widths of the parties' cuts, in merge order.
 
         Returns:
-            One width for each party, or the whole width where a column mixes parties.
+            There is one width for each party, or the total width if a column mixes parties.
         """
         return [self.width(widths)]
 
     @abstractmethod
     def build(self, widths: Sequence[int]) -> nn.Module:
-        """A new module; weights of its own are fresh, and train with the top.
+        """Build a new module; its own weights are untrained, and train with the top.
 
         Returns:
-            A module from cuts of axes (rows, width of each), one argument a party in merge order,
-            to axes (rows, width). No row's result depends on other rows.
+            The result is a module from cuts of axes (rows, width of each), one argument per party
+            in merge order, to axes (rows, width). No row's result depends on other rows.
 
         Raises:
             SpecError: see `width`.
@@ -131,17 +131,18 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 _SIZES = re.compile(r"[1-9][0-9]*(-[1-9][0-9]*)*", re.ASCII)
-#: Most layers of a stack, and most units of one: what is larger is a mistake or an attack.
+#: Largest number of layers in a stack, and of units in one; larger numbers are a mistake or an
+#: attack.
 MOST_LAYERS = 32
 MOST_UNITS = 2**20
-#: Whole numbers that float32 tells apart, and most numbers that stand for one of them.
+#: Range of integers that float32 represents exactly, and the largest number of values per integer.
 MOST_NUMBERS = 2**24
 MOST_EMBEDDING = 2**14
 _ROWS_AT_ONCE = 512
 
 
 def parse_sizes(text: str, option: str) -> tuple[int, ...]:
-    """Layer sizes joined by dashes; "none" or nothing is no layer.
+    """Parse layer sizes joined by dashes; "none" or an empty text means no layer.
 
     >>> parse_sizes("64-32", "hidden")
     (64, 32)
@@ -149,7 +150,8 @@ def parse_sizes(text: str, option: str) -> tuple[int, ...]:
     ()
 
     Raises:
-        BadOptionError: anything else, zero included; too many layers, or too large ones.
+        BadOptionError: the text is not a list of sizes from 1 up, or has too many layers or too
+            large ones.
     """
     if text in ("", "none"):
         return ()
@@ -166,7 +168,7 @@ def make_activation(name: Activation) -> nn.Module:
     """A new activation.
 
     Raises:
-        BadOptionError: an unknown name, with the nearest known one.
+        BadOptionError: the name is unknown; the error names the nearest known one.
     """
     require_choice("activation", name, get_args(Activation))
     return _ACTIVATIONS[name]()
@@ -176,7 +178,7 @@ def check_dropout(dropout: float) -> float:
     """Return `dropout` after a check.
 
     Raises:
-        BadOptionError: it is no probability below 1.
+        BadOptionError: `dropout` is not a probability below 1.
     """
     require("dropout", f"{dropout:g}", "at least 0 and below 1", 0 <= dropout < 1)
     return dropout
@@ -186,14 +188,14 @@ def check_size(size: int, option: str, most: int = MOST_UNITS) -> int:
     """Return `size` after a check.
 
     Raises:
-        BadOptionError: it is below 1, or above `most`.
+        BadOptionError: `size` is below 1 or above `most`.
     """
     require_range(option, size, 1, most)
     return size
 
 
 def picture_axes(shape: Shape, name: str) -> tuple[int, int, int]:
-    """The axes (channels, height, width) of one row.
+    """Return the axes (channels, height, width) of one row.
 
     Raises:
         SpecError: the rows are not pictures.
@@ -210,7 +212,7 @@ def picture_axes(shape: Shape, name: str) -> tuple[int, int, int]:
 
 
 def sequence_steps(shape: Shape, name: str) -> int:
-    """The steps of one row.
+    """Return the number of steps of one row.
 
     Raises:
         SpecError: the rows are pictures.
@@ -250,13 +252,13 @@ def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
 
 
 def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None) -> None:
-    """Refuse a bottom that would read a table's other columns as tokens, or tokens as measurements.
+    """Refuse a bottom that would read other columns as tokens, or tokens as numbers.
 
     Args:
         bottom: module that reads the rows.
         shape: axes of one row.
         width: columns of the cut.
-        tokens: number of first values of a row that are tokens; None where that is unknown.
+        tokens: number of leading values of a row that are tokens; None if unknown.
 
     Raises:
         SpecError: it would.
@@ -275,7 +277,7 @@ def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None)
 
 
 class JointBottom(nn.Module):
-    """Several bottoms as one, over flat rows that hold their columns one party's after another's.
+    """Several bottoms as one; flat rows contain the parties' columns one after another.
 
     Args:
         bottoms: bottoms in the order of their columns; they are not changed.
@@ -301,16 +303,16 @@ class JointBottom(nn.Module):
         return cut
 
     def parts(self, rows: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
-        """Each bottom and its party's columns of whole rows."""
+        """Return each bottom with its party's columns of whole rows."""
         columns = torch.split(rows, [math.prod(shape) for shape in self.shapes], 1)
         for bottom, part, shape in zip(self.bottoms, columns, self.shapes, strict=True):
             yield bottom, part.reshape(-1, *shape)
 
     def each(self, change: Callable[[nn.Module], nn.Module]) -> JointBottom:
-        """The same with something else in each bottom's place."""
+        """Return a copy in which other modules replace the bottoms."""
         return JointBottom([change(one) for one in self.bottoms], self.shapes, self.merger)
 
 
 def channels_last(module: nn.Module) -> nn.Module:
-    """The same model with its filters laid out so that convolutions take two thirds of the time."""
+    """Return the model with a filter layout in which convolutions take two thirds of the time."""
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -17,7 +17,7 @@ from vfl.models.base import Bottom, Top
 
 
 class _Brought:
-    """A recipe that calls a user's callable with the sizes it is given."""
+    """A recipe that calls a user's function with the given sizes."""
 
     def __init__(self, maker: Callable[..., object], path: str) -> None:
         self.maker = maker
@@ -44,11 +44,11 @@ class BroughtTop(_Brought, Top):
 
 
 def bring(path: str) -> Bottom:
-    """The user's own bottom; only for paths from the user's own local files, since it runs code.
+    """Return the user's own bottom; only paths from local files are allowed, since it runs code.
 
     Args:
-        path: ``package.module:name`` of a class or function that takes (shape, width) and gives a
-            torch module, as `Bottom.build` does.
+        path: ``package.module:name`` of a class or function of (shape, width) that returns a torch
+            module, as `Bottom.build` does.
 
     Raises:
         SpecError: the path is malformed, its module is not found, or it names nothing callable.

@@ -1,6 +1,6 @@
-"""Folders of pretrained models from what users have: GGUF files, archives, packages, a hub.
+"""Folders of pretrained models, made from GGUF files, archives, packages or a hub.
 
-All become one layout, that of Hugging Face, which `vfl.models.pretrained` reads.
+All are converted to the Hugging Face layout, which `vfl.models.pretrained` reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vfl.models.pretrained import (
     save_tensors,
 )
 
-#: Files of a model in the Hugging Face layout; nothing else is taken.
+#: Files of a model in the Hugging Face layout; no other file is used.
 _FILES = re.compile(
     r"config\.json|preprocessor_config\.json|tokenizer\.json|model[\w.-]*\.safetensors|"
     r"model\.safetensors\.index\.json",
@@ -52,11 +52,11 @@ def collect(source: str, folder: Path) -> None:
         folder: a new folder.
 
     Raises:
-        MissingDataError: there is no such source, or a file of its model is missing.
+        MissingDataError: the source does not exist, or a file of its model is missing.
         MissingPackageError: a package that reads it is not installed.
         DataError: the source holds no model, or a model of an unsupported family.
         StorageError: the disk is full.
-        UserError: the folder exists.
+        UserError: the folder already exists.
     """
     if folder.exists():
         raise UserError("there is a model of this name already", where=str(folder))
@@ -113,11 +113,11 @@ _WANTED = "a folder, a .gguf, .zip, .txt, .vec or .npy file, package:NAME or hub
 
 
 def _of_archive(path: Path, folder: Path) -> None:
-    """Files of a model, wherever they lie in the archive; each is written under its own name."""
+    """Extract a model's files from an archive, wherever they are, and keep their names."""
     try:
         with zipfile.ZipFile(path) as archive:
             configs = [each for each in archive.namelist() if PurePosixPath(each).name == CONFIG]
-            # The model's own configuration is the one that lies highest.
+            # The model's own configuration is in the uppermost folder.
             root = min(configs, key=lambda name: name.count("/"), default="")
             home = PurePosixPath(root).parent
             for member in archive.infolist():
@@ -161,7 +161,7 @@ def _of_hub(name: str, folder: Path) -> None:
     patterns = [CONFIG, "preprocessor_config.json", TOKENIZER, "model*.safetensors", "*.index.json"]
     try:
         snapshot_download(name, local_dir=folder, allow_patterns=patterns)
-    except Exception as problem:  # the package has no tree of its own
+    except Exception as problem:  # the package has no function for a folder tree
         raise MissingDataError(
             "the hub did not return this model", where=name, got=type(problem).__name__
         ) from None
@@ -172,7 +172,7 @@ def _of_hub(name: str, folder: Path) -> None:
 
 
 def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
-    """A line a word: the word, then its numbers; word2vec's files begin with both sizes."""
+    """Read one word per line, then its numbers; word2vec's files begin with both sizes."""
     words: list[str] = []
     rows: list[np.ndarray] = []
     with path.open(encoding="utf-8") as lines:
@@ -198,7 +198,7 @@ def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def _read_arrays(path: Path) -> tuple[list[str], np.ndarray]:
-    """An array, and a Parquet file with as many words beside it."""
+    """Read an array, and a Parquet file beside it with as many words."""
     beside = sorted(path.parent.glob("*.parquet"))
     vectors = np.load(path, allow_pickle=False, mmap_mode="r")
     words = pq.read_table(beside[0]).column(0).to_pylist() if len(beside) == 1 else []
@@ -213,7 +213,7 @@ def _read_arrays(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def _write_vectors(words: Sequence[str], vectors: np.ndarray, folder: Path) -> None:
-    """The model's folder; a last vector of zeros stands for all unknown words."""
+    """Write the model's folder; a last vector of zeros stands for all unknown words."""
     numbers = {word: number for number, word in reversed(list(enumerate(words)))}
     table = np.ascontiguousarray(np.concatenate([vectors, np.zeros_like(vectors[:1])]))
     lower = all(word == word.lower() for word in words)
@@ -262,7 +262,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-#: Words of a tokenizer by byte pairs, by the name that GGUF has for it; "" splits as GPT-2 does.
+#: Words of byte-pair tokenizers, by their name in GGUF; "" splits as GPT-2 does.
 _SPLITS = {
     "default": "",
     "gpt-2": "",
@@ -322,7 +322,7 @@ def _gguf_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of `config.json`.
 
     Raises:
-        KeyError: another family, or a setting that is missing; its name.
+        KeyError: the family is unknown, or a setting is missing; the error names it.
     """
     family = settings["general.architecture"]
     if family not in _GGUF_FAMILIES:
@@ -361,7 +361,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _gguf_weight(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """LLaMA's queries and keys have the halves of a head in turn there, one after another here."""
+    """Reorder LLaMA's queries and keys: halves of a head alternate in GGUF, but not here."""
     heads = {
         "attn_q": config["num_attention_heads"],
         "attn_k": config["num_key_value_heads"],
@@ -374,7 +374,7 @@ def _gguf_weight(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor
 
 
 def _gguf_tokenizer(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`tokenizer.json` of a tokenizer by byte pairs; None if the file has one of another kind."""
+    """Return `tokenizer.json` for a byte-pair tokenizer; None if the file has another kind."""
     split = _SPLITS.get(settings.get("tokenizer.ggml.pre", "default"))
     if settings.get("tokenizer.ggml.model") != "gpt2" or split is None:
         return None

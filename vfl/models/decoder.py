@@ -1,7 +1,7 @@
 """Transformers of plain torch modules: decoders, encoders of texts and encoders of pictures.
 
-One description of a block covers the published families, from GPT-2 to Gemma 3, BERT and CLIP:
-where its norms stand, how positions enter, which tokens a token attends to.
+One description of a block covers the published families, from GPT-2 to Gemma 3, BERT and CLIP: the
+position of its norms, the use of positions, and the tokens that a token attends to.
 `vfl.models.pretrained` reads their weights.
 """
 
@@ -51,40 +51,40 @@ class BlockShape:
 
     Attributes:
         width: width of a token's vector.
-        layers: number of blocks; 0 only where word vectors are all there is.
+        layers: number of blocks; 0 for word vectors only.
         heads: number of query heads.
         groups: heads of keys and values; fewer than `heads` is grouped-query attention.
         head_width: numbers of a head; 0 is width / heads.
         inner: width of the MLP; 0 is 4 width.
         positions: "learned" vectors, or "rotary" (Su et al. 2021, eq 34).
         norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
-        norms_at: "before" attention and MLP, "after" the sum with what came in (BERT), or "both"
-            before and behind them (Gemma 2).
+        norms_at: "before" attention and MLP, "after" the residual sum (BERT), or "both" before and
+            after them (Gemma 2).
         parallel: whether attention and MLP read the same input and are added together (GPT-NeoX).
-        head_norm: whether queries and keys pass a norm of their own, head by head (Qwen 3).
+        head_norm: whether queries and keys pass a separate norm, head by head (Qwen 3).
         mlp: "gelu", "gelu_tanh" (its approximation, of GPT-2), "quick_gelu", "relu"; or with a gate
             (Shazeer 2020) "silu" (SwiGLU), "gated_gelu", "gated_gelu_tanh" (GEGLU).
-        bias: whether linear layers have one.
+        bias: whether linear layers have a bias.
         causal: whether a token attends to earlier tokens and itself only.
         epsilon: epsilon of the norms.
         scale: factor of attention scores; 0 is head_width ** -0.5.
-        cap: bound c of attention scores s by c tanh(s / c) (Gemma 2); 0 is none.
+        cap: bound c of attention scores s by c tanh(s / c) (Gemma 2); 0 sets no bound.
         windows: for each block, the number of tokens that a token attends to, itself included; 0
             attends to all. Empty means 0 in every block.
         theta: base of rotary positions.
-        window_theta: base in blocks with a window (Gemma 3); 0 is `theta`, stretched as there.
-        rotated: part of a head that rotary positions turn.
+        window_theta: base in blocks with a window (Gemma 3); 0 means `theta` with its stretch.
+        rotated: part of a head that rotary positions change.
         stretch: stretch of rotary positions beyond the context of the training (Llama 3.1); 1 means
             no stretch.
         stretch_low, stretch_high: wavelengths longer than trained / low are stretched whole,
             shorter than trained / high not at all.
         trained: the context of the training.
-        slowed: further divisors of the frequencies of rotary positions, one of each (YaRN; Peng et
-            al. 2023, section 3.2); empty divides none.
-        turn_scale: factor of what rotary positions turn (YaRN, section 3.4).
+        slowed: further divisors of the frequencies of rotary positions, one per frequency (YaRN;
+            Peng et al. 2023, section 3.2); empty divides none.
+        turn_scale: factor of the entries that rotary positions change (YaRN, section 3.4).
 
     Raises:
-        BadOptionError: sizes that do not divide one another, or a part of another name.
+        BadOptionError: a size does not divide another one, or a part has an unknown name.
     """
 
     width: int = 64
@@ -173,7 +173,7 @@ class BlockShape:
 
     @property
     def turned(self) -> int:
-        """Numbers of a head that rotary positions turn, from its first on."""
+        """Number of leading entries of a head that rotary positions change."""
         return int(self.head_width * self.rotated)
 
     def window(self, layer: int) -> int:
@@ -189,8 +189,8 @@ class DecoderShape(BlockShape):
         vocabulary: number of tokens.
         context: the longest text, in tokens.
         tied: whether the head's weights are the embedding's.
-        embedding_scale: factor of a token's vector (Gemma); the head has none.
-        head_cap: bound of the logits, as `cap` of scores; 0 is none.
+        embedding_scale: factor of a token's vector (Gemma); the head does not use it.
+        head_cap: bound of the logits, like `cap` for scores; 0 sets no bound.
         head_bias: whether the head has a bias.
 
     Raises:
@@ -212,7 +212,7 @@ class DecoderShape(BlockShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorShape(BlockShape):
-    """Vectors of words and no blocks (Mikolov et al. 2013; Pennington et al. 2014).
+    """A table of word vectors without blocks (Mikolov et al. 2013; Pennington et al. 2014).
 
     Attributes:
         vocabulary: number of words.
@@ -227,7 +227,7 @@ class VectorShape(BlockShape):
 
 @dataclass(slots=True)
 class Rotation:
-    """Rotary positions: what a head's two halves are multiplied with; axes (steps, turned)."""
+    """Rotary positions: factors for the two halves of a head; axes (steps, turned)."""
 
     cos: Tensor = field(repr=False)
     sin: Tensor = field(repr=False)
@@ -240,7 +240,7 @@ class Rotation:
         if shape.window_theta and shape.window(layer):
             theta, stretch, slowed, scale = shape.window_theta, 1.0, (), 1.0
         speed = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-        # Turns within the trained context say how much of a wave it holds.
+        # The number of periods within the trained context determines the stretch of a wave.
         turns = shape.trained * speed / (2 * torch.pi)
         kept = (turns - shape.stretch_low) / (shape.stretch_high - shape.stretch_low)
         speed = speed * (1 / stretch + (1 - 1 / stretch) * kept.clamp(0, 1))
@@ -295,11 +295,11 @@ class KeyValues:
 
 
 class DecoderLayer(nn.Module):
-    """A block: attention and an MLP, each with a norm and added to what came in.
+    """A block: attention and an MLP, each with a norm and a residual connection.
 
     Args:
         shape: shape of the stack.
-        index: index of this block in it.
+        index: index of this block in the model.
 
     Attributes:
         cache: keys and values of earlier steps, inside `cached`.
@@ -332,7 +332,7 @@ class DecoderLayer(nn.Module):
 
         Args:
             x: vectors of the steps; axes (texts, steps, width).
-            cache: keys and values of earlier steps, changed in place; the attribute if not given.
+            cache: keys and values of earlier steps, changed in place; by default the attribute's.
             real: False where a step is padding that no step attends to; axes (texts, steps).
         """
         cache = self.cache if cache is None else cache
@@ -395,7 +395,7 @@ class DecoderLayer(nn.Module):
         return found
 
     def _mask(self, start: int, steps: int, seen: int, device: torch.device) -> Tensor:
-        """True where a step attends; axes (steps, seen)."""
+        """Return True where a step attends; axes (steps, seen)."""
         mask = torch.ones(steps, seen, dtype=torch.bool, device=device)
         if self._shape.causal:
             mask = mask.tril(start)
@@ -417,7 +417,7 @@ def _capped(x: Tensor, cap: float) -> Tensor:
 
 
 class _Stack(nn.Module):
-    """Blocks over vectors: what decoders and encoders share."""
+    """A stack of blocks over vectors; decoders and encoders share it."""
 
     shape: BlockShape
     layers: nn.ModuleList
@@ -438,7 +438,7 @@ class _Stack(nn.Module):
     def hidden(
         self, inputs: Tensor, layer: int | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Hidden states behind a block, axes (rows, steps, width).
+        """Return hidden states after a block, axes (rows, steps, width).
 
         Args:
             inputs: tokens or pictures of the rows.
@@ -482,7 +482,7 @@ class Decoder(_Stack):
             self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits, axes (texts, steps, vocabulary); inside `cached` the steps follow earlier ones.
+        """Return logits, axes (texts, steps, vocabulary); `cached` continues earlier steps.
 
         Args:
             tokens: int64, axes (texts, steps).
@@ -512,9 +512,9 @@ class Decoder(_Stack):
 
 
 def checkpointed(module: nn.Module) -> nn.Module:
-    """Let every block inside keep its input alone for the backward pass, and compute itself again.
+    """Let every block store only its input for the backward pass, and recompute the rest.
 
-    Gradients stay the same bits; a training step computes each block's forward pass twice.
+    Gradients have the same bits; a training step computes each block's forward pass twice.
 
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 4.
 
@@ -529,10 +529,10 @@ def checkpointed(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def cached(model: nn.Module) -> Iterator[list[KeyValues]]:
-    """Let every block of a model keep keys and values, so that a step passes each block once.
+    """Let every block of a model cache keys and values, so that a step passes each block once.
 
-    In a model that is cut, each block's cache stays with the party that computes the block.
-    Yields the caches, a block's each.
+    In a split model, each block's cache stays with the party that computes the block. Yields the
+    caches, a block's each.
     """
     layers = [each for each in model.modules() if isinstance(each, DecoderLayer)]
     caches = [KeyValues() for _ in layers]
@@ -547,10 +547,10 @@ def cached(model: nn.Module) -> Iterator[list[KeyValues]]:
 
 @torch.no_grad()
 def generate(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
-    """The most probable next tokens, one after the other (greedy decoding).
+    """Return the most probable next tokens one by one (greedy decoding).
 
     Args:
-        model: token ids in, logits out; a `Decoder`, or one that `vfl.split` cut.
+        model: a model from token ids to logits: a `Decoder`, or one that `vfl.split` cut.
         prompt: tokens.
         count: number of tokens to answer.
     """
@@ -565,7 +565,7 @@ def generate(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
 
 
 class Vectors(_Stack):
-    """A table of word vectors, such as GloVe's, without any block.
+    """A table of word vectors, such as GloVe's, without blocks.
 
     Args:
         shape: its sizes.
@@ -593,12 +593,12 @@ class EncoderShape(DecoderShape):
     """The architecture of an encoder of texts: learned positions, and classes instead of tokens.
 
     Attributes:
-        segments: texts that may stand in one question, such as a pair of sentences; 0 has no
+        segments: largest number of texts in one question, such as a pair of sentences; 0 has no
             vectors for them.
-        classes: classes of the head; 0 has no head.
+        classes: classes of the head; 0 means no head.
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
-        padding: token that takes no position (RoBERTa), and whose vector stands before those of the
-            positions; -1 is none.
+        padding: token without a position (RoBERTa), whose vector precedes those of the positions;
+            -1 means none.
     """
 
     norms_at: Literal["before", "after", "both"] = "after"
@@ -619,7 +619,8 @@ class EncoderShape(DecoderShape):
 class Encoder(_Stack):
     """BERT for classification (Devlin et al. 2019): token ids in, logits of the classes out.
 
-    Every step attends to all others, and a norm stands behind the sum, not before.
+    Every step attends to all others, and a norm follows the residual sum instead of preceding the
+    block.
 
     Args:
         shape: its architecture.
@@ -647,10 +648,10 @@ class Encoder(_Stack):
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Logits, axes (texts, classes); without a head all hidden states, as `hidden` has them.
+        """Return logits, axes (texts, classes), or without a head all hidden states, see `hidden`.
 
         Args:
-            tokens: int64, axes (texts, steps); the first is the one that is classified.
+            tokens: int64, axes (texts, steps); the first token is classified.
             segments: segment of each token, axes as of `tokens`; None means segment 0.
             real: mask that is False for padding, axes as of `tokens`; None means no padding.
         """
@@ -662,7 +663,7 @@ class Encoder(_Stack):
         return logits
 
     def embedded(self, inputs: Tensor, start: int = 0, segments: Tensor | None = None) -> Tensor:
-        """Vectors of tokens behind the first norm, axes (texts, steps, width)."""
+        """Return token vectors after the first norm, axes (texts, steps, width)."""
         x = self.tokens(inputs)
         if self.shape.segments:
             x = x + self.segments(torch.zeros_like(inputs) if segments is None else segments)
@@ -683,7 +684,7 @@ class PictureShape(BlockShape):
         patch: height and width of a patch; `size` is a multiple.
         channels: channels of a picture.
         patch_bias: whether the layer that embeds patches has a bias.
-        first_norm: whether a norm stands before the blocks (CLIP).
+        first_norm: whether a norm precedes the blocks (CLIP).
         classes: classes of the head; 0 has no head.
         mean, deviation: that each channel of a picture in [0, 1] is normalised by.
     """

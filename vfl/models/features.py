@@ -44,7 +44,8 @@ from vfl.models.pretrained import (
 Pool = Literal["mean", "max", "first", "last", "tokens"]
 _POOLS = ("mean", "max", "first", "last", "tokens")
 _PARTS = ("body", "text", "vision")
-#: Bytes of features that a frozen model keeps, so that an epoch does not compute them again.
+#: Size limit of the feature cache of a frozen model, so that epochs need not compute features
+#: again.
 MOST_KEPT_BYTES = 1 << 30
 #: Subfolder of `models_folder` for features on disk; no model's name begins with a dot.
 _ON_DISK, _ROWS, _PATIENCE_S = ".features", "rows.bin", 60.0
@@ -58,7 +59,7 @@ class Question:
 
     Attributes:
         tail: number of a text's last tokens that the decoder reads; 0 reads all.
-        prompt: tokens after them.
+        prompt: tokens appended to a row.
         answers: tokens whose logits are the features; if empty, hidden states are the features.
     """
 
@@ -71,7 +72,7 @@ class Question:
         return min(steps, self.tail or steps) + len(self.prompt)
 
     def put(self, tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens to read, and which of them are no padding; axes (rows, steps) in and out.
+        """Return the tokens to read and the mask of non-padding; axes (rows, steps).
 
         >>> tokens = torch.tensor([[5, 6, 7], [8, 0, 0]])
         >>> Question(tail=2, prompt=(9,)).put(tokens, tokens > 0)[0].tolist()
@@ -92,16 +93,16 @@ class Question:
 
 
 class PretrainedBottom(Bottom):
-    """Hidden states of a pretrained model behind one of its blocks, then a linear layer.
+    """Hidden states of a pretrained model after one of its blocks, then a linear layer.
 
-    A cut as wide as the features has no linear layer.
+    If the cut is as wide as the features, there is no linear layer.
 
-    Texts are rows of numbers: 0 is padding, n + 1 the tokenizer's token n (`data.tokenizer` makes
-    such rows). Pictures are resized to the model's size. A frozen model is no part of the run's
-    weights: each party that computes it needs the same model under the same name, and a run keeps
-    a digest of it. Features are kept in memory, so each row passes the model once.
+    Texts are rows of numbers: In such a row, 0 is padding and n + 1 is the tokenizer's token n (see
+    `data.tokenizer`). Pictures are resized to the model's size. A frozen model is not part of the
+    run's weights: weights: each party that computes it needs the same model under the same name,
+    and a run stores its digest. Features are cached in memory, so each row passes the model once.
 
-    Texts longer than the model's context are read in windows of its length.
+    Texts longer than the model's context are read in windows of that length.
 
     A decoder can answer a question: with ``prompt=All in all the film was`` and
     ``words=good-bad`` the features of a text are the logits of two answers (Brown et al. 2020,
@@ -111,17 +112,17 @@ class PretrainedBottom(Bottom):
         name: name of a model on this machine (`vfl model list`), never a path.
         layer: number of blocks that compute the features; 0 is the embedding, -1 all blocks and
             the final norm.
-        pool: over the tokens of a row: "mean", "max", the "first" or the "last" one, or all
-            "tokens" side by side.
+        pool: pooling over the tokens of a row: "mean", "max", the "first" or the "last" one, or the
+            concatenation of all "tokens".
         part: "text" or "vision", the tower of a CLIP.
         norm: whether each row's features get mean 0 and deviation 1 (Ba et al. 2016, without
             weights); those of published models differ by orders of magnitude.
         rank: rank of low-rank adapters that train (Hu et al. 2022); 0 freezes the model.
         alpha: scale of the adapters.
         tail: number of a row's last tokens that are read; 0 reads all.
-        tokens: number of a row's first values that are tokens (`data.length`), where inputs of
-            other columns follow; those go to the linear layer beside the features. 0 is all.
-        prompt: text behind each row, in a new paragraph, such as a question.
+        tokens: number of leading values of a row that are tokens (`data.length`), if inputs of
+            other columns follow; the linear layer reads those with the features. 0 is all.
+        prompt: text appended to each row in a new paragraph, such as a question.
         words: answers joined with dashes, each one token; their logits behind the last token are
             the features. Needs a decoder and pool=last.
         precision: "bfloat16" computes a frozen model in automatic mixed precision.
@@ -131,7 +132,7 @@ class PretrainedBottom(Bottom):
             2016).
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(
@@ -172,13 +173,13 @@ class PretrainedBottom(Bottom):
         self.norm, self.rank, self.alpha = norm, rank, alpha
 
     def columns(self, shape: Shape) -> int:
-        """Number of features of a row, which the linear layer takes.
+        """Return the number of features of a row, the linear layer's inputs.
 
         Args:
             shape: axes of one row without the rows axis.
 
         Raises:
-            SpecError: this bottom cannot take rows of that shape.
+            SpecError: this bottom does not accept rows of that shape.
         """
         return self._described(self._read(shape))[2] + self._beside(shape)
 
@@ -208,7 +209,7 @@ class PretrainedBottom(Bottom):
         return 0 if isinstance(described.shape, PictureShape) else self._read(shape)[0]
 
     def _read(self, shape: Shape) -> Shape:
-        """Axes of what the model reads of a row."""
+        """Return the axes of the part of a row that the model reads."""
         if not self.tokens:
             return shape
         steps = sequence_steps(shape, "pretrained")
@@ -218,7 +219,7 @@ class PretrainedBottom(Bottom):
         return (self.tokens,)
 
     def _beside(self, shape: Shape) -> int:
-        """Number of a row's values that are no tokens."""
+        """Return the number of a row's values that are not tokens."""
         return shape[0] - self.tokens if self.tokens else 0
 
     @property
@@ -226,7 +227,7 @@ class PretrainedBottom(Bottom):
         return "whole" if self.words and self.part == "body" else self.part
 
     def _described(self, shape: Shape) -> tuple[Described, Question, int]:
-        """The model before its weights are read, what it is asked, and the number of features."""
+        """Describe the model before loading weights: model, prompt, number of features."""
         folder = existing_model(self.name)
         found = describe(folder, self._part)
         of = found.shape
@@ -251,7 +252,7 @@ class PretrainedBottom(Bottom):
         """Prompt and answers as tokens.
 
         Raises:
-            BadOptionError: an answer is no single token, or the model is no decoder.
+            BadOptionError: an answer is not a single token, or the model is not a decoder.
         """
         if not (self.prompt or self.words):
             return Question(self.tail)
@@ -276,7 +277,7 @@ class PretrainedBottom(Bottom):
 
 
 class _Kept:
-    """A frozen model and features of rows it has seen; a copy of a bottom shares both.
+    """A frozen model and the features of rows seen so far; copies of a bottom share both.
 
     Args:
         model: the frozen model.
@@ -297,7 +298,7 @@ class _Kept:
                 end = 0
                 for key, features, end in _records(path):  # noqa: B007
                     self.add(key, features)
-                if path.is_file():  # what a killed process left half written
+                if path.is_file():  # an incomplete record that a killed process left
                     os.truncate(path, end)
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Kept:
@@ -310,7 +311,7 @@ class _Kept:
             self.bytes += size
 
     def add_new(self, computed: Mapping[bytes, Tensor]) -> None:
-        """Keep features of new rows, on disk too where that was asked."""
+        """Cache features of new rows, on disk too if requested."""
         before = len(self.features)
         for key, features in computed.items():
             self.add(key, features.clone())
@@ -331,7 +332,7 @@ def _record(key: bytes, features: Tensor) -> bytes:
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
-    """Whole records of a file, and where each ends; nothing behind a damaged one."""
+    """Yield the intact records of a file and the end of each; stop at a damaged one."""
     content = path.read_bytes() if path.is_file() else b""
     at = 0
     while at + 4 <= len(content):
@@ -345,14 +346,14 @@ def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
 
 
 class _Beside(nn.Module):
-    """A module for a row's first values, and the other values beside its outputs."""
+    """Applies a module to a row's first values, and appends the other values to its outputs."""
 
     def __init__(self, module: nn.Module, first: int) -> None:
         super().__init__()
         self.module, self._first = module, first
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Axes (rows, values) in, (rows, features + other values) out."""
+        """Map axes (rows, values) to (rows, features + other values)."""
         return torch.cat([self.module(rows[:, : self._first]), rows[:, self._first :]], 1)
 
 
@@ -361,13 +362,13 @@ class Features(nn.Module):
 
     Args:
         model: the model without its head.
-        layer: see `PretrainedBottom`; None is -1 there.
+        layer: see `PretrainedBottom`; None corresponds to -1 there.
         pool: see `PretrainedBottom`.
         shift: offset that rows add to a tokenizer's numbers.
         frozen: whether the model is excluded from this module's weights.
         question: question appended to each text.
         bfloat16: whether a frozen model computes in automatic mixed precision.
-        on_disk: whether features of a frozen model are kept on disk too.
+        on_disk: whether features of a frozen model are also cached on disk.
     """
 
     def __init__(
@@ -390,7 +391,7 @@ class Features(nn.Module):
         self.model = None if frozen else model
         weights = sum(each.numel() for each in model.parameters())
         if frozen and next(model.parameters()).is_meta:
-            # `footprint` counts what a module holds, and this one holds its model elsewhere.
+            # `footprint` counts a module's own tensors, but this module stores its model elsewhere.
             self.register_buffer("weights", torch.empty(weights, device="meta"), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -416,15 +417,15 @@ class Features(nn.Module):
         return torch.stack(made).to(rows.device)
 
     def get_extra_state(self) -> Tensor:
-        """A digest of the frozen model, which is no part of the weights; empty without one."""
+        """Return a digest of the frozen model, which is not a weight; empty without one."""
         digest = self._kept.digest if self._kept else b""
         return torch.tensor(list(digest), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Refuse weights that were trained beside another model.
+        """Refuse weights that were trained with another model.
 
         Raises:
-            DataError: the frozen model is another one.
+            DataError: the frozen model differs from the one used in training.
         """
         if not torch.equal(state.cpu(), self.get_extra_state()):
             raise DataError(
@@ -488,7 +489,7 @@ def _windows(tokens: Tensor, window: int) -> tuple[Tensor, ...]:
 
 
 def _some(real: Tensor) -> Tensor:
-    """The mask, with the first token of rows without any: attention over none is no number."""
+    """Return the mask; rows without tokens get the first one, since empty attention is NaN."""
     return torch.cat([real[:, :1] | ~real.any(1, keepdim=True), real[:, 1:]], 1)
 
 

@@ -1,15 +1,14 @@
-"""Memory that a model would need, computed before anything is allocated for it.
+"""Memory that a model would need, computed before any allocation.
 
-The model is built from shapes only, on torch's meta device, and runs there on the same number of
-rows as later. Every allocation of an operation counts, in layers and in functions, and so do
-attention weights over all pairs of tokens. A model that cannot run this way is refused; its memory
-is not guessed.
+The model is built on torch's meta device, and runs there on the real number of rows. Every
+allocation of an operation counts, in layers and in functions, and so do attention weights over all
+pairs of tokens. A model that cannot run this way is refused; its memory is not guessed.
 
 Let P be the parameters of the bottom and b the bytes of its buffers. A pass over R rows allocates
-A(R) bytes; its largest tensor has L(R) bytes. m is the number of cuts in flight, and S the numbers
-that the optimiser keeps per parameter. W is the larger of the cut's widths before and behind the
-codec. N counts training rows, Q rows of a query, and c columns of the party's table. A training
-needs, in bytes (m counts in the first bracket only if above 1):
+A(R) bytes; its largest tensor has L(R) bytes. m is the number of cuts in flight, and S the number
+of values that the optimiser keeps per parameter. W is the larger of the cut's widths before and
+after the codec. N counts training rows, Q rows of a query, and c columns of the party's table. A
+training needs, in bytes (m counts in the first bracket only if above 1):
 
     4 P (2 + S + m) + b + (m + 1/2) A(R) + 4 L(R) + 128 R W
 
@@ -18,7 +17,7 @@ A query needs, in bytes:
     4 P + b + 2 L(Q) + 128 Q W
 
 These defenses add bytes to a training at a feature party. F is their number of features (c if it is
-0), and M the number of rows that no session has:
+0), and M the number of rows outside all sessions:
 
     nopeek                               32 R^2 + 12 R (c + W);
     label_free (pca), anchored           64 F^2 + 163,840 F + 4 R (c + 2 F) + 4 N c;
@@ -98,7 +97,7 @@ def footprint(
     query_rows: int = 2,
     around: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Footprint:
-    """Build a bottom from shapes only, run it on shapes only, and count.
+    """Build a bottom on meta tensors, run it on shapes only, and count.
 
     Args:
         bottom: the recipe.
@@ -109,7 +108,7 @@ def footprint(
         around: wrapper of the bottom, applied before its use.
 
     Raises:
-        SpecError: it does not fit such rows, or cannot be counted.
+        SpecError: the bottom does not fit such rows, or its operations cannot be counted.
 
     >>> from vfl.models import make_bottom
     >>> footprint(make_bottom("mlp:hidden=20000-20000"), (10,), 8).parameters
@@ -142,7 +141,7 @@ def footprint(
 
 
 def _made(module: nn.Module, shape: Shape, rows: int) -> Sequence[int]:
-    """Bytes of the rows, and of each tensor that a pass over them allocates."""
+    """Return the bytes of the rows, and of each tensor that a pass allocates."""
     inputs = torch.empty(rows, *shape)
     known = [inputs, *module.parameters(), *module.buffers()]
     with torch.no_grad(), _Allocations(known) as made:
@@ -155,7 +154,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sizes in bytes of what operations allocate; views and results in place are nothing new.
+    """Records bytes that operations allocate; views and in-place results allocate nothing.
 
     Args:
         known: tensors that exist before.
@@ -164,7 +163,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[int] = []
-        #: The storage, kept alive so that no other storage gets the same number.
+        #: The storage, kept alive so that no other storage gets the same address.
         self._seen: dict[int, UntypedStorage] = {}
         for tensor in known:
             self._is_new(tensor)

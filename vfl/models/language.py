@@ -2,8 +2,9 @@
 
     words -> DecoderFront -- cut, a vector a word --> DecoderMiddle -- one vector --> head
 
-The parts are those of one `vfl.models.decoder.Decoder`, begun from pretrained weights (any decoder
-that `vfl.models.pretrained` reads) or anew, and fine-tuned whole or by low-rank adapters.
+The parts belong to one `vfl.models.decoder.Decoder` with pretrained weights (any decoder that
+`vfl.models.pretrained` reads) or random ones, and are fine-tuned completely or by low-rank
+adapters.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _MOST_LAYERS, _MOST_TOKENS = 64, 2**13
 
 
 class _Parts:
-    """Options that all parts of one decoder share.
+    """Options common to all parts of one decoder.
 
-    Sizes that are 0 are those of the pretrained model; without one 5,000 words, vectors of 64
+    Sizes of 0 mean those of the pretrained model; without one they are 5,000 words, vectors of 64
     numbers, 6 blocks and 4 heads.
 
     Args:
@@ -46,7 +47,8 @@ class _Parts:
         layers: blocks of the whole decoder.
         heads: number of attention heads.
         front: blocks below the cut.
-        pretrained: name of a model on this machine (`vfl model list`); "none" starts anew.
+        pretrained: name of a model on this machine (`vfl model list`); "none" starts with random
+            weights.
         rank: rank of the low-rank adapters; 0 trains every weight.
         alpha: scale of the adapters.
         bits: bits of frozen layers beside adapters: 32, 8, or 4 (Dettmers et al. 2023).
@@ -54,7 +56,7 @@ class _Parts:
             2016).
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(
@@ -86,11 +88,11 @@ class _Parts:
 
     @cached_property
     def shape(self) -> DecoderShape:
-        """The architecture of the whole; a pretrained one is read from its folder.
+        """Return the whole architecture; that of a pretrained decoder is read from its folder.
 
         Raises:
-            MissingDataError: the model is not on this machine.
-            SpecError: it is of other sizes than the options say, or no decoder.
+            MissingDataError: the model is not stored on this machine.
+            SpecError: the model's sizes differ from the options, or it is not a decoder.
         """
         given = {name: size for name, size in self._sizes.items() if size}
         if self.pretrained == "none":
@@ -115,10 +117,10 @@ class _Parts:
         return shape
 
     def decoder(self, first: int, last: int) -> Decoder:
-        """A decoder with the weights of blocks `first` to `last - 1` and of what belongs to them.
+        """Return a decoder with the weights of blocks `first` to `last - 1` and their neighbours.
 
-        Embedding and positions belong to block 0, the final norm to the last one. Other weights of
-        a pretrained decoder are not read.
+        Block 0 includes embedding and positions, and the last block the final norm. Other weights
+        of a pretrained decoder are not read.
         """
         on_meta = torch.empty(0).is_meta
         if self.pretrained == "none" or on_meta:
@@ -150,19 +152,19 @@ class _Parts:
             else:
                 table[start : start + len(some)] = some
             start += len(some)
-        # Typed as what it stands in for: both give vectors of numbers.
+        # Typed like the module it replaces: both return vectors of numbers.
         return quantised or nn.Embedding(words, width, _weight=table)  # type: ignore[return-value]
 
     def begun(self, part: nn.Module) -> nn.Module:
-        """The part as training finds it."""
+        """Return the part in its state before training."""
         part = checkpointed(part) if self.checkpoint else part
         return adapt(part, self.rank, self.alpha, self.bits) if self.rank else part
 
     def steps(self, width: int, name: str) -> int:
-        """Words behind a cut of some width.
+        """Return the number of words in a cut of some width.
 
         Raises:
-            WidthError: it is no whole number of vectors.
+            WidthError: the width is not a whole number of vectors.
         """
         steps, rest = divmod(width, self.shape.width)
         if rest or not steps:
@@ -175,7 +177,7 @@ class _Parts:
 
 
 class DecoderFront(_Parts, Bottom):
-    """Words as vectors through the first blocks; the cut is every word's vector, one after another.
+    """Runs words as vectors through the first blocks; the cut joins the vectors of all words.
 
     A cut of fewer vectors than a row has words is about the row's first words.
 
@@ -203,9 +205,9 @@ class DecoderFront(_Parts, Bottom):
 
 
 class DecoderMiddle(_Parts, Bottom):
-    """The other blocks and the last norm; what goes on is the mean over all words.
+    """Runs the remaining blocks and the last norm; the output is the mean over all words.
 
-    It takes a merged cut of one party, as the party in the middle of a U-shape does.
+    It receives a merged cut of one party, like the party in the middle of a U-shape.
 
     >>> module = DecoderMiddle(words=50, tokens=8, layers=3, heads=2, front=1).build((40,), 8)
     >>> import torch
@@ -242,13 +244,13 @@ class DecoderTop(_Parts, Top):
 
 
 class Front(nn.Module):
-    """Module that `DecoderFront` builds; an attacker that has it runs its parts one by one.
+    """The module that `DecoderFront` builds; an attacker can run its parts one by one.
 
     Args:
         words: vectors by number.
         layers: the first blocks.
         steps: number of words of a cut.
-        positions: learned vectors of positions, if the model has them.
+        positions: learned position vectors, if the model has them.
         scale: factor of words' vectors.
     """
 
@@ -268,7 +270,7 @@ class Front(nn.Module):
         """Whole numbers as float32 in, axes (rows, words); (rows, steps x tokens) out.
 
         Raises:
-            SpecError: a number is no word's.
+            SpecError: a number is outside the vocabulary.
         """
         most, first = self.words.num_embeddings - 1, rows[:, : self.steps]
         numbers = whole_numbers(first, most, "decoder_front", "words")
@@ -311,10 +313,10 @@ def _through(layers: nn.ModuleList, x: Tensor, cache: Sequence[KeyValues] | None
 
 
 def decoder_shape(words: int, tokens: int, layers: int, heads: int) -> DecoderShape:
-    """The architecture whose parts stand in this file.
+    """Return the architecture whose parts are in this file.
 
     Raises:
-        BadOptionError: the heads do not divide a vector.
+        BadOptionError: the number of heads does not divide the vector's length.
     """
     return DecoderShape(
         vocabulary=words,
@@ -329,7 +331,7 @@ def decoder_shape(words: int, tokens: int, layers: int, heads: int) -> DecoderSh
 
 
 def save_pretrained(name: str, model: Decoder) -> Path:
-    """Keep a decoder on this machine under a name; its folder."""
+    """Store a decoder on this machine under a name; return its folder."""
     folder = model_folder(name)
     save_decoder(folder, model)
     return folder

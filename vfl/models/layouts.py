@@ -1,4 +1,4 @@
-"""Published families of transformers: their configurations as shapes, and names of their weights.
+"""Published families of transformers: their configurations, and the names of their weights.
 
 To add a family: a function from its `config.json` to a shape, its names, one line of `LAYOUTS`.
 """
@@ -26,7 +26,7 @@ from vfl.models.decoder import (
 OWN = "vfl-decoder"
 #: The layout of word vectors.
 VECTORS = "vfl-vectors"
-#: Activations by their names there, of an MLP and of one with a gate.
+#: Activations by their names in these files, of an MLP and of one with a gate.
 _PLAIN = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -76,43 +76,43 @@ class Config:
         return self.found[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting; the default also where it is null."""
+        """Return a setting, or the default if it is missing or null."""
         found = self.found.get(name)
         return default if found is None else found
 
     def given(self, name: str, default: Any) -> Any:
-        """A setting; the default where it is missing, and 0 where it is null."""
+        """Return a setting, the default if it is missing, and 0 if it is null."""
         return self.found.get(name, default) or 0
 
     def require(self, **wanted: Any) -> None:
-        """Raise `Refused` for a setting of another value; one that is missing has the right one."""
+        """Raise `Refused` if a setting has another value; a missing one counts as right."""
         for name, want in wanted.items():
             if self.get(name, want) != want:
                 raise Refused(f"{name} = {self.get(name)!r}", f"{name} = {want!r}")
 
     def choose(self, name: str, choices: Mapping[str, str], default: str) -> str:
-        """Our name of a setting's value, or `Refused`."""
+        """Return vfl's name for a setting's value, or raise `Refused`."""
         got = self.get(name, default)
         if got not in choices:
             raise Refused(f"{name} = {got!r}", f"one of {', '.join(choices)}")
         return choices[got]
 
     def inside(self, name: str) -> Config:
-        """Settings of a part, such as one tower of two."""
+        """Return the settings of a part, such as one of two towers."""
         return Config(self[name], self.has, self.pictures)
 
 
 @dataclass(frozen=True)
 class Names:
-    """Names of a family's modules by ours; several are put side by side.
+    """Maps vfl's module names to a family's names; several of these may be concatenated.
 
     Attributes:
-        top: names of modules outside the blocks.
+        top: names of modules outside blocks.
         block: prefix of a block, "{}" its number.
         blocks: names of modules inside blocks, after that prefix.
         turned: whether linear layers in blocks have axes (inputs, outputs).
         plus_one: whether norms hold their weights less 1 (Gemma).
-        interleaved: whether queries, keys and values stand head by head (GPT-NeoX).
+        interleaved: whether queries, keys and values are stored head by head (GPT-NeoX).
         skipped: first rows of the position table, which no text uses.
     """
 
@@ -125,7 +125,7 @@ class Names:
     skipped: int = 0
 
     def of(self, module: str) -> tuple[str, ...]:
-        """The family's names of one of vfl's modules, such as ``layers.3.mlp_in``.
+        """Return the family's names of one of vfl's modules, such as ``layers.3.mlp_in``.
 
         Raises:
             KeyError: this family has no such module.
@@ -399,7 +399,7 @@ def _gemma3(config: Config) -> DecoderShape:
     )
 
 
-#: Tokens of a window where a configuration does not say.
+#: Number of tokens of a window if a configuration does not state it.
 _WINDOW = 4096
 
 
@@ -476,7 +476,7 @@ def _rotary(
 
 
 def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> dict[str, Any]:
-    """Divisors of frequencies, and the factor of what is turned (Peng et al. 2023, 3.2 and 3.4)."""
+    """Return divisors of frequencies, and a scale (Peng et al. 2023, 3.2 and 3.4)."""
     trained = rope.get("original_max_position_embeddings") or context
     factor = rope.get("factor") or context / trained
 
@@ -530,7 +530,7 @@ def _bert(config: Config) -> EncoderShape:
 
 
 def _bert_padding(config: Config) -> int:
-    """Positions of RoBERTa begin behind the number of padding; -1 at BERT."""
+    """Return the offset of RoBERTa's positions, the padding number; -1 for BERT."""
     return -1 if config["model_type"] == "bert" else int(config.get("pad_token_id", 1))
 
 
@@ -751,7 +751,7 @@ LAYOUTS: Mapping[str, Layout] = {
         PictureEncoder, _clip_vision, _fixed(_CLIP_VISION), ("vision_model.",), ("visual_",)
     ),
 }
-#: Both towers of a whole CLIP: settings of each, and the prefixes of the other's weights.
+#: Both towers of a whole CLIP model: settings of each, and the prefixes of the other's weights.
 TOWERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "text": ("text_config", "clip_text_model", ("vision_model.", "visual_", "logit_scale")),
     "vision": ("vision_config", "clip_vision_model", ("text_", "logit_scale")),

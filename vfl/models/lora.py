@@ -1,4 +1,4 @@
-"""Low-rank adapters: a pretrained model learns by two thin matrices beside each frozen one.
+"""Low-rank adapters: two thin trainable matrices beside each frozen one.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1. Frozen weights
 may have 8 bits or the 4 bits of Dettmers et al. 2023, "QLoRA", section 3.
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 
-#: NormalFloat4: quantiles of a normal distribution, scaled to [-1, 1], 0 among them (Dettmers et
-#: al. 2023, section 3, and the values of its appendix E).
+#: NormalFloat4: quantiles of a normal distribution including 0, scaled to [-1, 1] (Dettmers et al.
+#: 2023, section 3, and the values of its appendix E).
 _NORMAL_FLOAT = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -29,8 +29,8 @@ _WORDS = 4096
 class QuantisedLinear(nn.Module):
     """W x + b, W frozen in blocks of 64 numbers with a float32 scale each.
 
-    8 bits are whole numbers from -127 to 127, 4 bits NormalFloat4 (Dettmers et al. 2023, section
-    3). Weights become float32 again when they are used. A weight takes 1.06 or .56 bytes.
+    8 bits are integers from -127 to 127, 4 bits are NormalFloat4 (Dettmers et al. 2023, section 3).
+    Weights become float32 again when they are used. A weight takes 1.06 or .56 bytes.
 
     Args:
         base: the layer in float32.
@@ -88,7 +88,7 @@ class QuantisedLinear(nn.Module):
 class QuantisedEmbedding(nn.Module):
     """E[x], E frozen with 8 bits a number and a float32 scale for every 64 numbers of a word.
 
-    A pass makes float32 of the requested words only; a number takes 1.06 bytes.
+    A pass converts only the requested words to float32; a number takes 1.06 bytes.
 
     Args:
         words: number of words in the table; vectors are zeros at first.
@@ -111,7 +111,7 @@ class QuantisedEmbedding(nn.Module):
 
     @classmethod
     def of(cls, base: nn.Embedding) -> QuantisedEmbedding:
-        """An embedding's table, some words at a time, so that no second one stands beside it."""
+        """Yield an embedding's table a few words at a time, so that no second copy exists."""
         found = cls(base.num_embeddings, base.embedding_dim).to(base.weight.device)
         for start in range(0, base.num_embeddings, _WORDS):
             found.write(start, base.weight.detach()[start : start + _WORDS])
@@ -145,12 +145,12 @@ class QuantisedEmbedding(nn.Module):
 class LoRALinear(nn.Module):
     """W x + b + (alpha / rank) B A x, W and b frozen (Hu et al. 2022, eq 3).
 
-    B is zero at first, so that the model begins as it was.
+    B is initially zero, so that the model first computes the same as before.
 
     Args:
         base: the frozen layer.
         rank: rows of A and columns of B.
-        alpha: the scale of what is learned.
+        alpha: scale of the learned part.
         bits: bits of the frozen weights; 32 does not change them.
 
     >>> layer = LoRALinear(nn.Linear(8, 6), rank=2, alpha=4.0)
@@ -196,14 +196,14 @@ class LoRAEmbedding(nn.Module):
         base: the frozen embedding.
         rank: columns of A and rows of B.
         alpha: the scale of what is learned.
-        bits: bits of a frozen vector; 32 keeps float32, and both 8 and 4 give 8.
+        bits: bits of a frozen vector; 32 keeps float32, and both 8 and 4 mean 8.
 
     >>> words = LoRAEmbedding(nn.Embedding(10, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in words.parameters() if p.requires_grad)  # 2 * (10 + 6)
     32
 
     Raises:
-        BadOptionError: a rank below 1 or above what the embedding has.
+        BadOptionError: the rank is below 1, or above the embedding's rank.
     """
 
     def __init__(
@@ -238,11 +238,11 @@ def adapt(module: nn.Module, rank: int, alpha: float, bits: int = 32) -> nn.Modu
     """The module with every weight frozen and an adapter at each embedding and linear layer.
 
     Args:
-        module: changed in place.
+        module: module that is changed in place.
         rank: rank of the adapters.
         alpha: their scale.
-        bits: bits of the frozen weights, 4, 8 or 32. With 4 or 8, embeddings have 8, and a pass
-            restores only the words of its batch.
+        bits: bits of the frozen weights, 4, 8 or 32. With 4 or 8, embeddings have 8 bits, and a
+            pass restores only the words of its batch.
 
     >>> layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), 1, 1.0)
     >>> [name for name, each in layers.named_parameters() if each.requires_grad]

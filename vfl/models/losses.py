@@ -37,8 +37,8 @@ class Loss(ABC):
 
         Args:
             outputs: outputs of the top; axes (rows, classes), for a regression (rows,).
-            targets: codes of axes (rows,), or what a defense makes of them, probabilities of axes
-                (rows, classes); numbers of axes (rows,) in a regression.
+            targets: codes of axes (rows,), or a defense's probabilities of axes (rows, classes);
+                numbers of axes (rows,) in a regression.
             weights: weights of the rows, axes (rows,); None weighs all equally.
         """
         rows = self.rows(outputs, targets)
@@ -46,7 +46,7 @@ class Loss(ABC):
 
     @abstractmethod
     def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each row, which depends on no other row; axes (rows,)."""
+        """Return the loss of each row, which depends on no other row; axes (rows,)."""
 
 
 class CrossEntropy(Loss):
@@ -64,7 +64,7 @@ class CrossEntropy(Loss):
         self.smoothing = smoothing
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        if weights is None:  # torch's own mean, whose last bits differ from those of a mean of rows
+        if weights is None:  # torch's own mean, whose last bits differ from a mean of row losses
             return functional.cross_entropy(outputs, targets, label_smoothing=self.smoothing)
         return super().__call__(outputs, targets, weights)
 
@@ -76,7 +76,7 @@ class CrossEntropy(Loss):
 class Focal(Loss):
     """Cross-entropy times (1 - p)^gamma, p the probability of the label (Lin et al. 2017, eq 4).
 
-    Rows that are classified well weigh less, which helps where most rows are of one easy class.
+    Well classified rows have smaller weights, which helps if most rows are of one easy class.
 
     Args:
         gamma: focusing parameter, at least 0; 0 is cross-entropy.
@@ -145,7 +145,7 @@ class Huber(Loss):
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """sum(w * v) / sum(w), both of axes (rows,); 0 where no row weighs anything.
+    """Return sum(w * v) / sum(w), both of axes (rows,), or 0 if all weights are 0.
 
     >>> float(weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])))
     2.0
@@ -170,14 +170,14 @@ LOSSES: Registry[Loss] = Registry(
 
 
 def make_loss(spec: str, task: str) -> Loss:
-    """The loss that a spec names.
+    """Return the loss that a spec names.
 
     Args:
-        spec: such as ``cross_entropy:smoothing=0.1``.
+        spec: spec of a loss, such as ``cross_entropy:smoothing=0.1``.
         task: "classification" or "regression".
 
     Raises:
-        SpecError: there is no such loss or option, or it is of the other task.
+        SpecError: the loss or option does not exist, or belongs to the other task.
     """
     loss = LOSSES.make(spec)
     if loss.task != task:

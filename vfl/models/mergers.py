@@ -1,4 +1,4 @@
-"""Mergers without weights: every party's cut side by side, or one number for all at each place.
+"""Mergers without weights: they concatenate the cuts, or combine them element by element.
 
 Liu et al. 2022, arXiv 2211.12814, section 2, calls them the aggregation of a global module.
 """
@@ -16,7 +16,7 @@ from vfl.models.base import Merger
 
 
 class Concat(Merger):
-    """Every cut side by side, in merge order.
+    """Concatenates all cuts in merge order.
 
     >>> Concat().build([1, 2])(torch.ones(1, 1), torch.zeros(1, 2))
     tensor([[1., 0., 0.]])
@@ -33,7 +33,7 @@ class Concat(Merger):
 
 
 class Pooling(Merger):
-    """A merger whose cuts have one width, which the merged one has as well."""
+    """A merger whose cuts and merged cut all have one width."""
 
     def width(self, widths: Sequence[int]) -> int:
         if len(set(widths)) > 1:
@@ -54,7 +54,7 @@ class Pooling(Merger):
 
 
 class Sum(Pooling):
-    """The sum of all cuts, the one merger that secure sums compute.
+    """The sum of all cuts; the only merger that secure sums compute.
 
     >>> Sum().build([2, 2])(torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
     tensor([[4., 4.]])

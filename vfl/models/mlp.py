@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons as bottom and top, and what is less: one linear layer, or none."""
+"""Multi-layer perceptrons as bottom and top; also a single linear layer, or none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Layers:
         self.dropout = check_dropout(dropout)
 
     def layers(self, inputs: int, outputs: int) -> list[nn.Module]:
-        """Return the layers of each hidden size, then a linear layer to the outputs."""
+        """Return the hidden layers, then a linear layer to the outputs."""
         layers: list[nn.Module] = []
         for size in self.hidden:
             layers.append(nn.Linear(inputs, size))
@@ -58,15 +58,15 @@ class MLPBottom(Layers, Bottom):
         batch_norm: normalise each hidden layer over the batch before its activation (Ioffe and
             Szegedy 2015, Algorithm 1); training batches then need two rows.
         dropout: probability after each hidden activation, 0 to below 1.
-        last: "relu" makes the cut non-negative; "batch_norm_relu" normalises it before, which keeps
-            columns of the cut from falling silent; "leaky_relu" leaves a little below zero.
+        last: "relu" makes the cut non-negative; "batch_norm_relu" normalises before it, so that
+            columns do not become constantly zero; "leaky_relu" keeps small negative values.
 
     >>> module = MLPBottom(hidden="16").build(shape=(4,), width=8)
     >>> sum(p.numel() for p in module.parameters())  # 5 * 16 + 17 * 8
     216
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class MLPTop(Layers, Top):
     1738
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LinearTop(Top):
 
 
 class IdentityBottom(FixedBottom):
-    """Sends the row as it is, flattened, for a label party's own columns or a baseline.
+    """Sends the flattened row unchanged, for a label party's own columns or a baseline.
 
     It hides nothing: the receiver of this cut has the raw columns.
 

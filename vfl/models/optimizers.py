@@ -32,7 +32,7 @@ from vfl.core.torch_internals import OptimizerFactory, before_steps, unhooked
 
 Member = TypeVar("Member")
 
-#: The schedule that leaves the learning rate as it is.
+#: The schedule that does not change the learning rate.
 NO_SCHEDULE = "none"
 #: The kind of an option, by how its annotation begins.
 _KINDS: Mapping[str, Any] = {
@@ -48,11 +48,11 @@ _KINDS: Mapping[str, Any] = {
 
 
 class TorchRegistry(Registry[Member]):
-    """A family whose members are classes of torch, built from options and from something else.
+    """A family whose members are classes of torch, built from options and one more argument.
 
     Args:
-        elsewhere: arguments of the constructors that no spec gives, of all members or of one.
-        refused: name -> why no split training can use that member.
+        elsewhere: constructor arguments that no spec sets, for all members or for one.
+        refused: maps a name to the reason why no split training can use that member.
         kind, contract, members, group, aliases: see `Registry`.
     """
 
@@ -70,10 +70,10 @@ class TorchRegistry(Registry[Member]):
         self._elsewhere, self._refused = elsewhere, refused
 
     def member(self, name: str) -> type[Member]:
-        """The class behind a name.
+        """Return the class of a name.
 
         Raises:
-            SpecError: see `Registry.member`, or no split training can use it.
+            SpecError: the name or an option is unknown, or split training cannot use the optimiser.
         """
         if why := self._refused.get(name):
             raise SpecError(
@@ -83,17 +83,17 @@ class TorchRegistry(Registry[Member]):
         return super().member(name)
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """The options that a spec may give; functions are none."""
+        """Return the options that a spec may set; functions are excluded."""
         found = inspect.signature(self.member(name)).parameters
         apart = {*self._elsewhere, *(one.removeprefix(f"{name}.") for one in self._elsewhere)}
         kinds = {key: _kind_of(one) for key, one in found.items() if key not in apart}
         return {key: found[key].replace(annotation=kind) for key, kind in kinds.items() if kind}
 
     def read(self, spec: str) -> tuple[str, dict[str, Any]]:
-        """The name in a spec, and its options.
+        """Return the name in a spec, and its options.
 
         Raises:
-            SpecError, BadOptionError: see `Registry.read`, or a number is too large.
+            SpecError, BadOptionError: an option is wrong, or a number is too large.
         """
         name, values = super().read(spec)
         for key, value in values.items():
@@ -107,7 +107,7 @@ class TorchRegistry(Registry[Member]):
 
 
 def _kind_of(option: inspect.Parameter) -> Any:
-    """The type of an option; None for what no text can give."""
+    """Return the type of an option; None if no text can express its value."""
     text = option.annotation
     if not isinstance(text, str):
         text = inspect.formatannotation(text)
@@ -118,7 +118,7 @@ def _kind_of(option: inspect.Parameter) -> Any:
 def _of_torch(
     module: Any, contract: type, short: Callable[[str], str], refused: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Members, aliases (the names of the classes) and refusals of a registry of torch's classes."""
+    """Return members, aliases (class names) and refused classes of a torch registry."""
     found = (getattr(module, name) for name in module.__all__)
     known = {
         short(one.__name__): one.__name__ for one in found
@@ -134,7 +134,7 @@ def _of_torch(
 
 
 def _short(name: str) -> str:
-    """A schedule's name: `cosine_annealing` of CosineAnnealingLR."""
+    """Shorten a schedule's name: CosineAnnealingLR becomes `cosine_annealing`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("LR", "")).lower()
 
 
@@ -202,7 +202,7 @@ class Optimization:
         changes: whether the learning rate changes, so that each step needs `begin`.
 
     Raises:
-        SpecError: there is no such optimiser or schedule, or it does not take its options.
+        SpecError: the optimiser or schedule does not exist, or does not accept its options.
 
     >>> from vfl.config import TrainSettings
     >>> how = Optimization(TrainSettings(learning_rate=0.4, schedule="step:step_size=2,gamma=0.5"))
@@ -241,7 +241,7 @@ class Optimization:
         """The optimiser of a party's own weights, which `begin` changes from now on.
 
         Raises:
-            BadOptionError: it refuses its options.
+            BadOptionError: the optimiser rejects its options.
         """
         try:
             self._built = self._kind(list(weights), **self._options)
@@ -252,7 +252,8 @@ class Optimization:
     def clipped(self, build: OptimizerFactory) -> OptimizerFactory:
         """Optimisers that scale the gradient of all their weights down before every step.
 
-        Where ranks sum their gradients before a step, `build` is theirs: the norm is of the sum.
+        If ranks sum their gradients before a step, they call this after the sum, whose norm is
+        clipped.
         """
         return before_steps(build, self._clip) if self._clip_norm else build
 
@@ -260,7 +261,7 @@ class Optimization:
         nn.utils.clip_grad_norm_(weights, self._clip_norm)
 
     def begin(self, epoch: int, trained: int = 0) -> None:
-        """Give the optimiser what schedule and warm-up say of a step.
+        """Set in the optimiser the values of schedule and warm-up for a step.
 
         Args:
             epoch: number of the epoch, counted from 1.
@@ -275,7 +276,7 @@ class Optimization:
             group.update(now)
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, from 1; during warm-up it is lower."""
+        """Return the learning rate of an epoch, counted from 1; it is lower during warm-up."""
         return float(self._of(epoch)["lr"])
 
     def momentum(self, epoch: int) -> float:
@@ -287,10 +288,10 @@ class Optimization:
 
     @cached_property
     def copies(self) -> int:
-        """Numbers that the optimiser keeps of every weight beside its gradient.
+        """Return how many numbers the optimiser stores per weight, besides the gradient.
 
         Raises:
-            BadOptionError: it refuses its options, or cannot move a weight.
+            BadOptionError: the optimiser rejects its options, or cannot update a weight.
         """
         state = self._tried.state.values()
         weights: list[nn.Parameter] = self._tried.param_groups[0]["params"]
@@ -302,7 +303,7 @@ class Optimization:
 
     @cached_property
     def _tried(self) -> optim.Optimizer:
-        """An optimiser that has moved a few weights of its own."""
+        """Return an optimiser that has updated a few test weights."""
         weights = [nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4))]
         try:
             optimizer = self._kind(weights, **self._options)
@@ -338,7 +339,7 @@ class Optimization:
         """Record the schedule's learning rates for a number of epochs.
 
         Raises:
-            ValueError: the schedule ends before, or says what no optimiser takes.
+            ValueError: the schedule ends too early, or gives a value that no optimiser accepts.
         """
         (group,) = self._tried.param_groups
         while len(self._made) < epochs:
@@ -360,7 +361,7 @@ def _no_options(where: str, problem: Exception) -> BadOptionError:
 
 
 def descend(optimizer: optim.Optimizer, loss: torch.Tensor) -> None:
-    """Take one step of an optimiser down a loss."""
+    """Take one optimiser step that reduces a loss."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()

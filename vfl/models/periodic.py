@@ -18,13 +18,13 @@ _MOST_FREQUENCIES = 1024
 class PeriodicEmbedding(nn.Module):
     """relu(W_j [sin(2 pi c_j x_j), cos(2 pi c_j x_j)] + b_j) for every number x_j of a row.
 
-    "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3: c_j is learned, and
-    starts normal with deviation sigma; every column has weights W_j of its own.
+    This is "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3: c_j is learned, and
+    initially normal with deviation sigma; every column has separate weights W_j.
 
     Args:
         columns: numbers a row.
         frequencies: frequencies of each column.
-        size: numbers that stand for one.
+        size: numbers per embedded column.
         sigma: deviation of the first frequencies, for columns of deviation 1.
     """
 
@@ -46,7 +46,7 @@ class PeriodicEmbedding(nn.Module):
 
 
 class _Embedded(nn.Module):
-    """The row itself beside the embeddings of its first columns, into a perceptron."""
+    """Concatenates a row and the embeddings of its first columns, for a perceptron."""
 
     def __init__(self, embedding: nn.Module, first: int, layers: nn.Module) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class _Embedded(nn.Module):
 class PeriodicBottom(Layers, Bottom):
     """A perceptron over a row and periodic embeddings of its numbers (Gorishniy et al. 2022).
 
-    A perceptron alone learns slowly what jumps or bends with a number, where trees are good.
+    A perceptron alone learns functions with jumps or bends slowly, while trees learn them well.
     Columns of zeros and ones gain nothing by an embedding: put a party's numbers first and say how
     many.
 
     Args:
         first: number of columns to embed, from the first; 0 embeds all.
         frequencies: frequencies of each embedded column.
-        size: numbers that stand for an embedded one.
+        size: numbers per embedded column.
         sigma: deviation of the first frequencies; larger follows finer detail, and overfits sooner.
         hidden: sizes joined by dashes; "none" leaves one linear layer.
         activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
@@ -79,7 +79,7 @@ class PeriodicBottom(Layers, Bottom):
     452
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ _POOL = 2
 class CNNBottom(Bottom):
     """Two convolutions, each followed by ReLU and 2x2 max pooling, then linear layers.
 
-    A side of one pixel is not pooled, so half a picture of 8x4, or a single line of pixels, still
-    has something left to connect.
+    A side of one pixel is not pooled, so half a picture of 8x4, or a single line of pixels, keeps
+    at least one value.
 
     Args:
         channels: output channels of the two convolutions, joined by a dash.
@@ -47,7 +47,7 @@ class CNNBottom(Bottom):
     173
 
     Raises:
-        BadOptionError: not two numbers of channels, or an unknown choice.
+        BadOptionError: there are not two numbers of channels, or a choice is unknown.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class ResNet20Bottom(Bottom):
     A 3x32x32 picture and a head of 10 give 269,722 parameters (Table 6: 0.27M).
 
     Args:
-        widen: factor on the 16, 32, 64 channels; 2 ends in the 128 channels that Zheng et al. 2023
-            cut at.
+        widen: factor on the 16, 32, 64 channels; 2 gives the final 128 channels that Zheng et al.
+            2023 cut at.
 
     Raises:
         BadOptionError: `widen` is below 1 or above 64.
@@ -146,11 +146,11 @@ class ResNet20Bottom(Bottom):
 class Residual(nn.Module):
     """relu(x + F(x)) with two convolutions in F (He et al. 2016, eq 1).
 
-    Where the channels grow, the picture's sides are halved: F by a stride, x by dropping every
-    second pixel and adding channels of zeros.
+    If the number of channels grows, the picture's sides are halved: F by a stride, x by dropping
+    every second pixel and adding channels of zeros.
 
     Args:
-        inputs: channels that come in.
+        inputs: input channels.
         outputs: channels that go out, at least `inputs`.
     """
 
@@ -188,8 +188,8 @@ class EfficientNetB0Bottom(Bottom):
     table 1, without the dropout and the layer of 1,000 classes.
 
     Args:
-        pretrained: start from torchvision's own weights, learned on ImageNet; they are fetched, or
-            taken from torch's cache.
+        pretrained: whether to start from torchvision's weights, learned on ImageNet; they are
+            downloaded, or taken from torch's cache.
 
     >>> module = EfficientNetB0Bottom().build(shape=(3, 32, 32), width=1280)
     >>> sum(p.numel() for p in module.parameters())  # torchvision's 5,288,548 - 1281 * 1000
@@ -222,7 +222,7 @@ def _published_weights() -> dict[str, object]:
     """Return the weights that torchvision publishes, after a check of their hash.
 
     Raises:
-        MissingDataError: they cannot be fetched and are not in torch's cache.
+        MissingDataError: the weights cannot be downloaded and are not in torch's cache.
     """
     from torchvision.models import EfficientNet_B0_Weights
 
@@ -263,7 +263,7 @@ class ViTBottom(Bottom):
     True
 
     Raises:
-        BadOptionError: an option out of range, or tokens that the heads cannot share evenly.
+        BadOptionError: an option is out of range, or the heads do not divide the tokens evenly.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class ViTBottom(Bottom):
         module: nn.Module = VisionTransformer(
             side, self.patch, self.layers, self.heads, self.tokens, self.hidden, self.dropout
         )
-        if channels != 3:  # torchvision's takes colours
+        if channels != 3:  # torchvision's model expects colour pictures
             module.conv_proj = nn.Conv2d(channels, self.tokens, self.patch, self.patch)
         module.heads = nn.Linear(self.tokens, width)  # torchvision's starts at zero
         return module
@@ -311,9 +311,9 @@ class ViTBottom(Bottom):
 class HOGBottom(FixedBottom):
     """Histograms of oriented gradients (Dalal and Triggs 2005): a bottom without weights.
 
-    Each square cell of pixels has a histogram of the directions of its gradients, without sign,
-    weighted by their lengths; two by two neighbouring cells are scaled to length 1 together.
-    Channels are added. Pixels beyond the last whole cell are in none.
+    Each square cell of pixels has a histogram of unsigned gradient directions, weighted by the
+    gradients' lengths; blocks of two by two neighbouring cells are normalised to length 1. Channels
+    are added. Pixels beyond the last whole cell are not used.
 
     Args:
         cell: pixels of a cell's side.
@@ -323,7 +323,7 @@ class HOGBottom(FixedBottom):
     324
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, cell: int = 4, orientations: int = 9) -> None:
@@ -366,7 +366,7 @@ class _OrientedGradients(nn.Module):
         down = F.pad(flat[:, 2:] - flat[:, :-2], (0, 0, 1, 1)) if sides[0] > 2 else 0 * flat
         lengths = (across.square() + down.square() + 1e-12).sqrt()
         bins = torch.arange(self._orientations, device=flat.device).view(-1, 1, 1)
-        with torch.no_grad():  # of a length 0 there is no direction
+        with torch.no_grad():  # a vector of length 0 has no direction
             turns = torch.atan2(down, across)[:, None] / math.pi * self._orientations
             apart = (turns - bins).remainder(self._orientations)
             shares = (1 - torch.minimum(apart, self._orientations - apart)).relu()

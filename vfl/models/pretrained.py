@@ -1,7 +1,7 @@
-"""Transformers from a folder in the Hugging Face layout, and their tokenizer; no network.
+"""Transformers and their tokenizers from a folder in the Hugging Face layout, without network.
 
 The folder has `config.json`, `model.safetensors` (or its parts and their index) and
-`tokenizer.json`. `vfl.models.layouts` says how each published family is described and named. A
+`tokenizer.json`. `vfl.models.layouts` describes the settings and names of each published family. A
 setting that these models cannot compute is refused, and so is a weight that nothing uses.
 """
 
@@ -69,15 +69,15 @@ Pretrained = Decoder | Encoder | PictureEncoder | Vectors
 
 
 def models_folder() -> Path:
-    """Folder of models: the environment's VFL_MODELS, else ``~/.cache/vfl/models``."""
+    """Return the folder of models: VFL_MODELS, or ``~/.cache/vfl/models``."""
     return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl" / "models")
 
 
 def model_folder(name: str) -> Path:
-    """Folder of a model by its name in experiment files; a name is never a path.
+    """Return a model's folder by its name in experiment files; a name is never a path.
 
     Raises:
-        BadOptionError: no such name.
+        BadOptionError: the name is unknown.
     """
     require("pretrained", name, "a name such as reviews", bool(_NAME.fullmatch(name)))
     return models_folder() / name
@@ -87,7 +87,7 @@ def existing_model(name: str) -> Path:
     """Folder of a model that is on this machine.
 
     Raises:
-        MissingDataError: it is not.
+        MissingDataError: the model is not stored on this machine.
     """
     folder = model_folder(name)
     if not (folder / CONFIG).is_file():
@@ -105,7 +105,7 @@ def family_of(folder: Path) -> str:
 
 
 def parts_of(folder: Path) -> tuple[Part, ...]:
-    """The whole model of a folder, or both towers of a CLIP."""
+    """Return the whole model of a folder, or both towers of a CLIP model."""
     return ("text", "vision") if family_of(folder) == "clip" else ("whole",)
 
 
@@ -119,7 +119,7 @@ class Described:
         layout: layout of the family.
         shape: the architecture.
         names: names of the model's weights; None means the names of vfl's own state dictionary.
-        weights: files with them.
+        weights: files with the weights.
         unused: prefixes of weights that this part of the model leaves out.
     """
 
@@ -159,18 +159,20 @@ def load_pretrained(
 ) -> Pretrained:
     """The model of a folder, in evaluation and in float32.
 
-    Families of `vfl.models.layouts` are read. A setting that changes what is computed, and that
-    these models do not have, is refused by name (such as rotary positions stretched by "longrope").
+    Families of `vfl.models.layouts` are read. A setting that changes the computation, and that
+    these models do not support, is refused by name (such as rotary positions stretched by
+    "longrope").
 
     Args:
         folder: folder in the Hugging Face layout.
-        part: "whole" has the head for tokens or classes; "body" leaves it out, and weights of any
-            head may lie in the folder; "text" and "vision" are the body of one tower of CLIP.
-        wanted: says of a weight's name whether it is read; the others stay on torch's meta device,
-            so that a party holds its own part alone. None reads all.
+        part: "whole" includes the head for tokens or classes; "body" leaves the head out, and the
+            folder may contain weights of any head; "text" and "vision" are the body of one tower of
+            CLIP.
+        wanted: returns whether to read a weight of this name; the others stay on torch's meta
+            device, so that a party loads only its own part. None reads all.
 
     Raises:
-        MissingDataError: a file is not there.
+        MissingDataError: a file is missing.
         DataError: a layout, setting or weight that is not what these models have; it is named.
     """
     found = describe(folder, part)
@@ -198,7 +200,7 @@ def load_pretrained(
 
 
 def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Iterator[Tensor]:
-    """Vectors of a model's tokens in order, some at a time, so that no process holds them all.
+    """Yield the vectors of a model's tokens in order, a few at a time, to save memory.
 
     Args:
         folder: see `load_pretrained`.
@@ -219,7 +221,7 @@ def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Itera
 
 @contextmanager
 def _refusing(folder: Path, family: str) -> Iterator[None]:
-    """Errors of a folder whose settings or weights are not those of its family."""
+    """Convert errors of a folder whose settings or weights do not fit its family."""
     try:
         yield
     except KeyError as missing:
@@ -279,7 +281,7 @@ def names_of(folder: Path) -> dict[str, list[Any]]:
     """Return names of a model's outputs: `labels` of the classes, `end_tokens` of an answer.
 
     Raises:
-        MissingDataError, DataError: config.json is missing, or lacks such numbers and names.
+        MissingDataError, DataError: config.json is missing, or lacks these numbers and names.
     """
     config = _json(folder / CONFIG)
     labels, ends = config.get("id2label") or {}, config.get("eos_token_id")
@@ -293,7 +295,7 @@ def names_of(folder: Path) -> dict[str, list[Any]]:
 
 
 def require_tokenizer(folder: Path) -> None:
-    """A folder of another layout than our own comes with its tokenizer.
+    """Require a tokenizer in a folder with another layout than vfl's own.
 
     Raises:
         MissingDataError: the model has no tokenizer.
@@ -307,7 +309,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     Raises:
         MissingPackageError: the extra "llm" is not installed.
-        MissingDataError, DataError: tokenizer.json is missing or is no tokenizer.
+        MissingDataError, DataError: tokenizer.json is missing or is not a tokenizer.
     """
     try:
         from tokenizers import Tokenizer
@@ -322,7 +324,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise _missing(path)
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as problem:  # the package raises nothing narrower
+    except Exception as problem:  # the package raises no more specific error
         raise _refused(path, type(problem).__name__, "the file of the tokenizers package") from None
 
 
@@ -378,7 +380,7 @@ def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) 
         else:
             part = weights.take_of(name, kind)
             parts.append(part.t().contiguous() if turned and kind == "weight" else part)
-    made = parts[0] if len(parts) == 1 else torch.cat(parts)  # one stays mapped from its file
+    made = parts[0] if len(parts) == 1 else torch.cat(parts)  # a weight stays mapped from its file
     if names.plus_one and module.endswith("norm"):
         made = made + 1
     if names.interleaved and module.endswith("attention_in"):
@@ -390,11 +392,11 @@ def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) 
 
 
 class Weights:
-    """Tensors of a folder by name, read from their files one by one, each once.
+    """Tensors of a folder by name; each is read from its file once.
 
     Args:
         folder: folder with the weight files.
-        prefixes: left out of names.
+        prefixes: prefixes removed from names.
     """
 
     def __init__(self, folder: Path, prefixes: Sequence[str]) -> None:
@@ -427,29 +429,30 @@ class Weights:
         return sum(path.stat().st_size for path in self._paths)
 
     def has(self, name: str) -> bool:
-        """Whether a weight of this name is left."""
+        """Whether a weight of this name has not been used yet."""
         return name in self._files
 
     def take(self, name: str) -> Tensor:
-        """A weight in float32, once."""
+        """Return a weight in float32; each can be taken once."""
         opened, whole = self._files.pop(name)
         found: Tensor = opened.get_tensor(whole).float()
         return found
 
     def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
-        """A weight in float32, some of its first axis at a time, once."""
+        """Yield a weight in float32, in pieces along its first axis; each can be taken once."""
         opened, whole = self._files.pop(name)
         path = self._path_of[name]
         for start in range(0, opened.get_slice(whole).get_shape()[0], rows):
-            # Opened anew, for what is read of a mapped file stays in memory while it is open.
+            # The file is opened again, because pages that are read from a mapped file stay in
+            # memory while it is open.
             with safe_open(path, "pt") as again:
                 yield again.get_slice(whole)[start : start + rows].float()
 
     def take_of(self, module: str, kind: str) -> Tensor:
-        """A module's weight or bias; "gamma" and "beta" of older files, or the name alone.
+        """Return a module's weight or bias; older files call them "gamma" and "beta".
 
         Raises:
-            KeyError: there is none.
+            KeyError: the file has no such tensor.
         """
         older = {"weight": "gamma", "bias": "beta"}
         for name in (f"{module}.{kind}", f"{module}.{older[kind]}", module):
@@ -460,11 +463,11 @@ class Weights:
         raise KeyError(f"{module}.{kind}")
 
     def outputs(self, module: str, *, turned: bool) -> int:
-        """Outputs of a linear layer whose weight was taken."""
+        """Return the number of outputs of a linear layer whose weight was taken."""
         return self._axes[module][1 if turned else 0]
 
     def left(self, unused: Sequence[str]) -> list[str]:
-        """Return names of unused weights that begin with none of these prefixes."""
+        """Return the names of unused weights that begin with none of these prefixes."""
         return sorted(
             name
             for name in self._files

@@ -1,4 +1,4 @@
-"""Bottoms for rows of whole numbers: items of a session, words of a text."""
+"""Bottoms for rows of integers: items of a session, or words of a text."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from vfl.models.base import (
 
 
 class GRU4RecBottom(Bottom):
-    """Embedded items through one layer of gated recurrent units; the cut is its last state.
+    """Embedded items and one layer of gated recurrent units; the cut is its last state.
 
     Hidasi et al. 2016, "Session-based Recommendations with Recurrent Neural Networks", section 3,
-    with an embedding in place of one unit an item, and the state after the last item as the cut.
-    Zeros are padding wherever they stand and change nothing; a row of padding alone gives zeros.
+    with an embedding in place of one unit per item, and the state after the last item as the cut.
+    Zeros are padding at any position and have no effect; a row of padding alone gives zeros.
 
     Args:
-        items: the largest number an item has; they start at 1.
-        embedding: numbers that stand for an item.
-        dropout: probability for each of them, 0 to below 1.
+        items: largest item number; numbers start at 1.
+        embedding: numbers per item vector.
+        dropout: dropout probability of each of them, 0 to below 1.
 
     >>> module = GRU4RecBottom(items=9, embedding=4).build(shape=(5,), width=3)
     >>> sum(p.numel() for p in module.parameters())  # 10 * 4 + 3 * 3 * (4 + 3 + 2)
     121
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, items: int, embedding: int = 100, dropout: float = 0.0) -> None:
@@ -66,7 +66,7 @@ class LastState(nn.Module):
         """Whole numbers as float32 in, the state after each row's last item out.
 
         Raises:
-            SpecError: a number is no item's.
+            SpecError: a number is outside the range of items.
         """
         items = whole_numbers(rows, self.items.num_embeddings - 1, "gru4rec", "items")
         real = items > 0
@@ -88,7 +88,7 @@ class LastState(nn.Module):
 
     @staticmethod
     def _lengths(steps: Tensor, most: int) -> Tensor:
-        """Items of each row, on the CPU, where torch wants them; of shapes alone, the most."""
+        """Return each row's number of items, on the CPU for torch; for shapes the maximum."""
         if steps.is_meta:
             return torch.full(steps.shape, max(1, most), device="cpu")
         return steps.clamp(min=1).cpu()
@@ -98,14 +98,14 @@ _WORDS_AT_ONCE = (3, 4, 5)
 
 
 class TextCNNBottom(Bottom):
-    """Embedded words, filters over 3, 4 and 5 of them, the largest answer of each filter, ReLU.
+    """Embedded words, filters over 3, 4 and 5 of them, the maximum of each filter, ReLU.
 
     Kim 2014, "Convolutional Neural Networks for Sentence Classification", section 2, with words'
     vectors that are learned. Each kind of filter gets a third of the cut.
 
     Args:
         words: different numbers a word may have, 0 for padding included.
-        embedding: numbers that stand for a word.
+        embedding: numbers per word vector.
         dropout: probability for each column of the cut (section 2.1), 0 to below 1.
 
     >>> module = TextCNNBottom(words=10, embedding=2).build(shape=(7,), width=6)
@@ -113,7 +113,7 @@ class TextCNNBottom(Bottom):
     74
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, words: int = 20_000, embedding: int = 100, dropout: float = 0.0) -> None:

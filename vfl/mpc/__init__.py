@@ -1,7 +1,7 @@
-"""Arithmetic on shares: ring elements, one-time pads, and protocols over links given by the caller.
+"""Arithmetic on shares: ring elements, one-time pads, and protocols over the caller's links.
 
-This package opens no socket and holds no model. Users call `private`, or set a secure mode in an
-experiment. docs/mpc.md says what each party learns.
+This package opens no socket and contains no model. Users call `private`, or set a secure mode in an
+experiment. docs/mpc.md states what each party learns.
 
     engine, numbers, shares  one engine of shares: opening, product, truncation, of a number system
     ring, stream, channel    reals as ring elements; one-time pads; messages and their accounts
@@ -12,7 +12,7 @@ experiment. docs/mpc.md says what each party learns.
     secure_dpsgd             DP-SGD on shares, a program of `many`
     secure/                  the secure modes of a session: sum, beaver, permuted, pea
 
-The protocol of chapter 6 of the thesis, where the third party only deals ahead of time, is in
+The protocol of chapter 6 of the thesis, in which the third party only deals in advance, is in
 `vfl.llm`.
 """
 

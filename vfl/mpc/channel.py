@@ -1,8 +1,8 @@
 """Messages between two parties, with accounts of the bytes sent and of the values learned.
 
-A frame carries the number of its operation and raw ring elements, without a description of them:
-both ends follow one program and know all sizes in advance. The receiver therefore refuses, unread,
-a frame of another length or operation number.
+A frame contains the number of its operation and raw ring elements, without a description: both ends
+follow one program and know all sizes in advance. The receiver therefore refuses, unread, a frame of
+another length or operation number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vfl.mpc.shares import MovedIndices
 Shape = Sequence[int]
 _INDEX = np.dtype("<u4")
 _WORD = np.dtype("<i8")
-#: Most bytes that one party keeps for later operations.
+#: Largest number of bytes that one party stores for later operations.
 _EARLY_BYTES = 1 << 28
 #: Operation numbers are sent modulo this value plus one.
 _NUMBERS = 0xFFFFFFFF
@@ -87,7 +87,7 @@ class Channel:
         self.frames, self.sent = Counter(frames), Counter(sent)
 
     def send_bytes(self, payload: bytes | bytearray | memoryview, number: int, phase: str) -> None:
-        """Send one frame of an operation."""
+        """Send one frame that belongs to an operation."""
         frame = Frame(Kind.PROTOCOL, number & _NUMBERS, payload)
         self.sent[phase] += frame.wire_bytes
         self.frames[phase] += 1
@@ -141,7 +141,7 @@ class Channel:
             self._early_bytes += frame.wire_bytes
 
     def _is_early(self, frame: Frame, wanted: int) -> bool:
-        """Whether the frame belongs to a later operation and there is room to keep it."""
+        """Whether the frame belongs to a later operation and fits into the buffer."""
         later = 0 < (frame.step - wanted & _NUMBERS) < _NUMBERS // 2
         expected = frame.kind is Kind.PROTOCOL and (later or frame.step in self.owed)
         return (
@@ -149,7 +149,7 @@ class Channel:
         )
 
     def send(self, elements: Sequence[Tensor], number: int, phase: str = "online") -> None:
-        """Send arrays of ring elements, one after the other."""
+        """Send arrays of ring elements in one frame."""
         self.send_bytes(pack(elements), number, phase)
 
     def receive(self, shapes: Sequence[Shape], number: int) -> list[Tensor]:
@@ -215,7 +215,7 @@ class Channel:
 def pack(elements: Sequence[Tensor]) -> memoryview:
     """Pack arrays as little-endian bytes; for a single array return a view of its memory.
 
-    The caller must not change the array afterwards: a link may send it again.
+    The caller must not change the array afterwards: It is a copy, because a link may send it again.
     """
     parts = [each.reshape(-1).numpy() for each in elements]
     if not parts:
@@ -225,14 +225,14 @@ def pack(elements: Sequence[Tensor]) -> memoryview:
 
 
 def unpack(payload: memoryview, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Unpack the arrays of `pack`, as views of the payload where it is writable."""
+    """Unpack the arrays of `pack`; they are views if the payload is writable."""
     flat = np.frombuffer(payload, _WORD)
     whole = torch.from_numpy(flat if flat.flags.writeable else flat.copy())
     return parted(whole, shapes)
 
 
 def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Split one array into views of the given axes, one after the other."""
+    """Split one array into consecutive views of the given axes."""
     if len(shapes) == 1:
         return [whole.view(tuple(shapes[0]))]
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
@@ -256,7 +256,7 @@ def elements_of(payload: Payload, shapes: Sequence[Shape], where: str) -> list[T
     """Return the ring elements of a payload of exactly these axes; int64.
 
     Raises:
-        TruncatedFrameError: the payload is not exactly as long as all of them.
+        TruncatedFrameError: the payload is not exactly as long as these axes require.
     """
     (whole,) = split_payload(payload, [sum(map(size_of, shapes))], where)
     return unpack(whole, shapes)
@@ -289,12 +289,12 @@ def split_payload(
 
 @dataclass(slots=True)
 class Leak:
-    """Values of one kind that one party saw at one place.
+    """Values of one kind that one party saw in one operation.
 
     Attributes:
         observer: P0, P1 or P2.
         what: "permuted values", "indices near the turning point", "result" or "digest of row ids".
-        where: the layer, or the party whose ids they are.
+        where: the layer, or the party that owns the ids.
         times: number of observations.
         elements: number of real values over all observations; for index lists, of revealed indices.
         of: number of values among which those indices lie; for permuted values, of real values and

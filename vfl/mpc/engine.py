@@ -1,15 +1,15 @@
 """Engine for arithmetic on additive shares, for any number system and any source of correlations.
 
-Each holder has one summand of every shared number; any set of holders short of all learns nothing
-from its summands. The last role is the dealer's: it deals correlated randomness and sees no value.
-A program is a function of an engine. All parties call it with the same shapes; at the dealer a
-share is a shape without content.
+Each holder has one summand of every shared number; any set of holders except all of them learns
+nothing from its summands. The last role is the dealer: it deals correlated randomness and sees no
+value. A program is a function of an engine. All parties call it with the same shapes; at the dealer
+a share is a shape without content.
 
 A tensor is opened once, under a mask u: all holders learn d = x - u. A product of opened tensors is
 computed from openings, masks, and a sharing of the masks' product, which the dealer deals (Beaver
-1991): z = c + e (v + f) + u f, where one holder adds the public f to its v. Dealing costs one
-message, to the last holder; the others draw their parts from streams they share with the dealer.
-The protocols of this package differ as follows:
+1991): z = c + e (v + f) + u f, where one holder adds the public f to its v. Dealing takes one
+message, to the last holder; the others draw their parts from streams that they share with the
+dealer. The protocols of this package differ as follows:
 
     numbers         the ring 2^64, or a prime field where a false share must be detected;
     dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; `vfl.mpc.three_party` for 2
@@ -19,9 +19,10 @@ The protocols of this package differ as follows:
     stored          `vfl.llm.two_party` keeps dealt numbers on disk until a question comes;
     in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages.
 
-Where one holder has a factor x in plaintext, `one_way_product` computes the product: that holder
-opens e = x - u to the other, which opens f = y - v to it, and each uses the opening it received. So
-x y = x f + e v + u v; the dealer shares u v. `vfl.mpc.secure.shared_layer` uses only such products.
+If one holder has a factor x in plaintext, `one_way_product` computes the product: that holder opens
+e = x - u to the other one, which opens f = y - v to it, and each uses the opening that it received.
+So x y = x f + e v + u v; the dealer shares u v. `vfl.mpc.secure.shared_layer` uses only such
+products.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class Peer:
         """Agree on fresh keys for every pair, after checking that all parties run the same program.
 
         The first party of a pair draws 32 bytes from the operating system and sends them over the
-        link, which must be encrypted where it leaves the process. The keys stay in memory only and
-        end with this object; a restarted party begins a new attempt with new keys.
+        link, which must be encrypted if it leaves the process. The keys stay only in memory and end
+        with this object; a restarted party starts a new attempt with new keys.
 
         Args:
             terms: settings that must be equal at all parties, as JSON values.
@@ -153,7 +154,7 @@ class Engine(Peer):
         holders: number of holders.
         dealer: the dealer's role.
         numbers: number system of the shares.
-        front: number of axes that a share has in front of its tensor's own.
+        front: number of leading axes that a share has before the tensor's own axes.
         part: prefix of the name under which the parts of a mask are drawn from their streams.
     """
 
@@ -174,7 +175,7 @@ class Engine(Peer):
 
     @property
     def holds(self) -> bool:
-        """Whether this party is a holder; where one process plays all parties, it is both."""
+        """Whether this party is a holder; a process that plays all parties is both."""
         return self.role != self.dealer
 
     @property
@@ -204,7 +205,7 @@ class Engine(Peer):
     def reveal(self, shared: SharedTensor, where: str, to: int | None = None) -> Tensor | None:
         """Reveal the values to one party, or to all holders; float64, None at the other parties.
 
-        It costs 8 bytes an element and one round.
+        The cost is 8 bytes per element and one round.
 
         Args:
             shared: tensor to reveal.
@@ -218,7 +219,7 @@ class Engine(Peer):
         return decode(total, shared.bits)
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
-        """Return the revealed elements at the parties that learn them, else None."""
+        """Return the revealed elements at the parties that learn them, and None at others."""
         if self.deals:
             return None
         if to is None:
@@ -234,7 +235,7 @@ class Engine(Peer):
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
     ) -> SharedTensor:
-        """Share elements that one holder has, without a message."""
+        """Share elements that one holder has; this sends no message."""
         if self.deals:
             return SharedTensor(blank(shape), bits)
         if own is None:
@@ -263,7 +264,7 @@ class Engine(Peer):
     def _sums(
         self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """Add up all holders' parts at each holder; one round."""
+        """Return the sum of all holders' parts at each holder; one round."""
         numbers = numbers or self.numbers
         for holder in self.others:
             self.channels[holder].send(parts, number)
@@ -291,7 +292,7 @@ class Engine(Peer):
         numbers: Ring | None = None,
         phase: str = "offline",
     ) -> list[Tensor]:
-        """At the dealer: share values that it knows; only the last holder receives a message."""
+        """At the dealer: share values that it has; only the last holder receives a message."""
         numbers, last = numbers or self.numbers, self.holders - 1
         flat = [value.reshape(-1) for value in values]
         rest = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -316,12 +317,12 @@ class Engine(Peer):
         return self.channels[self.dealer].receive(shapes, number)
 
     def _blank(self, shape: Sequence[int]) -> Tensor:
-        """Return the dealer's stand-in for a share: a shape without content."""
+        """Return the dealer's placeholder for a share: a shape without content."""
         return blank(shape)
 
 
 class BeaverEngine(Engine):
-    """Engine whose dealer deals products and divisions when their turn comes."""
+    """Engine whose dealer deals products and divisions when they are computed."""
 
     def plus(self, shared: SharedTensor, public: Tensor) -> SharedTensor:
         """Return the sum with public elements, broadcast to the axes of both; no message."""
@@ -375,13 +376,13 @@ class BeaverEngine(Engine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """Divide by 2^shift: rounded down, or one unit more. 8 n bytes, one round.
+        """Divide by 2^shift; the result is rounded down, or one unit larger. 8 n bytes, one round.
 
         Args:
             shared: values whose elements are below 2^62 in magnitude; in the field, below 2^59.
             shift: number of bits to remove.
             positive: whether the elements are from 0 to 2^63 instead.
-            below: whether to subtract one unit, so that the result is never above the exact value.
+            below: whether to subtract one unit, so that the result never exceeds the exact value.
         """
         number, bits, numbers = self.next_number(), shared.bits - shift, self.numbers
         offset, shape = 0 if positive else numbers.offset, shared.shape[self.front :]
@@ -433,7 +434,7 @@ def masked_product(
         operation: the product.
         opened: e and f, both factors minus their masks.
         left_mask: this holder's part of u, the mask of the left factor.
-        right: its part of v, the mask of the right factor; one holder adds f to it.
+        right: the party's part of v, the mask of the right factor; one holder adds f to it.
         dealt: this holder's share w of the masks' product; None if it is added later.
     """
     e, f = opened
@@ -446,13 +447,13 @@ def masked_product(
 def one_way_product(
     numbers: Ring, operation: Operation, factors: tuple[Tensor, Tensor], dealt: Tensor
 ) -> Tensor:
-    """Return a holder's share of a product of which one holder has the factor x in plaintext.
+    """Return a holder's share of a product; one holder has the factor x in plaintext.
 
     Args:
         numbers: number system of the elements.
         operation: the product.
         factors: in the operation's order. At the holder of x: x, and the opening of y plus this
-            holder's own share of y, if it has one. At the other holder: e, as it was opened, and v.
+            holder's own share of y, if any. At the other holder: the opened e, and v.
         dealt: this holder's share of the masks' product; see `dealt_product`.
     """
     return numbers.add(numbers.product(operation, *factors), dealt)

@@ -2,8 +2,8 @@
 
 One process that plays all parties protects no secret; only the messages are real. Each frame on the
 links between the threads carries the length of the chain of messages before it. The largest such
-number that a party has seen is its depth; the depth of the last party is the number of sequential
-messages (hops).
+number received by a party is its depth; the last party's depth is the number of sequential messages
+(hops).
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ def mesh(timeout_s: float = 30.0, count: int = 3) -> tuple[list[dict[int, LocalL
 def together(
     pool: Executor, played: Iterable[tuple[str, Callable[[], _Result], Iterable[LocalLink]]]
 ) -> list[_Result]:
-    """Run each party in a thread of its own, and wait for all of them.
+    """Run each party in its own thread, and wait for all of them.
 
     Args:
         pool: thread pool with one thread for each party.
         played: each party's name, its program and its links.
 
     Raises:
-        VFLError: the first error; the other parties were informed of it.
+        VFLError: a party failed; this is the first error, and the other parties were informed of
+            it.
     """
 
     def one(name: str, program: Callable[[], _Result], links: Iterable[LocalLink]) -> _Result:
@@ -55,7 +56,7 @@ def together(
             return program()
         except Exception as problem:
             told = problem
-            if not isinstance(told, VFLError):  # its text may hold data
+            if not isinstance(told, VFLError):  # the error's text may contain data
                 told = ProtocolError(
                     "a party stopped with an error", where=name, got=type(problem).__name__
                 )
@@ -70,14 +71,14 @@ def together(
 
 
 def _rank(error: BaseException) -> int:
-    """Rank errors so that a cause comes before its consequences at the other parties."""
+    """Rank errors so that a cause precedes its consequences at other parties."""
     if isinstance(error, PeerFailedError):
         return 2
     return 3 if isinstance(error, LostPeerError) else 1
 
 
 class Star:
-    """Streams of threads to one party in the middle; see `LocalStreams` of sessions.
+    """Streams of threads to one party in the middle; compare `LocalStreams` of sessions.
 
     Args:
         names: names of all parties.
@@ -85,7 +86,7 @@ class Star:
         timeout_s: seconds that each end waits.
 
     Attributes:
-        outer: the outer party's end of each stream, by its name.
+        outer: the outer party's end of each stream, by that party's name.
         inner: the middle party's end of each stream, by the outer party's name; it only sends.
     """
 
@@ -107,11 +108,11 @@ class Star:
         self._arriving.put((name, sent))
 
     def receive_any(self) -> tuple[str, Frame]:
-        """In the middle: receive the next frame of any party, with that party's name.
+        """At the party in the middle: receive the next frame and its sender's name.
 
         Raises:
             LostPeerError: no frame came in time, or an end was closed.
-            PeerFailedError: the other end reported an error there.
+            PeerFailedError: the other party reported an error.
         """
         try:
             name, sent = self._arriving.get(timeout=self._timeout_s)
@@ -121,10 +122,11 @@ class Star:
         return name, frame
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        """Run each party's program in a thread of its own, by name.
+        """Run each party's program in its own thread, by name.
 
         Raises:
-            VFLError: the first error; the other parties were informed of it.
+            VFLError: a party failed; this is the first error, and the other parties were informed
+                of it.
         """
         ends = {name: [link] for name, link in self.outer.items()}
         inner = list(self.inner.values())
@@ -167,7 +169,7 @@ class LocalParties(Generic[_Peer]):
         """Run a program at some parties, or at all, and return each party's result.
 
         Raises:
-            VFLError: the first error; the session has then ended.
+            VFLError: a party failed; this is the first error, and the session has ended.
         """
         if self._ended:
             raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
@@ -200,9 +202,8 @@ class LocalParties(Generic[_Peer]):
         """End the session; closing twice is harmless.
 
         Args:
-            wait: whether to wait until the threads have ended. The garbage collector may call this
-                at any point, even while a thread of this process is about to start; it must not
-                wait there.
+            wait: whether to wait until the threads have ended. whether to wait for the threads; the
+                garbage collector may call this while a thread is starting, and must not wait then.
         """
         self._ended = True
         for links in self._links:

@@ -28,14 +28,14 @@ _HALF, _LIMB = 31, 21
 
 
 class Ring:
-    """Integers modulo 2^bits; the base of other number systems, which override what differs.
+    """Integers modulo 2^bits; other number systems are subclasses that override differences.
 
     Args:
         bits: number of bits of an element that count; with fewer than 64, a message may carry only
             those.
 
     Attributes:
-        offset: added to a signed number before a division, to make it positive.
+        offset: number added to a signed value before a division, to make it positive.
     """
 
     offset = 1 << (SIGN - 1)
@@ -64,7 +64,7 @@ class Ring:
         return one * two
 
     def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
-        """Apply a bilinear map; to matrices, or maps made of them, with any axes in front."""
+        """Apply a bilinear map to matrices, or to maps made of them, with any leading axes."""
         if isinstance(operation, Composed):
             pair = self.additive(operation.left, left), self.additive(operation.right, right)
             return self.additive(operation.after, self.product(matmul, *pair))
@@ -81,7 +81,7 @@ class Ring:
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        """Divide an opening: a share of the quotient, and a public term for one party.
+        """Divide an opened value: return a share of the quotient, and a public term for one party.
 
         Args:
             opened: c.
@@ -90,15 +90,15 @@ class Ring:
             shift: number of bits to divide away.
             offset: number that was added to x.
         """
-        # The two uppermost bits differ where the lower 63 bits carried. As numbers, since the
-        # mask's bit is shared: b + t - 2 b t.
+        # The two uppermost bits differ if the lower 63 bits carried. As numbers, since the mask's
+        # bit is shared: b + t - 2 b t.
         public = upper(opened, SIGN)
         share = (top * (1 - 2 * public) << (SIGN - shift)) - low
         return share, ((opened & LOW) >> shift) + (public << (SIGN - shift)) - (offset >> shift)
 
 
 class Field(Ring):
-    """Integers modulo 2^61 - 1, kept as int64 from 0 to p - 1."""
+    """Integers modulo 2^61 - 1, stored as int64 from 0 to p - 1."""
 
     offset = 1 << (BITS - 2)
 
@@ -136,7 +136,7 @@ class Field(Ring):
         return self.reduce(self.reduce(total) + (small & P) + (small >> BITS))
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply matrices by limbs of 21 bits, whose products int64 adds up exactly."""
+        """Multiply matrices by 21-bit limbs, whose products int64 adds up exactly."""
         ones, twos = self._limbs(left), self._limbs(right)
         found = torch.zeros((), dtype=torch.int64)
         for place in range(2 * len(ones) - 1):
@@ -164,7 +164,7 @@ class Field(Ring):
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        # The sum wraps around p where the mask's upper bit is 1 and that of the opening is 0.
+        # The sum wraps around p if the mask's upper bit is 1 and the opening's is 0.
         wraps = 1 - (opened >> (BITS - 1))
         share = self.sub(self.mul(top, wraps * (P >> shift)), low)
         return share, (opened >> shift) - (offset >> shift)
@@ -175,7 +175,7 @@ class Field(Ring):
 
 
 class Words(Ring):
-    """Words of 64 bits, whose addition is the exclusive or."""
+    """Words of 64 bits with exclusive or as addition."""
 
     def add(self, one: Tensor, two: Tensor) -> Tensor:
         return one ^ two
@@ -194,7 +194,7 @@ def broadcast(one: Sequence[int], two: Sequence[int]) -> torch.Size:
 
 
 def reach(stack: Tensor, axes: int) -> Tensor:
-    """Give a stack of tensors at least so many axes, inserting axes of length 1 after the first."""
+    """Give a stack of tensors at least this many axes; insert axes of length 1 after the first."""
     missing = axes + 1 - stack.dim()
     if missing <= 0:
         return stack
@@ -202,5 +202,5 @@ def reach(stack: Tensor, axes: int) -> Tensor:
 
 
 def upper(word: Tensor, place: int) -> Tensor:
-    """Move a word's bits from a place on down to the first; zeros come in."""
+    """Shift a word's bits, from one position down, to the lowest position; fill with zeros."""
     return (word >> place) & ((1 << (ELEMENT_BITS - place)) - 1) if place else word

@@ -43,8 +43,8 @@ class Function:
         name: name in settings.
         value: f, on float64.
         slope: its derivative.
-        mirror: c where f(-x) = c - f(x), so that values can carry random signs; None where no such
-            c exists.
+        mirror: c with f(-x) = c - f(x), so that values can carry random signs; None if no such c
+            exists.
         whole_slope: whether the slope is only 0 or 1, which needs no fraction bits.
         positive: whether the function is defined only above 0; dummies are then positive too.
     """
@@ -81,7 +81,7 @@ FUNCTIONS = {
 
 
 def function(name: str) -> Function:
-    """Return the function of a name.
+    """Return the function with this name.
 
     Raises:
         UnknownNameError: no function has this name; the error suggests the nearest.
@@ -151,7 +151,7 @@ class Permutation:
         self._dummies = self._draw_dummies(pads, function, number)
 
     def apply(self, elements: Tensor, bits: int, first: bool) -> Tensor:
-        """Return this holder's share with dummies and signs, in the secret order; one axis."""
+        """Return this holder's share with dummies and signs, permuted; one axis."""
         flat = elements.reshape(-1)
         if self._dummies is not None:
             values, mask = self._dummies
@@ -162,7 +162,7 @@ class Permutation:
         return flat.index_select(0, self._order)
 
     def undo(self, elements: Tensor, bits: int, first: bool, mirrored: bool) -> Tensor:
-        """Return the share of the real elements' results, back in their own order; one axis.
+        """Return the share of the real elements' results in the original order; one axis.
 
         Args:
             elements: this holder's share of the results, in the secret order.
@@ -233,6 +233,6 @@ def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
 
 
 def _copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy field by field: numpy copies four bytes at once, but five one by one."""
+    """Copy field by field, because numpy copies four bytes at once but five one by one."""
     for name in ("low", "high"):
         target[name] = source[name]

@@ -3,11 +3,11 @@
 A real x is represented by round(x 2^bits) (thesis of split learning, 2025, eq 5-3 with the rounding
 it lacks). Two's complement gives negative numbers and decoding (eq 5-4, with its sign).
 
-Products: torch multiplies int64 matrices without a BLAS. Where its compiler used the right
-instructions, that takes twice as long as float64; elsewhere forty times. There a ring element is
-split into three signed limbs of 22, 21 and 21 bits, at the bits 0, 22 and 43. They give six exact
-products of float64; products of higher bits are multiples of 2^64. With 512 terms the largest sum
-is below 2^53. A graphics card has no int64 product at all. It computes large products that way, if
+Products: torch multiplies int64 matrices without a BLAS. If its compiler used the right
+instructions, this takes twice as long as float64, and otherwise forty times. There a ring element
+is split into three signed limbs of 22, 21 and 21 bits, at the bits 0, 22 and 43. They give six
+exact products of float64; products of higher bits are multiples of 2^64. With 512 terms the largest
+sum is below 2^53. A GPU has no int64 product at all. It computes large products in this way, if
 they are worth the transfer (`multiply_on`).
 
 The end of the file encodes values of a cut as masked elements of a smaller ring (8 to 64 bits), and
@@ -42,15 +42,16 @@ _HALVES = np.uint64((1 << 21) + (1 << 20 + _LOW) + (1 << 20 + _MIDDLE))
 _TERMS, _PROBE = 512, 128
 #: Smaller products are not worth splitting into limbs: rows and columns, inner size, total terms.
 _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
-#: The same limits for a product on a card, whose transfer takes about a millisecond.
+#: The same limits for a product on a GPU, whose transfer takes about a millisecond.
 _LEAST_TERMS_OF_CARD = 1 << 23
 #: Most rows for which the compiled loop is faster, by the type of the right operand.
 _FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
-#: Most terms for which a product of one row is faster as a sum, without a compiled loop.
+#: Largest number of terms for which a product of one row is faster as a sum, without a compiled
+#: loop.
 _FEW_TERMS = 1 << 18
 #: Number of terms below which torch's own loop over further axes is faster.
 _SMALL_PRODUCT = 1 << 17
-#: Number of values a pass handles at once, so that they stay in a core's own cache.
+#: Number of values that a pass processes at once, so that they fit a core's cache.
 _BLOCK = 16384
 
 
@@ -66,7 +67,7 @@ def multiply_on(device: torch.device) -> None:
 
 
 def limit_bits(bits: int) -> int:
-    """Return the bits before the point that a value may have and still be multiplied once.
+    """Return how many bits before the point a value may have so that one product fits.
 
     >>> limit_bits(23), limit_bits(20)
     (17, 23)
@@ -106,7 +107,7 @@ def require_integer_bits(
         RingRangeError, NonFiniteError: see `encode`.
     """
     ends = torch.aminmax(values) if values.numel() else (0.0, 0.0)
-    # `aminmax` returns NaN at both ends, while `max` could miss it.
+    # `aminmax` returns NaN at both ends, but `max` could miss it.
     largest = max(abs(float(end)) for end in ends)
     if not math.isfinite(largest):
         raise NonFiniteError(
@@ -132,8 +133,8 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     """Multiply matrices in the ring; axes (rows, inner) and (inner, columns).
 
     A single column is multiplied as a vector, which is faster unless the left operand is a
-    transposed view; so is a single row. The right operand may be of int16 or int32: a product of
-    one row reads each element once, so memory bandwidth sets its time.
+    transposed view; so is a single row. The right operand may be int16 or int32: a product of one
+    row reads each element once, so memory bandwidth determines its time.
     """
     if COMPILED and len(left) <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous():
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
@@ -153,7 +154,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def batched(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices one by one; axes (products, rows, inner) and (products, inner, columns).
+    """Multiply batches of matrices; axes (products, rows, inner) and (products, inner, columns).
 
     >>> batched(torch.tensor([[[2, 3]]]), torch.tensor([[[1], [-1]]])).tolist()
     [[[-1]]]
@@ -181,7 +182,7 @@ class Composed:
     Attributes:
         left: a map of the left factor that only moves and adds elements.
         right: the same for the right factor.
-        after: the same for the product. All three accept a tensor with further axes in front.
+        after: the same for the product. All three accept a tensor with further leading axes.
     """
 
     left: Callable[[Tensor], Tensor]
@@ -214,7 +215,7 @@ def matmul_each(left: Tensor, right: Tensor) -> Tensor:
 
 
 def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Size:
-    """Return the axes of a product, without computing it."""
+    """Return the axes of a product without computing it."""
     if operation is matmul:
         return torch.Size((left.shape[0], right.shape[1]))
     return torch.Size((left.shape[1], right.shape[1])) if operation is inner else left.shape
@@ -255,7 +256,7 @@ def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
 def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split elements into signed limbs of 22, 21 and 21 bits; float64.
 
-    To get signed digits, add half of every limb's range to the word, take unsigned digits, and
+    For signed digits, add half of every limb's range to the word, take unsigned digits, and
     subtract the halves. Unsigned shifts are vectorised on every processor.
     """
     if elements.device.type != "cpu":
@@ -268,7 +269,7 @@ def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _limbs_there(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `_limbs` with arithmetic shifts; the masks then drop the sign bits."""
+    """Compute `_limbs` with arithmetic shifts, whose sign bits the masks remove."""
     raised = elements + int(_HALVES.astype(np.int64))
     low = raised & ((1 << _LOW) - 1)
     middle = (raised >> _LOW) & ((1 << _MIDDLE - _LOW) - 1)
@@ -284,7 +285,7 @@ def _signed(digits: np.ndarray, bits: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _int64_is_slow() -> bool:
-    """Measured once per process, in a few milliseconds; both ways give the same elements."""
+    """Measure once per process, in a few milliseconds; both ways give the same elements."""
     square = torch.arange(_PROBE * _PROBE).reshape(_PROBE, _PROBE) * 0x1E3779B97F4A7C15 // 3
     return _fastest(limb_matmul, square) < _fastest(torch.matmul, square)
 
@@ -301,8 +302,8 @@ def _fastest(product: Callable[[Tensor, Tensor], Tensor], square: Tensor) -> flo
 def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Compute the product by compiled loops.
 
-    A product of two 32-bit numbers is one instruction and one of 64-bit numbers three, so the left
-    operand is split where the right one is narrow.
+    A product of 32-bit numbers takes one instruction and one of 64-bit numbers three, so the left
+    operand is split if the right one is narrow.
     """
     axes = left.shape[0], right.shape[1]
     if right.dtype == np.int64:
@@ -370,7 +371,7 @@ def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
 
 @compiled
 def _one_row_each(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
-    """Add products of one row; axes (products, inner), (products, inner, columns)."""
+    """Add products with a single row; axes (products, inner), (products, inner, columns)."""
     for product in range(right.shape[0]):
         for i in range(right.shape[1]):
             factor = left[product, i]
@@ -385,7 +386,7 @@ def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarra
         values: float32 of axes (values,).
         scale: a power of two.
         most: the largest magnitude a rounded number may have.
-        elements: a mask, signed integers of the same axes; changed in place.
+        elements: ring elements, signed and of the same axes, such as a mask; changed in place.
 
     Returns:
         Whether all values fit. If one does not, or is NaN, the elements must not be used.
@@ -395,7 +396,7 @@ def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarra
     (True, [1, 94, -128])
     """
     end = np.float32(most)
-    if float(end) > most:  # float32 cannot represent every whole number of that size
+    if float(end) > most:  # float32 cannot represent every integer of that size
         end = np.nextafter(end, np.float32(0))
     loop = _encode_pass if COMPILED else _encode_passes
     return bool(loop(values, np.float32(scale), end, elements))
@@ -455,7 +456,7 @@ def _encode_passes(
             numbers = values[start : start + _BLOCK] * scale
             np.rint(numbers, out=numbers)
             elements[start : start + _BLOCK] += numbers.astype(elements.dtype)
-            # No magnitude exceeds the root of the sum of squares, which takes one pass less.
+            # No magnitude exceeds the root of the sum of squares, which needs one pass less.
             fit = fit and bool(
                 float(numbers @ numbers) < 0.99 * float(end) ** 2
                 or (-end <= numbers.min() and numbers.max() <= end)

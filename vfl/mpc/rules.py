@@ -1,4 +1,4 @@
-"""Rules that three parties agree on before they begin: the mode, and settings derived from it."""
+"""Rules that three parties agree on before they start: the mode, and derived settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = ("thesis", "fast")
 P0, P1, P2 = 0, 1, 2
 HOLDERS = (P0, P1)
 NAMES = ("P0", "P1", "P2")
-#: A permutation of fewer values than this would not hide them.
+#: A permutation of fewer values than this does not hide them.
 LEAST_PERMUTED = 32
 _BITS = {"thesis": 23, "fast": 21}
 #: With 21 bits, the 40 bits of a permuted share cause an error of at most 4e-6. Each bit less
@@ -25,9 +25,10 @@ _MAGNITUDE_BITS = 8
 #: Dummies of deviation 2 (`vfl.mpc.permuted`) stay within this bound; otherwise P2 would refuse
 #: them as out of range. One normal number in 10^15 lies beyond 8 deviations.
 LEAST_MAGNITUDE_BITS = 4
-#: Most bits of a product with its fraction; beyond that the ring has no room to move shares.
+#: Largest number of bits of a product with its fraction; beyond that the ring has no room to shift
+#: shares.
 _PRODUCT_BITS = 60
-#: A sum that wrapped may look like any number; one in 128 is this many bits below the limit.
+#: A wrapped sum may look like any number; one in 128 is this many bits below the limit.
 _SPARE_BITS = 7
 
 
@@ -42,18 +43,18 @@ def name_of(role: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Terms of one computation.
+    """Terms of one computation on shares.
 
     Attributes:
         mode: "thesis" is chapter 5 as written, with its errors corrected. "fast" opens each tensor
-            once and both ways at the same time. It keeps the scale of products that go to P2, sends
-            40 bits of permuted shares (64 where `bits` is below 21), and asks for value and slope
+            once and both ways at the same time. It keeps the scale of products sent to P2, sends 40
+            bits of permuted shares (64 if `bits` is below 21), and requests value and slope
             together.
         bits: fraction bits of shared values.
         magnitude_bits: truncated values must be below 2 to this number; see `Truncation`. So must
             the values of networks that parties share. At least 4, for the dummies.
-        delta_bits: fraction bits of gradients of activations; few bits keep sums over a batch small
-            in the ring, and the index lists short.
+        delta_bits: fraction bits of activation gradients; a small number keeps sums over a batch
+            small in the ring and index lists short.
         least_permuted: smaller groups of elements are hidden among dummies.
         flips: whether permuted values carry random signs, for functions that allow them.
     """

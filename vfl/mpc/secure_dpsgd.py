@@ -1,4 +1,4 @@
-"""DP-SGD of a linear classifier on shared rows, with noise that no holder can leave out.
+"""DP-SGD of a linear classifier on shared rows; no holder can omit the noise.
 
 The protocols of PEA (2022), corrected. Protocol 1 is the inverse of a square root (on [0.5, 1),
 with divisions exact to a unit). In Protocol 2 every holder adds a part of the noise. Protocol 3 is
@@ -66,7 +66,7 @@ _SQUARE_BITS = 30
 #: Largest sums of gradients, largest step and largest squares of rows that the ring can hold.
 _MOST_SUM, _MOST_STEP, _MOST_SQUARES = 2.0**20, 2.0**16, 2.0**11
 _MOST_CLIP = 2.0**9
-#: Beyond this place, leading ones have no room for a product.
+#: Beyond this position, leading ones leave no room for a product.
 _MOST_PLACE = 62
 
 
@@ -75,21 +75,21 @@ def inverse_root(
 ) -> SharedTensor:
     """Compute 1 / sqrt(x) of every element, never above the truth; 30 fraction bits.
 
-    "polynomial": at most 1 % below it for 2^-10 to 2^20, with 30 fraction bits from 2^-20 on; it
-    discloses no value and takes 14 rounds. "permuted": below it by one unit; two messages, and the
-    dealer sees the multiset of x.
+    "polynomial": at most 1 % below 1/sqrt(x) for 2^-10 to 2^20, with 30 fraction bits from 2^-20
+    on; it discloses no value and takes 14 rounds. "permuted": below 1/sqrt(x) by one unit; two
+    messages, and the dealer sees the multiset of x.
 
     Args:
         member: this party.
         shared: shared values of at least 0; for 0 the result is 0, or a unit less.
         form: see above.
-        where: name of x, for the account of the values that the dealer saw.
+        where: name of x in the record of values that the dealer saw.
     """
     require_choice("form", form, ("polynomial", "permuted"))
     if form == "permuted":
         return member.apply(shared, _below_inverse_root, where, ROOT_BITS)
     places = range(_MOST_PLACE + 1)
-    # With the leading one at place p, x = x' 2^(p + 1 - bits): shifted up it fills 63 bits.
+    # With the leading one at position p, x = x' 2^(p + 1 - bits); shifted up, it fills 63 bits.
     leading = member.numbers_of(member.highest_bit(member.bits_of(shared)), places)
     factors = [1 << (_MOST_PLACE - place) for place in places]
     powers = [
@@ -127,10 +127,11 @@ def _below_inverse_root(values: Tensor) -> Tensor:
 def noise_share(
     member: Member, shape: Sequence[int], deviation: float, secret: Secret, bits: int
 ) -> SharedTensor:
-    """Draw noise of which every holder adds a secret part of its own (PEA 2022, Protocol 2).
+    """Draw noise to which every holder adds a secret part (PEA 2022, Protocol 2).
 
-    Each part is a discrete Gaussian of variance 3 / (2 m) of the wanted one. The sum of all parts
-    has 1.5 times that variance; without a third of the holders, still no less than it. No message.
+    Each part is a discrete Gaussian with 3 / (2 m) of the wanted variance. The sum of all parts has
+    1.5 times the wanted variance; without a third of the holders it still has at least the wanted
+    one. No message.
 
     Args:
         member: this party.
@@ -153,15 +154,15 @@ class SecureSgd:
     """Terms of a training, equal at all parties.
 
     Attributes:
-        rows: rows of each holder; of the first holder alone where all have the same rows.
+        rows: rows of each holder; only of the first holder if all have the same rows.
         columns: columns of every row.
         classes: labels are 0 to classes - 1.
         steps: number of steps.
         batch_size: mean number of rows of a batch; each row is sampled independently (Poisson).
         learning_rate: factor of the mean gradient.
         clip: bound of a row's gradient.
-        noise: standard deviation of the noise divided by `clip`; a third of the holders cannot
-            reduce it below this.
+        noise: standard deviation of the noise divided by `clip`; a third of the holders together
+            cannot reduce it below this.
         longest: bound of a row's norm; its owner scales a longer row down.
         form: see `inverse_root`.
         seed: None draws batches from a secret key of the parties (`agreed_key`). A number makes the
@@ -215,7 +216,7 @@ class SecureSgd:
 
     @property
     def rate(self) -> float:
-        """Probability that a batch has a row, for an observer of the model who was no party."""
+        """Probability that a batch contains a row, for an outside observer of the model."""
         return 1.0 if self.seed is not None else self.batch_size / sum(self.rows)
 
     def batch(self, step: int, key: Secret | None = None) -> Tensor:
@@ -226,7 +227,7 @@ class SecureSgd:
             key: key of `agreed_key`; None with a public seed.
 
         Raises:
-            PrivacyError: neither a key nor a public seed was given, or both were.
+            PrivacyError: the call passes neither a key nor a public seed, or passes both.
         """
         rows = sum(self.rows)
         if key is not None and self.seed is None:
@@ -242,10 +243,10 @@ class SecureSgd:
         return torch.nonzero(draws < self.batch_size / rows)[:, 0]
 
     def statement(self, delta: float) -> PrivacyStatement:
-        """Return the revealed model's guarantee for rows, against observers who are no party.
+        """Return the model's guarantee for rows, against observers who are not parties.
 
-        With a public seed it is the guarantee of the row in most batches, which has that many noisy
-        steps and no factor of the sampling rate.
+        With a public seed it is the guarantee of the row that is in most batches, with that number
+        of noisy steps and no amplification by sampling.
         """
         steps, hidden = self.steps, "no outsider knows which rows were in which batch"
         if self.seed is not None:
@@ -276,14 +277,14 @@ class SecureSgd:
 
 @dataclass(frozen=True, slots=True)
 class LocalStart:
-    """A start from models that every holder trained alone, with noise (PEA 2022, Protocol 4).
+    """A start from models that the holders trained separately with noise (PEA 2022, Protocol 4).
 
     Attributes:
-        steps, batch_size, learning_rate: steps, batch size and learning rate of a holder's own
-            DP-SGD; the other terms are those of `SecureSgd`.
-        noise: standard deviation of its noise divided by `clip`.
-        choice: "average" of the models, or the "best" of these and their average, chosen without
-            revealing which one it is.
+        steps, batch_size, learning_rate: steps, batch size and learning rate of each holder's
+            separate DP-SGD; the other terms are those of `SecureSgd`.
+        noise: standard deviation of the separate trainings' noise divided by `clip`.
+        choice: "average" of the models, or the "best" among them and their average, selected
+            without revealing which.
         judge_noise: standard deviation of the noise on the scores for "best", for the rows of one
             batch. 0 scores by public rows (`public` of `train`), which costs no privacy. The paper
             scores by private rows without accounting for it.
@@ -326,10 +327,10 @@ class LocalStart:
 
 
 def agreed_key(member: Member) -> Secret:
-    """Agree on a key for the batches; every holder adds a fresh part, and only parties know it.
+    """Agree on a key for the batches; every holder contributes, and only the parties know it.
 
     The dealer has it too, because it deals for the rows of a batch; with `Member.shuffled` it does
-    not know the owners of these rows. One round, 32 bytes.
+    not know their owners. One round, 32 bytes.
 
     Args:
         member: this party.
@@ -363,8 +364,8 @@ def train(
         terms: equal at all parties.
         own: a holder's rows, axes (rows, columns), and labels, axes (rows,); None at the dealer.
         secret: this holder's own secret for its part of the noise; never used for another training.
-        start: equal at all parties; without it weights begin at 0.
-        public: rows that all holders have, if `start` needs them.
+        start: start of the weights, equal at all parties; by default 0.
+        public: rows that all holders know, if `start` needs them.
 
     Returns:
         float64; None at the dealer.
@@ -383,14 +384,14 @@ def train(
 def train_alone(
     terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret, begin: Tensor | None = None
 ) -> Tensor:
-    """Run DP-SGD at one party that sees all of its rows; float64 weights as `train` has them.
+    """Run DP-SGD at one party that sees all its rows; float64 weights in the form of `train`.
 
     Args:
         terms: clip, longest and classes.
-        start: the other terms.
+        start: settings of the separate training.
         own: inputs and labels.
-        secret: the owner's secret; batches and noise follow from it.
-        begin: first weights; zeros unless given.
+        secret: the owner's secret, from which batches and noise are derived.
+        begin: initial weights; by default zeros.
     """
     inputs, truth, _ = prepared(terms, *own)
     shape = (inputs.shape[1], terms.classes)
@@ -426,8 +427,8 @@ def started(
         own: see `train`.
         secret: see `train`.
         private: the rows of all holders, as shares.
-        judged: positions of the rows that score the models, a batch of their own; unused with
-            public rows.
+        judged: positions of the rows that score the models, which form a separate batch; unused
+            with public rows.
         public: see `train`.
     """
     mine = None if own is None else train_alone(terms, start, own, secret)
@@ -445,7 +446,7 @@ def started(
     if start.judge_noise:
         rows = private.rows(judged)
         scores = _scores(member, terms, models, rows.inputs, rows.truth)
-        # One row changes every score by 1 at most, plus one unit for each division.
+        # One row changes every score by at most 1, plus one unit for each division.
         deviation = start.judge_noise * math.sqrt(len(models))
         deviation *= 1 + (terms.classes + 2) * 2.0**-member.bits
         scores = scores.plus(noise_share(member, scores.shape, deviation, secret, scores.bits))
@@ -478,7 +479,7 @@ def _scores(
     inputs: SharedTensor,
     truth: SharedTensor,
 ) -> SharedTensor:
-    """Return each model's sum over rows of its mean squared error, at most 1 a row."""
+    """Return each model's sum over rows of the mean squared error, at most 1 a row."""
     together = SharedTensor(torch.cat([each.share for each in models], 1), member.bits)
     logits = member.divide(member.multiply(inputs, together, matmul), member.bits)
     errors = _cut_line(member, logits).share - truth.share.repeat(1, len(models))
@@ -494,8 +495,8 @@ class SharedRows:
     """Rows of a training as shares, the inputs opened for products.
 
     Attributes:
-        inputs: axes (rows, columns + 1), the last column ones.
-        truth: one-hot, axes (rows, classes).
+        inputs: axes (rows, columns + 1); the last column contains ones.
+        truth: one-hot labels, axes (rows, classes).
         squares: upper bounds of the squares of the inputs' norms, axes (rows, 1).
     """
 
@@ -576,7 +577,7 @@ def _opened(
     truth: SharedTensor,
     squares: SharedTensor,
 ) -> SharedRows:
-    """Open inputs once for all products; so the dealer learns the row positions of each step."""
+    """Open inputs once for all products; the dealer then learns each step's row positions."""
     if terms.seed is None:
         inputs, truth, squares = member.shuffled(inputs, truth, squares)
     return SharedRows(member.open(inputs)[0], truth, squares)
@@ -638,12 +639,12 @@ def prepared(terms: SecureSgd, inputs: Tensor, labels: Tensor) -> list[Tensor]:
 
 
 def model_inputs(inputs: Tensor, longest: float, holders: int = 1) -> Tensor:
-    """Return inputs as the model is trained on them: rows that are too long are scaled down.
+    """Return inputs as the model is trained on them: too long rows are scaled down.
 
     The type is float64.
 
     Args:
-        inputs: axes (rows, columns), the columns of one holder.
+        inputs: one holder's columns, axes (rows, columns).
         longest: bound of a row's norm.
         holders: number of holders that have columns of the row.
     """
@@ -672,14 +673,15 @@ def _clipped_sum(
     weights: SharedTensor,
     rows: SharedRows,
 ) -> SharedTensor:
-    """Sum the rows' gradients, each scaled to the bound if it is longer; 24 bits."""
+    """Return the sum of row gradients, each scaled down to the bound if necessary; 24 bits."""
     bits, inputs = member.bits, rows.inputs
     if not len(inputs.share):
         return member.own(torch.zeros(weights.shape, dtype=torch.int64), _SUM_BITS)
     logits = member.divide(member.multiply(inputs, weights.alone(), matmul), bits)
     errors = _cut_line(member, logits).minus(rows.truth)
     (errors,) = member.open(errors)
-    # A division may be off by a unit, so units are added: no norm is taken for shorter than it is.
+    # A division may be off by a unit, so units are added to prevent a norm from being
+    # underestimated.
     unit = 2.0**-_SQUARE_BITS
     lengths = member.divide(member.multiply(errors, errors), 2 * bits - _SQUARE_BITS)
     lengths = SharedTensor(lengths.share.sum(1, keepdim=True), _SQUARE_BITS)
@@ -719,7 +721,7 @@ def train_here(
     start: LocalStart | None = None,
     public: Rows | None = None,
 ) -> Tensor:
-    """Train with all holders and the dealer as threads of this process, which protects no secret.
+    """Train with all holders and the dealer as threads of this process; this protects no secret.
 
     Args:
         terms: see `SecureSgd`.

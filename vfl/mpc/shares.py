@@ -1,14 +1,15 @@
-"""Additive shares: a tensor's share at one of its holders, or its shape at the dealer.
+"""Additive shares: a tensor's share at a holder, or its shape at the dealer.
 
 `vfl.mpc.engine` multiplies shares; this file defines them. It also truncates shares between two
 holders: a division by a power of two without the rare huge error.
 
-Each holder divides its own share. That is off by one unit at most, unless the first share lies
-within |z| of the ring's turning point. Then it is off by N / 2^shift, with probability 2 |z| / N
-(thesis, 2025, theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder therefore moves
-such a share by a quarter of the ring and sends its index to the second holder. That one moves the
-other share back (algorithm 5.1, with the division it lacks). So the second holder learns that these
-shares were near the turning point: a range of about zmax for those values. The ledger counts them.
+Each holder divides its own share. The result is off by one unit at most, unless the first share is
+within |z| of the ring's wrap-around point. Then it is off by N / 2^shift, with probability 2 |z| /
+N (thesis, 2025, theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder therefore
+moves such a share by a quarter of the ring and sends its index to the second holder. That one moves
+the other share back (algorithm 5.1, with the division it lacks). So the second holder learns that
+these shares were near the turning point: a range of about zmax for those values. The ledger counts
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 
 _ZERO = torch.zeros((), dtype=torch.int64)
 _QUARTER, _TURN = 1 << 62, 1 << 63
-#: Number of elements truncated at once, so that they stay in a processor's cache.
+#: Number of elements that are truncated at once, so that they fit a processor's cache.
 _PIECE = 2**15
 
 
@@ -31,15 +32,15 @@ class Opened:
     """One party's record of an opening, which makes a shared tensor cheap to multiply again.
 
     Attributes:
-        mask: a holder's own part of the mask U; at the dealer P0's part. None where a holder no
-            longer needs it.
-        difference: the opening a holder received: X - U, or only the other holder's opening of a
-            tensor that is opened one way. None at the dealer, which must not know it, and ahead of
-            time.
+        mask: a holder's own part of the mask U; at the dealer P0's part. mask of the tensor; None
+            if a holder no longer needs it.
+        difference: the opened value that a holder received: X - U, or only the other holder's part
+            for a tensor opened in one direction. None at the dealer, which must not know it, and in
+            a run on shapes.
         second: at the dealer, P1's part of the mask.
-        turn: for a quotient, whose mask is one of two. At a holder: a public bit of every element.
-            At the dealer: the difference between the masks, added where that bit is 1. It serves
-            element-wise products.
+        turn: public bit of a quotient, which selects one of two masks. At a holder: a public bit of
+            every element. At the dealer: at the dealer: difference between the masks, added where
+            that bit is 1. It serves element-wise products.
     """
 
     mask: Tensor | None
@@ -52,28 +53,27 @@ class Opened:
         return self.moved(lambda each: _map(each, transposed, rows))
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Opened:
-        """Return the record of a tensor whose elements were moved."""
+        """Return the record of a tensor whose elements were permuted."""
         parts = (self.mask, self.difference, self.second, self.turn)
         return Opened(*(None if each is None else move(each) for each in parts))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A shared tensor as one party sees it; its own methods need no message.
+    """A shared tensor as one party sees it; its own methods send no message.
 
-    Fast mode opens two kinds of tensors one way: columns that one holder has in plaintext; and, for
-    right factors of those, the share of the holder that lacks the columns.
+    Fast mode opens two kinds of tensors one way: It also has columns that one holder has in
+    plaintext; and, for right factors of those, the share of the holder that lacks the columns.
 
     Attributes:
         share: this holder's share, int64; at the dealer a blank, which has only a shape.
         bits: fraction bits of the shared value.
-        opened: set once the tensor was opened under a mask.
-        owned: number of first columns that are P0's; the others are P1's. Each column is in
+        opened: set after the tensor was opened under a mask.
+        owned: number of leading columns that P0 owns; P1 owns the others. Each column is in
             plaintext at its owner, and the other holder's share is zero. None for ordinary shares.
         faced: number of columns that P0 owns of the left factor with which this tensor will be
             multiplied.
-        foreseen: whether it is P2's future answer, while a program is followed ahead: then P0's
-            share is a pad.
+        foreseen: whether it is a future answer of P2, in a run on shapes; P0's share is then a pad.
     """
 
     share: Tensor
@@ -90,11 +90,11 @@ class SharedTensor:
 
     @property
     def is_quotient(self) -> bool:
-        """Whether the tensor was opened while it was divided; see `Opened.turn`."""
+        """Whether the tensor was opened during a division; see `Opened.turn`."""
         return self.opened is not None and self.opened.turn is not None
 
     def mask_part(self, part: int) -> Tensor:
-        """Return the mask of the opening, or for part 1 the turn of a quotient; see `Opened`."""
+        """Return the mask of the opening; part 1 is a quotient's correction; see `Opened`."""
         turn = self._opening().turn
         if part == 0:
             return self.mask()
@@ -102,7 +102,7 @@ class SharedTensor:
         return turn
 
     def part(self, holder: int) -> Tensor:
-        """Return the elements that a holder opens: their axes are public, their values its own."""
+        """Return the elements that a holder opens: their axes are public, but not their values."""
         if self.owned is not None:
             return self.share[:, self.owned :] if holder else self.share[:, : self.owned]
         if self.faced is not None:
@@ -122,13 +122,13 @@ class SharedTensor:
         return difference
 
     def masks(self) -> tuple[Tensor, Tensor]:
-        """Return both parts of the mask, as the dealer has them."""
+        """Return both parts of the mask, as the dealer knows them."""
         second = self._opening().second
         assert second is not None, "the dealer draws both"
         return self.mask(), second
 
     def facing(self, left: SharedTensor) -> SharedTensor:
-        """Return the tensor as the right factor of `left`; an opening stays only if it serves."""
+        """Return the tensor as the right factor of `left`; keep an opening only if it fits."""
         serves = self.opened is not None and self.owned is None
         if serves and self.faced in (None, left.owned):
             return self
@@ -141,7 +141,7 @@ class SharedTensor:
         return self._map(True, None)
 
     def rows(self, index: Tensor) -> SharedTensor:
-        """Select rows of a tensor that is no right factor; an opening stays valid."""
+        """Select rows of a tensor that is not a right factor; an opening stays valid."""
         return self._map(False, index)
 
     def plus(self, other: SharedTensor) -> SharedTensor:
@@ -162,7 +162,8 @@ class SharedTensor:
         """Return the same value with more fraction bits.
 
         Raises:
-            ValueError: `bits` is smaller than now, which takes a message; see `Party.truncate`.
+            ValueError: `bits` is smaller than the present number; reducing it takes a message, see
+                `Party.truncate`.
         """
         if bits < self.bits:
             raise ValueError(f"{self.bits} fraction bits cannot become {bits} by themselves")
@@ -171,7 +172,7 @@ class SharedTensor:
         return SharedTensor(self.share << (bits - self.bits), bits)
 
     def beside(self, other: SharedTensor) -> SharedTensor:
-        """Join the columns of two tensors; owned columns stay owned, P0's first."""
+        """Join the columns of two tensors; each holder still owns its columns, P0's first."""
         self._same_bits(other)
         owned = None
         if self.owned is not None and other.owned is not None:
@@ -234,7 +235,7 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 def blank(shape: Sequence[int]) -> Tensor:
     """Return a tensor without content: one zero that represents every element.
 
-    torch's own tensors without content (meta) take seconds to load.
+    torch's own meta tensors take seconds to load.
     """
     return _ZERO.expand(tuple(shape))
 
@@ -251,7 +252,7 @@ class Truncation:
 
     Attributes:
         shift: bits divided away.
-        zmax_bits: bits of the largest safe |z times|; beyond it the huge error returns.
+        zmax_bits: bits of the largest safe |z times|; larger values can have the huge error again.
         times: a public integer factor, multiplied first.
         rate: whether the division changes the value, and not only the number of fraction bits.
     """
@@ -331,7 +332,7 @@ def truncate_second(
 
 
 def _reach_the_turn(truncations: Sequence[Truncation]) -> Iterator[bool]:
-    """Return for each division whether a share can be near the turning point before it.
+    """Return, for each division, whether a share can be near the wrap-around point before it.
 
     After a division that is known to be impossible, whatever the share was.
     """
@@ -348,7 +349,7 @@ def _whole(parts: Sequence[np.ndarray]) -> Tensor:
 
 def _near_the_turn(elements: Tensor, zmax: int) -> np.ndarray:
     """Return indices of shares within zmax of the turning point (largest to smallest number)."""
-    # Counted from the lowest such share, these are the numbers below 2 zmax: one comparison for
+    # Counted from the lowest such share, these are the numbers below 2 zmax: one comparison covers
     # both.
     from_lowest = elements.numpy().view(np.uint64) + np.uint64(_TURN + zmax)
     return np.flatnonzero(from_lowest < np.uint64(2 * zmax))

@@ -1,8 +1,8 @@
 """One-time pads from a key that two parties share: AES-128 in counter mode, each pad used once.
 
 The key belongs to one pair of parties in one attempt of one session; the key agreement binds it to
-them. Every purpose has an AES key of its own, and every step a counter range of its own. So neither
-the order of the calls nor a lost call can shift one end against the other.
+them. Every purpose has a separate AES key, and every step a separate counter range. So neither the
+order of calls nor a lost call can make the two ends differ.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class PadStream:
     """The pads of one key, for one thread.
 
     A purpose consists of words and numbers; a number as the last part is the step. The steps of a
-    purpose only go up, so one number per purpose records all used steps.
+    purpose only increase, so one number per purpose records all used steps.
 
     Args:
-        key: 32 bytes that both ends have, valid for one pair, session and attempt.
+        key: 32 bytes known to both ends, valid for one pair, session and attempt.
 
     >>> ours, theirs = PadStream(bytes(32)), PadStream(bytes(32))
     >>> bool((ours.elements64(3, "share", 7) == theirs.elements64(3, "share", 7)).all())
@@ -78,7 +78,7 @@ class PadStream:
     ) -> np.ndarray:
         size = count * dtype.itemsize
         cipher = self._cipher_at(purpose)
-        # The cipher needs room for one more block than it writes.
+        # The cipher's output buffer needs one more block than it writes.
         raw, zeros = np.empty(size + _BLOCK_BYTES, dtype=np.uint8), memoryview(_ZEROS)
         for start in range(0, size, len(_ZEROS)):
             cipher.update_into(zeros[: size - start], raw[start:].data)

@@ -1,4 +1,4 @@
-"""Differential privacy that can be stated: statements, accountants, DP-SGD of one party's half.
+"""Differential privacy: statements, accountants, DP-SGD of one party's half.
 
 A statement names the protected unit, the attacker, the accountant and the assumptions. An
 accountant computes the cost of a mechanism. `dpsgd` clips and noises one party's half of a network.

@@ -1,7 +1,7 @@
-"""A lower bound of a training's epsilon, from guesses about which rows were in it.
+"""A lower bound of a training's epsilon, from guesses about which rows it used.
 
-A claimed epsilon is an upper bound of a training's cost for one row. Guesses that are right more
-often than that epsilon allows refute it. They prove a lower bound, at a confidence.
+A claimed epsilon is an upper bound of a training's cost for one row. If guesses are right more
+often than that epsilon allows, they refute it. They prove a lower bound, at a confidence.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class LowerBound:
         epsilon: lower bound, at the confidence.
         confidence: probability that the bound holds, over the coins and the noise of the audit.
         method: "one run" or "many runs".
-        score: score behind the guesses; the confidence accounts for all scores that were tried.
+        score: score from which the guesses are made; the confidence accounts for all scores that
+            were tried.
         guesses, right: number of guesses, and of right ones.
-        canaries: number of rows whose inclusion was decided by a coin.
+        canaries: number of rows whose inclusion a coin decided.
         trainings: number of trainings.
     """
 
@@ -58,8 +59,8 @@ def one_run_epsilon(
     """Return the least epsilon with which this number of right guesses is plausible.
 
     Source: Steinke, Nasr and Jagielski 2023, theorem 5.2. An independent coin decides each canary's
-    inclusion. With p = e / (1 + e), e = exp(epsilon), the right ones of r guesses are at most
-    Binomial(r, p); the exception has probability 2 delta m max_i P[v - i <= W < v] / i.
+    inclusion. Let e = exp(epsilon) and p = e / (1 + e). The number of right guesses among r is at
+    most Binomial(r, p), except with probability `2 delta m max_i P[v - i <= W < v] / i`.
 
     >>> round(one_run_epsilon(1000, 300, 300, 1e-5), 2)
     4.57
@@ -67,7 +68,7 @@ def one_run_epsilon(
     0.0
 
     Raises:
-        BadOptionError: there are more right guesses than guesses, or numbers are out of range.
+        BadOptionError: there are more right guesses than guesses, or a number is out of range.
     """
     require("guesses", guesses, "0 to the canaries", 0 <= guesses <= canaries)
     require("right", right, "0 to the guesses", 0 <= right <= guesses)
@@ -94,14 +95,14 @@ def many_runs_epsilon(
     delta: float,
     confidence: float = 0.95,
 ) -> tuple[float, int, int]:
-    """Return a lower bound from independent trainings with or without one canary; and its guesses.
+    """Return a lower bound from trainings with or without one canary, and the guesses.
 
     Source: Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021. The first half of the
-    trainings gives a threshold, the second half exact bounds of both errors (Clopper and Pearson
-    1934).
+    trainings determines a threshold, the second half exact bounds of both errors (Clopper and
+    Pearson 1934).
 
     Returns:
-        Epsilon, number of guesses, and number of right ones.
+        The result is epsilon, the number of guesses, and the number of right ones.
     """
     value, truth = np.asarray(scores, float), np.asarray(included, bool)
     first = np.arange(len(value)) < len(value) // 2
@@ -120,10 +121,11 @@ def bound_of(
 ) -> LowerBound:
     """Return the best lower bound of one training, over scores and numbers of guesses.
 
-    All tried combinations share the risk (Bonferroni), so the confidence holds for the best too.
+    All tried combinations share the risk (Bonferroni), so the confidence also holds for the best
+    one.
 
     Args:
-        scores: by name, axes (canaries,): higher where a canary was more likely included.
+        scores: scores by name, axes (canaries,); a higher score means that inclusion is likelier.
         included: whether each canary was included, axes (canaries,).
         delta: delta for which epsilon is bounded.
         confidence: confidence of the bound.

@@ -1,9 +1,10 @@
-"""DP-SGD of one half of a split network: clip each row's gradient, add noise to the sum.
+"""DP-SGD of one half of a split network: clip each row's gradient, and add noise to the sum.
 
-Source: Abadi et al. 2016, algorithm 1, at each party for its own half. A half needs the gradient of
-each row's own loss at its output, which a split round sends anyway. Gradients of rows follow from
-it layer by layer (see `vfl.privacy.row_gradients`); a model with a layer without a rule there needs
-one backward pass a row. Norms, sums and noise are those of `vfl.privacy.kernel`.
+Source: Abadi et al. 2016, algorithm 1, applied by each party to its own half. A half needs the
+gradient of each row's own loss at its output, which a split round sends anyway. Gradients of rows
+are computed from it layer by layer (see `vfl.privacy.row_gradients`); a model with a layer without
+a rule there needs one backward pass per row. Norms, sums and noise are those of
+`vfl.privacy.kernel`.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ _COUNTS_NOISE = 10.0
 _OVER_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
-#: A model's output, the gradient of each row's own loss at it, and the calls of `recording`.
+#: A model's output, the gradient of each row's own loss with respect to it, and the calls of
+#: `recording`.
 Pass = tuple[Tensor, Tensor, Sequence[Call]]
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Rows of a half that belong to branches of its party.
+    """Rows of a half, grouped by branch of their party.
 
     Attributes:
         count: number of branches.
-        clipped: whether the mean gradient of a branch's rows is clipped as one, so that the noise
-            hides a branch. Otherwise each branch clips rows, and adds noise to its own sum before
-            any other branch receives it.
+        clipped: whether the mean gradient of a branch's rows is clipped as a whole, so that the
+            noise hides a branch. Otherwise each branch clips rows, and adds noise to its own sum
+            before any other branch receives it.
         at: branch of each row of the batches in transit, by step.
     """
 
@@ -60,8 +62,8 @@ class RowClipper:
         model: the model; each row of its output must depend on one row only, see
             `vfl.privacy.premise.prove`.
         norm: bound of a row's gradient, over all weights together (2-norm).
-        by: "half" clips them together; "layer" clips each of n layers to norm / sqrt(n), which
-            bounds them together by the same norm.
+        by: "half" clips all layers together; "layer" clips each of n layers to norm / sqrt(n),
+            which gives the same bound for all together.
 
     Attributes:
         model: the same.
@@ -72,7 +74,7 @@ class RowClipper:
 
     Raises:
         PrivacyError: a layer normalises over the batch; the error suggests a replacement.
-        BadOptionError: the norm bounds no gradient.
+        BadOptionError: the norm does not bound the gradient.
     """
 
     def __init__(self, model: nn.Module, norm: float, by: Group = "half") -> None:
@@ -141,7 +143,7 @@ class RowClipper:
             grad: see `row_norms`.
             weights: see `row_norms`.
             calls: see `row_norms`.
-            bounds: bound of each group, axes (groups,); the clipper's norms if not given.
+            bounds: bound of each group, axes (groups,); by default the clipper's norms.
             units: number of each row's unit, axes (rows,); the mean gradient of a unit's rows is
                 then clipped instead of each row's.
 
@@ -164,7 +166,7 @@ class RowClipper:
     def sums_of_passes(
         self, passes: Sequence[Pass], weights: Sequence[Tensor], bounds: Tensor
     ) -> Tensor:
-        """Return the result of `sums` for rows that passed through the model one by one.
+        """Return the result of `sums` for rows that went through the model one by one.
 
         Float32 then rounds a row's gradient independently of the other rows.
 
@@ -212,7 +214,7 @@ class RowClipper:
     ) -> list[LayerGradients | None] | None:
         """Return gradients of rows of each layer, None for a layer without a part.
 
-        The result is None where a layer has no rule.
+        The result is None if a layer has no rule.
         """
         found = self._passed_back(output, grad, calls)
         if found is None:
@@ -225,7 +227,7 @@ class RowClipper:
     ) -> list[tuple[Call, Tensor]] | None:
         """Return calls with a part, and the gradient of each output.
 
-        The result is None where rules do not hold.
+        The result is None if rules do not hold.
         """
         if not self.follows_rules(calls, len(output)):
             return None
@@ -277,22 +279,22 @@ class RowClipper:
 
 
 class PrivateHalf:
-    """DP-SGD of one party's half: noisy sums that its optimiser uses instead of a gradient.
+    """DP-SGD of one party's half: its optimiser uses noisy sums in place of a gradient.
 
     Args:
         model: the half.
-        norm: bound of a row's gradient; the first bound where it follows a quantile.
+        norm: bound of a row's gradient; only the first bound if it follows a quantile.
         noise: standard deviation of the noise divided by the sensitivity, for all draws here
             together.
-        batch_size: divisor of the sum: the expected number of rows of a batch, not the actual one;
-            or of branches, where those are clipped.
+        batch_size: divisor of the sum: the expected number of rows per batch, not the actual one;
+            or of branches, if branches are clipped.
         secret: the party's own secret, from which the noise follows.
         party: name that separates two halves with one secret.
         by: see `RowClipper`.
         quantile: share of rows whose gradients should stay unclipped. Each group's norm follows it
             by a noisy count of each step (Andrew et al. 2021); None keeps the norms.
-        branches: branches of a network to which its rows, or the rows of another half, belong;
-            branches are then clipped here too.
+        branches: branches of a network to which the rows of this or another half belong; branches
+            are then clipped here too.
     """
 
     def __init__(
@@ -312,14 +314,15 @@ class PrivateHalf:
         self.branches = branches
         self.clipper = RowClipper(model, norm, by)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        # n groups of noise s sqrt(n), each in units of its own norm, are one of noise s.
+        # n groups with noise s sqrt(n), each in units of its own norm, are equivalent to one with
+        # noise s.
         self._noise = noise * math.sqrt(len(self.clipper.norms))
         self._quantile, self.batch_size = quantile, batch_size
         #: Called with the step and the gradients at the weights; used by an audit.
         self.watch: Callable[[int, Sequence[Tensor]], None] = lambda step, noisy: None
         if quantile is not None:
             require("quantile", quantile, "between 0 and 1", 0 < quantile < 1)
-            # With counts of 10 times the noise, 1/s^2 of both together equals that of the sums
+            # If counts have 10 times the noise, 1/s^2 of both together equals that of the sums
             # alone.
             self._counts_noise = _COUNTS_NOISE * self._noise
             self._noise /= math.sqrt(1 - _COUNTS_NOISE**-2)
@@ -330,7 +333,7 @@ class PrivateHalf:
         return self.clipper.recording()
 
     def state(self) -> list[float]:
-        """Return the norms, where they follow a quantile; for a checkpoint."""
+        """Return the clip norms that follow a quantile, for a checkpoint."""
         return [] if self._quantile is None else self.clipper.norms.tolist()
 
     def restore(self, norms: Sequence[float]) -> None:
@@ -349,12 +352,12 @@ class PrivateHalf:
         """Set the weights' gradients to noisy sums divided by the batch size.
 
         Args:
-            output: output of the half, axes (rows, width); with 0 rows the noise is added all the
-                same.
+            output: output of the half, axes (rows, width); noise is added even for 0 rows.
             grad: gradient of each row's own loss; axes (rows, width).
             calls: calls that `recording` recorded for this output.
             step: number of the exchange.
-            weights: copies that made this output; None where the half's own weights did.
+            weights: copies of the weights that produced this output; None if the half's own weights
+                did.
         """
         clipper, branches, weights = self.clipper, self.branches, weights or self._weights
         parts: dict[str, Tensor] = {self._party: grad}
@@ -402,7 +405,7 @@ def _own_weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return each weight's gradient by one backward pass, which keeps the graph.
+    """Return each weight's gradient from one backward pass, which keeps the graph.
 
     The gradient of an unused weight is 0.
     """
@@ -416,7 +419,7 @@ def _finite(values: Sequence[Tensor]) -> bool:
 
 
 def _alone(grad: Tensor) -> Iterator[Tensor]:
-    """Yield each row's gradient, with 0 for the other rows."""
+    """Yield the gradient of each row, with 0 for all other rows."""
     for row in range(len(grad)):
         alone = torch.zeros_like(grad)
         alone[row] = grad[row]

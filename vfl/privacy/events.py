@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from vfl.core.registry import require
 
-#: Most steps of one event.
+#: Largest number of steps of one event.
 MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianSteps:
-    """Steps of Gaussian noise on a sum of records, as they concern one record.
+    """Steps of Gaussian noise on a sum of records, from the view of one record.
 
     Attributes:
         noise: standard deviation of the noise divided by the sensitivity.
         steps: number of steps.
-        sampling_rate: probability that a step has the record, independently for each record
-            (Poisson sampling); 1 means that every step has it.
+        sampling_rate: probability that a step includes the record, independently in each step
+            (Poisson sampling); 1 means in every step.
 
     Raises:
         BadOptionError: a number is out of range.

@@ -1,11 +1,12 @@
-"""Clipping and noise for all code that states an epsilon: one kernel.
+"""Clipping and noise for all code that states an epsilon.
 
-Two properties hold for any finite or non-finite float32 input, even one that an attacker chose:
+Two properties hold for any finite or non-finite float32 input, even one chosen by an attacker:
 
-- One row moves a sum by at most its bound. Norms and sums are float64, which holds the square of
-  every float32, so no norm underflows to 0 or overflows; a row whose norm is not finite adds 0.
-- The released numbers are whole multiples of a grid step, noise included, so their low bits reveal
-  no input (Mironov 2012). The value is rounded to the grid first. Then rounding the sum of value
+- One row moves a sum by at most its bound. Norms and sums are float64, which can represent the
+square of every float32, so no norm underflows to 0 or overflows; a row whose norm is not finite
+adds 0. - The released numbers are multiples of a grid step, including noise, so their low bits
+reveal no input (Mironov 2012). The value is rounded to the grid first. Then rounding the sum of
+value
   and Gaussian noise equals adding rounded noise, so the release is post-processing of the
   continuous mechanism that the accountants bound.
 """
@@ -25,12 +26,13 @@ from vfl.core.registry import require
 from vfl.core.seeds import Secret
 
 Law = Literal["gaussian", "laplace"]
-#: Bounds of a norm: its grid and its noise are then ordinary float32 numbers.
+#: Bounds of a norm for which its grid and its noise are ordinary float32 numbers.
 LEAST_NORM, MOST_NORM = 2.0**-60, 2.0**60
 _NO_NORM = 2.0**-80
-#: A smaller delta is below the error of draws from 75 bits at the ends of a law.
+#: A smaller delta is below the error of draws from 75 bits at the tails of a distribution.
 LEAST_DELTA = 1e-12
-#: Bounds of a noise multiplier; less hides no row, and more leaves the range of float64 sums.
+#: Bounds of a noise multiplier; a smaller one hides no row, and a larger one leaves the range of
+#: float64 sums.
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e9
 #: A bound is lowered by this share: float64 sums of clipped rows round by less.
 _ROUNDING = 2.0**-40
@@ -63,8 +65,8 @@ def require_noise(name: str, noise: float) -> None:
 def norms_of(rows: Tensor, law: Law = "gaussian") -> Tensor:
     """Return the 2-norm (gaussian) or 1-norm (laplace) of each row, float64, axes (rows,).
 
-    Float64 holds the square of every float32. Squares of float64 rows may underflow, but only for
-    rows shorter than every allowed norm.
+    Float64 can represent the square of every float32. Squares of float64 rows may underflow, but
+    only for rows shorter than every allowed norm.
 
     >>> [f"{norm:.3g}" for norm in norms_of(torch.tensor([[3e-30, 4e-30], [3e30, 4e30]]))]
     ['5e-30', '5e+30']
@@ -96,7 +98,7 @@ def norm_bounds(rows: Tensor) -> Tensor:
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """Return the factors that bring rows within a bound: min(1, bound / norm), float64.
 
-    A row whose norm is not finite gets 0.
+    A row whose norm is not finite gets the factor 0.
 
     >>> clip_factors(torch.tensor([0.0, 0.5, 4.0, torch.inf]), 2.0).round(decimals=9).tolist()
     [1.0, 1.0, 0.5, 0.0]
@@ -109,14 +111,14 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
     """Return rows times their factors, float64.
 
-    A factor of 0 gives 0 for any content of the row.
+    A factor of 0 gives 0 for any content of a row.
     """
     factors = factors.reshape(-1, *(1,) * (rows.dim() - 1))
     return (rows.double() * factors).masked_fill(factors == 0, 0.0)
 
 
 def clip_rows(rows: Tensor, norm: float, law: Law = "gaussian") -> Tensor:
-    """Clip rows to a norm, differentiably; rounding to their type may lengthen them by a last bit.
+    """Clip rows to a norm, differentiably; rounding may lengthen them by a last bit.
 
     Args:
         rows: axes (rows, width).
@@ -131,7 +133,7 @@ class NoisySum:
     """A sum of clipped rows that is released with Gaussian noise.
 
     Attributes:
-        norm: most that one row may move the released sum (2-norm), before noise.
+        norm: largest change of the released sum by one row (2-norm), before noise.
         deviation: standard deviation of the noise in each number.
         count: number of numbers in the sum.
 
@@ -147,8 +149,8 @@ class NoisySum:
     def step(self) -> float:
         """The step of the grid, a power of 2.
 
-        Rounding to it moves two neighbouring sums apart by at most step * sqrt(count): at most
-        2^-12 of the norm, unless that would take more than 2^36 steps in a deviation.
+        Rounding moves two neighbouring sums apart by at most step * sqrt(count): at most 2^-12 of
+        the norm, unless that would take more than 2^36 steps per deviation.
         """
         coarse = min(
             self.deviation * 2.0**-_STEPS_A_DEVIATION,
@@ -163,10 +165,10 @@ class NoisySum:
 
 
 def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: str | int) -> Tensor:
-    """Round a sum to its grid and add noise of whole steps; float64, axes (count,), on the CPU.
+    """Round a sum to its grid and add noise in whole steps; float64, axes (count,), on the CPU.
 
     The noise is bound to the laws and to the sum. If equal noise were added to other rows, or under
-    another law, the difference would be visible.
+    another distribution, the difference would be visible.
 
     Args:
         laws: laws of the consecutive parts of the sum.
@@ -200,14 +202,14 @@ def shared_out(total: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def release_counts(counts: Tensor, deviation: float, secret: Secret, *purpose: str | int) -> Tensor:
-    """Release counts in halves of one, which every grid here holds exactly, with noise."""
+    """Release noisy counts in multiples of 1/2, which every grid here represents exactly."""
     return release([NoisySum(0.5, deviation, 1)] * len(counts), counts, secret, *purpose)
 
 
 def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tensor) -> Tensor:
     """Release each row clipped to a norm, rounded towards 0, with noise; axes and type of `rows`.
 
-    Rounding towards 0 shortens, so any two rows are at most twice the norm apart. A released
+    Rounding towards 0 shortens rows, so any two rows are at most twice the norm apart. A released
     number has at most 24 bits, which float32 holds exactly. The gradient is that of `clip_rows`.
 
     Args:

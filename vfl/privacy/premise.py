@@ -1,11 +1,11 @@
 """Check of DP-SGD's premise on synthetic rows, before a model sees a party's own rows.
 
 DP-SGD clips each row's gradient. That bounds the effect of one row on the release only under three
-conditions: a row's output and gradient depend on no other row, a pass through the model changes no
-other lasting state, and the norms are those of the true gradients. `prove` tests all three;
-`require_rows_apart` tests only outputs, for noise on rows. Batches have several sizes, among them
-lengths of the model's own inner axes: a module that takes the steps of a sequence first may work
-only for such a number of rows.
+conditions: conditions: a row's output and gradient depend on no other row, a pass through the model
+changes no other lasting state, and the norms are those of the true gradients. `prove` tests all
+three; `require_rows_apart` tests only outputs, for noise on rows. Batches have several sizes,
+including lengths of the model's own inner axes: a module that expects the steps of a sequence first
+may work only for such a number of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vfl.core.seeds import scoped
 from vfl.privacy.dpsgd import RowClipper, gradients
 from vfl.privacy.row_gradients import Call
 
-#: Maps rows of each input to outputs, as the training runs it.
+#: Maps rows of each input to outputs, as in the training.
 Forward = Callable[..., object]
 
 _SIZE, _OTHER_SIZE = 3, 2
@@ -52,7 +52,7 @@ def _codes(shape: tuple[int, ...], draw: torch.Generator) -> tuple[Tensor, Tenso
     return rows, 1 - rows
 
 
-#: Kinds of rows, and others to replace them; the first kind that a model accepts is used.
+#: Kinds of rows, and other rows to replace them; the first kind that a model accepts is used.
 _KINDS = (_normal, _moderate, _codes)
 Rows = Sequence[Tensor]
 
@@ -64,18 +64,19 @@ def prove(
     where: str,
     most_rows: int = _LARGEST_INNER,
 ) -> None:
-    """Refuse a model that does not keep rows apart; the test leaves the model unchanged.
+    """Refuse a model that mixes rows; the test leaves the model unchanged.
 
-    Where the rules of layers gave the true gradients of batches of every size, the clipper trusts
-    them from then on. Otherwise it takes one backward pass a row, as for weights that a function
-    uses beside their own layer, or layers that take the steps of a sequence first.
+    If the rules of layers gave the true gradients for batches of every size, the clipper trusts
+    them from then on. Otherwise it needs one backward pass per row, for example for weights that a
+    function also uses outside their layer, or layers that expect the steps of a sequence first.
 
     Args:
         clipper: clipper of the model.
         forward: maps rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
         shapes: axes of one row of each input.
         where: name of the model's owner.
-        most_rows: most rows of a batch; larger ones are not tested, except three rows.
+        most_rows: largest number of rows in a batch; larger batches are not tested, except with
+            three rows.
 
     Raises:
         PrivacyError: the model mixes rows; the error names the layer where it can be identified.
@@ -89,10 +90,10 @@ def prove(
 def require_rows_apart(
     model: nn.Module, forward: Forward, shapes: Sequence[tuple[int, ...]], where: str
 ) -> None:
-    """Refuse a model whose outputs of a row depend on other rows, in training or evaluation.
+    """Refuse a model whose outputs for a row depend on other rows, in training or evaluation.
 
     Args:
-        model: the model; the test leaves no trace in it.
+        model: the model; the test leaves it unchanged.
         forward: maps rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
         shapes: axes of one row of each input.
         where: name of the model's owner.
@@ -106,7 +107,7 @@ def require_rows_apart(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One call of a module: its first input and its output, where those are tensors."""
+    """One call of a module: its first input and its output, if these are tensors."""
 
     module: nn.Module
     inputs: Tensor | None
@@ -128,7 +129,7 @@ class _Trial:
         self._clipper, self._kind = clipper, _KINDS[0]
         self._weights = [one for one in model.parameters() if one.requires_grad]
         self._before: dict[str, Tensor] = {}
-        #: For a test of outputs only, where every pass begins with the same buffers.
+        #: For a test of outputs only, in which every pass starts with the same buffers.
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def all(self, most_rows: int) -> None:
@@ -164,7 +165,7 @@ class _Trial:
     # Rows, and the model's results for them.
 
     def _made_up(self, size: int) -> tuple[Rows, Rows]:
-        """Make synthetic rows of every input, and others."""
+        """Make synthetic rows of every input, and other rows to replace them."""
         draw = torch.Generator().manual_seed(0)
         device = next((one.device for one in self.model.parameters()), None)
         found = [self._kind((size, *shape), draw) for shape in self._shapes]
@@ -257,7 +258,7 @@ class _Trial:
             self._try_batch(size, [[0, size - 1]])
 
     def _try_batch(self, size: int, kept: Sequence[list[int]]) -> None:
-        """Test that kept rows, and their gradients, stay where all others are replaced."""
+        """Test that some rows and their gradients do not change if all others are replaced."""
         rows, others = self._made_up(size)
         clipper = self._clipper
         recording = nullcontext(list[Call]()) if clipper is None else clipper.recording()
@@ -294,7 +295,7 @@ class _Trial:
     def _rules_hold(
         self, clipper: RowClipper, output: Tensor, calls: Sequence[Call], checked: Sequence[int]
     ) -> bool:
-        """Whether rules of layers give the norms and sums of true gradients."""
+        """Whether the rules of layers reproduce the norms and sums of true gradients."""
         grad = self._gradients_at(output, checked)
         total, norms = clipper.sums(output, grad, self._weights, calls)
         expected, true_norms = self._clipped(clipper, output, grad, checked)
@@ -324,7 +325,7 @@ class _Trial:
     # Helpers of the tests.
 
     def _gradients_at(self, output: Tensor, rows: Sequence[int]) -> Tensor:
-        """Make synthetic gradients at the outputs of some rows, 0 at the others."""
+        """Make synthetic gradients at the outputs of some rows, and 0 at others."""
         draw = torch.Generator().manual_seed(1)
         drawn = torch.randn(output.shape, generator=draw).to(output)
         kept = torch.zeros(len(output), 1).index_fill(0, torch.tensor(list(rows)), 1.0)
@@ -462,7 +463,7 @@ def _tried(trial: _Trial) -> Iterator[_Trial]:
         except Exception as error:
             raise trial.refusal(
                 "the model cannot be tried on made-up rows before a private session begins",
-                got=type(error).__name__,  # the text of the error may hold data
+                got=type(error).__name__,  # the text of the error may contain data
                 want="batches of any number of rows, and a gradient of each",
                 fix="run it on torch.randn(3, *shape), or on zeros and ones, in batches of 1 to 3",
             ) from error

@@ -17,7 +17,7 @@ def private_projection(rows: Tensor, width: int, *, noise: float, secret: Secret
 
     Source: Abadi et al. 2016, section 4; Dwork et al. 2014, algorithm 1 (analyze Gauss). One row
     more or less moves the sum of the outer products by at most 1. So the release is one Gaussian
-    step of this noise, of sampling rate 1; results that follow from the directions cost no further
+    step with this noise and sampling rate 1; results computed from the directions cost no further
     privacy.
 
     Args:

@@ -1,10 +1,10 @@
 """Gradients of single rows, layer by layer, from a layer's inputs and its output gradients.
 
 A split round sends the gradient of each row's loss at a model's output. One backward pass to the
-outputs of all layers then gives every row's gradient of every weight in factors (Goodfellow 2015;
-Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). So norms and weighted sums of
-rows need no second pass. Each class here holds the gradients of one call of one layer; norms and
-sums use the same numbers, in float64.
+outputs of all layers then gives the gradient of every weight for every row in factors (Goodfellow
+2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). So norms and weighted sums
+over rows need no second pass. Each class here represents the gradients of one call of one layer;
+norms and sums use the same numbers in float64.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from vfl.privacy.kernel import norm_bounds, norms_of, scaled
 
 #: Size of a block of rows whose gradients stay in the processor's cache.
 _BLOCK_NUMBERS = 1 << 18
-#: Most numbers of all rows' gradients of a layer that are kept for the sum.
+#: Largest number of values of all rows' gradients of a layer that are stored for the sum.
 _MOST_KEPT = 1 << 22
 #: Cost of reading and converting one number of a row's gradient, in multiplications.
 _OPERATIONS = 32
-#: Float64 products of positions may cancel. So a norm is taken as at least this share of the sum of
-#: its parts' norms, which exceeds the rounding of any of them.
+#: Float64 products of positions may cancel. So a norm is set to at least this share of the sum of
+#: its parts' norms, which exceeds the rounding error of each.
 _CANCELLED = 2.0**-20
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one layer; `version` shows whether something changed its output since."""
+    """One call of one layer; `version` shows whether its output was changed since."""
 
     module: nn.Module
     inputs: Tensor
@@ -69,7 +69,7 @@ class Recorder:
             self._calls = None
 
     def ruled(self, calls: Sequence[Call], rows: int) -> bool:
-        """Whether a rule knows each call, each layer was called once, and axis 0 is rows."""
+        """Whether a rule covers each call, each layer was called once, and axis 0 is rows."""
         if sorted(id(call.module) for call in calls) != self._names:
             return False
         return all(len(call.inputs) == rows and _has_rule(call) for call in calls)
@@ -84,7 +84,7 @@ class Recorder:
 
 def _has_rule(call: Call) -> bool:
     unchanged = call.output.requires_grad and call.output._version == call.version
-    exact = call.output.dtype is not torch.float64  # products of its norms may underflow
+    exact = call.output.dtype is not torch.float64  # products of the norms may underflow
     return unchanged and exact and type(call.module) in RULES and _plain(call.module)
 
 
@@ -118,13 +118,13 @@ class LayerGradients(Protocol):
         """Return the sum of rows times factors; float64, the numbers of each trained weight.
 
         Args:
-            factors: float64, axes (rows,); 0 omits a row, even one that is not finite.
+            factors: float64, axes (rows,); a factor of 0 omits a row, even one that is not finite.
         """
         ...
 
 
 class Explicit:
-    """Gradients as they are.
+    """Row gradients that are stored explicitly.
 
     Args:
         gradients: gradients of each trained weight, axes (rows, *shape of the weight).
@@ -148,11 +148,11 @@ def _kept(values: Tensor, factors: Tensor) -> Tensor:
 
 
 class Outer:
-    """y = W x + b at one position of a row: the gradient of W is the outer product g x'.
+    """Row gradients of y = W x + b at one position: the outer product g x' for W.
 
     Args:
         inputs, grad: axes (rows, inputs) and (rows, outputs).
-        weight, bias: whether they are trained.
+        weight, bias: whether weight and bias are trained.
     """
 
     def __init__(self, inputs: Tensor, grad: Tensor, weight: bool, bias: bool) -> None:
@@ -163,7 +163,8 @@ class Outer:
         of_grad = norms_of(self._grad)
         if not self._weight:
             return of_grad.square()
-        # The product of norms, not of squares, because one may be tiny where the other is huge.
+        # It is the product of norms, not of squares, because one may be tiny while the other is
+        # huge.
         squares = (norms_of(self._inputs) * of_grad).square()
         return squares.addcmul(of_grad, of_grad) if self._bias else squares
 
@@ -176,9 +177,9 @@ class Outer:
 class Positions:
     """y = W x at many positions of a row: the gradient of W is the sum of outer products.
 
-    A bias is the weight of one more input, which is 1 everywhere. Gradients of rows are computed
-    block by block, and again for the sum where they are too many to keep. They are never computed
-    where products of positions take fewer operations (Li et al. 2022, section 4.1).
+    A bias is the weight of one more input with the constant value 1. Gradients of rows are computed
+    block by block, and again for the sum if they are too large to store. They are never computed if
+    products of positions take fewer operations (Li et al. 2022, section 4.1).
 
     Args:
         layer: layer of the gradients.
@@ -200,7 +201,7 @@ class Positions:
         outputs, positions = grad.shape[1:]
         self._shape, numbers = (outputs, width), outputs * width
         of_rows = numbers * (2 * positions + _OPERATIONS)
-        # Bytes in float64, in copies of their own.
+        # Bytes in float64, in separate copies.
         of_products = 6 * positions * (positions * (width + outputs) + numbers)
         self._by_products = of_rows > of_products
         self._memory: Tensor | None = None
@@ -265,7 +266,7 @@ def _memory_of(layer: nn.Module, shape: tuple[int, ...], like: Tensor) -> Tensor
 
 
 class Lookups:
-    """Vectors of a table: the gradient of a vector is the sum over the positions that use it.
+    """Row gradients of a table: a vector's gradient is the sum over its positions.
 
     Args:
         numbers: axes (rows, positions); grad: axes (rows, positions, width).
@@ -313,7 +314,7 @@ def _linear(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
 
 
 def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
-    """Treat a convolution as a linear layer at every position, applied to the patch there."""
+    """Treat a convolution as a linear layer on the patch at every position."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
     if inputs.dim() == 3:
         inputs = inputs[:, :, None]
@@ -384,8 +385,8 @@ def _normalisation(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGrad
     return Explicit([one for name, one in pairs if _trained(module, name)])
 
 
-#: Rules for gradients of rows, from a layer's inputs and its output gradients. Each rule knows the
-#: weights `weight` and `bias` of its layer, and no others.
+#: Rules for gradients of rows, from a layer's inputs and its output gradients. Each rule covers the
+#: weights `weight` and `bias` of its layer only.
 RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradients]] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
@@ -397,5 +398,5 @@ RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradi
 
 
 def gradients_of(call: Call, grad: Tensor) -> LayerGradients:
-    """Return a layer's gradients by its rule, from the gradient of its output."""
+    """Return a layer's row gradients by its rule, from the gradient of its output."""
     return RULES[type(call.module)](call.module, call.inputs, grad)

@@ -1,4 +1,4 @@
-"""Guarantees of mechanisms, in terms that can be checked, and rules for adding them up."""
+"""Guarantees of mechanisms in checkable terms, and rules for adding them up."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from vfl.core.errors import PrivacyError
 
 #: The difference between two neighbouring data sets.
 Unit = Literal["", "label", "record", "client"]
-#: Kind of difference: another value, or presence in only one of them.
+#: Kind of difference between two data sets: another value of a record, or its presence in only one
+#: of them.
 Relation = Literal["", "replace", "add or remove"]
 #: Adversaries, from the strongest to the weakest.
 Adversary = Literal["partner", "outsider with the model", "outsider with predictions"]
-#: The span of one epsilon.
+#: The scope of one epsilon.
 Span = Literal["exchange", "epoch", "training"]
 
-#: Removal of a record where the number of rows is public: zero-out (Kairouz et al. 2021). All other
+#: Removal of a record if the number of rows is public: zero-out (Kairouz et al. 2021). All other
 #: records keep their positions in batches of the same size, so float32 rounds them alike.
 EMPTY_PLACE = "a removed record leaves its place in the table, and in a batch, empty"
 
@@ -30,8 +31,8 @@ class PrivacyStatement:
 
     Attributes:
         protects: "labels", "inputs", "records" (a row's inputs and label) or "model".
-        against: the attacker of the guarantee, in one sentence.
-        epsilon, delta: differential privacy of one `unit`; None without such a guarantee.
+        against: the attacker against whom the guarantee holds, in one sentence.
+        epsilon, delta: differential privacy of one `unit`; None without a guarantee.
         unit: "label", "record" or "client"; empty without a guarantee.
         per: scope of one epsilon: one "exchange", one "epoch" or the whole "training".
         relation: "replace" or "add or remove"; empty without a guarantee.

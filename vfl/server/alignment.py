@@ -38,8 +38,8 @@ def run_alignment(
     """Align with every feature party, and store the label party's positions.
 
     Raises:
-        ConsentError: a party refuses; only its own log has the reason.
-        VFLError: any other error that ended the session.
+        ConsentError: a party refused; only its own log contains the reason.
+        VFLError: the error that ended the session, if it is not a refusal.
     """
     check_alignment(terms, party.party, party.consent)
     own, ledger = OwnAlignment(party, terms), Ledger()
@@ -79,7 +79,7 @@ def run_alignment(
 
 
 def _carry(own: OwnAlignment, links: dict[str, ObservedPoll], say: Callable[[str], None]) -> None:
-    """Ask every party in turn, until all have their result."""
+    """Query every party in turn, until all have their result."""
     terms, me = own.terms, own.party.party
     posts = {name: Post(terms.everybody, own.most_bytes, own.place) for name in links}
     while True:

@@ -39,7 +39,7 @@ def server_app(folder: Path) -> ServerApp:
         folder: folder of the bundled ``experiment.toml``.
 
     The environment variable VFL_PARTY_FILE of the SuperLink names the label party's own file, so
-    that no path of the label party travels with the run.
+    that the run contains no path of the label party.
     """
     app = ServerApp()
 
@@ -62,7 +62,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         named(added.plays)(grid, experiment, party, overrides, run)
         return
     told: Sequence[str] = ()
-    if mode in ("evaluate", "predict"):  # these have no own settings
+    if mode in ("evaluate", "predict"):  # these have no separate settings
         told, overrides = overrides, []
     today = experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):
@@ -102,7 +102,7 @@ def without_data() -> Iterator[None]:
 
 
 def _as_trained(experiment: Experiment, run: Path) -> Experiment:
-    """Settings of a run's training; only addresses and time limits are the present ones."""
+    """Return the settings of a run's training, with the present addresses and time limits."""
     trained = RunFolder.open(run).experiment()
     return trained.model_copy(update={"federation": experiment.federation})
 

@@ -1,6 +1,7 @@
 """The control plane at the label party: find the nodes, send messages, watch for replies.
 
-Flower carries one session message to each node and one reply back; the rest is on the stream.
+Flower delivers one session message to each node and one reply back; everything else is on the
+stream.
 """
 
 from __future__ import annotations
@@ -102,12 +103,12 @@ class Federation:
         attempt: number of restarts of the session.
         waiting: receives the missing parties from time to time.
         simulation: whether nodes have no names, so that their positions name the parties. In a
-            deployment, a node is the party of its registered name, and a node without a name is no
+            deployment, a node's registered name is its party's name; a node without a name is not a
             party.
-        partial: whether to continue with the parties that attached in time, and let the others
-            attach later.
-        standing: counter of the label party's store, and those of the parties' stores; an alignment
-            has none, because it spends no budget.
+        partial: whether to continue with the parties that attached in time, so that others attach
+            later.
+        standing: counters of the label party's store and of the parties' stores; an alignment has
+            none, because it spends no budget.
         alignment: the label party's own alignment with the order of the rows, if any.
         gone: parties that have left the project; the session does not wait for them.
     """
@@ -166,9 +167,10 @@ class Federation:
 
         Raises:
             MissingPartyError: too few nodes are online, or a party did not open its stream.
-            PeerFailedError: a party refused or failed; contains its own text.
-            DisagreementError, MisalignedError: a party has other rows or another experiment.
-            ErasedRowsError: a party has erased rows that the session has.
+            PeerFailedError: a party refused or failed; the error contains that party's text.
+            DisagreementError, MisalignedError: a party has different rows or a different
+                experiment.
+            ErasedRowsError: a party has erased rows that are part of the session.
         """
         self._start, self._observers = start, observers
         self._nodes = self._wait_for_nodes()
@@ -202,7 +204,7 @@ class Federation:
         }
 
     def lost(self, party: str) -> None:
-        """Note that a party does not answer any more; the session continues until it is back."""
+        """Record that a party no longer answers; the session continues until it is back."""
         self._node_of.pop(party, None)
         self._invited.pop(party, None)
         self._pending = {asked: name for asked, name in self._pending.items() if name != party}
@@ -211,7 +213,7 @@ class Federation:
     def returned(self, parties: Collection[str]) -> dict[str, ObservedPoll]:
         """Links of those parties that are back; the others are invited again.
 
-        A party is invited when its node is online, and again when its token has expired, or when it
+        A party is invited when its node comes online, and again after its token has expired or it
         could not attach.
         """
         now, found = time.monotonic(), dict[str, ObservedPoll]()
@@ -242,7 +244,7 @@ class Federation:
     def _rejoin_window_s(self) -> float:
         """Longest repair time of a broken stream.
 
-        A service restarts soon, since it loses nothing.
+        A service restarts soon, because it loses nothing.
         """
         most = _SERVING_REJOIN_S if self.terms.mode == "serve" else math.inf
         return min(self.settings.rejoin_window_s, most)
@@ -270,7 +272,7 @@ class Federation:
     def collect(self, timeout_s: float) -> None:
         """Wait for the replies that end each party's message, so that no node stays busy.
 
-        Every party has already reported its end on the stream; a reply adds nothing.
+        Every party has already reported its end on the stream; a reply adds no information.
         """
         for _ in looks(timeout_s, _POLL_S):
             if not self._pending:
@@ -299,7 +301,7 @@ class Federation:
     def _wait_for_nodes(self) -> dict[str, int]:
         """Node ids by registered name.
 
-        In a simulation by an invented name, because nodes have none.
+        In a simulation an invented name is used, because nodes have none.
         """
         wanted = [name for name in rules.peers(self.terms) if name not in self._gone]
         deadline = time.monotonic() + self.join_timeout_s
@@ -334,7 +336,7 @@ class Federation:
         node = self._nodes[name]
         credential = Credential(str(node), secrets.token_urlsafe(32))
         for party in [party for party, of in list(self._node_of.items()) if of == name]:
-            del self._node_of[party]  # in place: the others are joining meanwhile
+            del self._node_of[party]  # in place, because the others are joining meanwhile
         self._hub.replace(name, credential)
         message = SessionMessage(
             session=self.session,
@@ -411,7 +413,7 @@ class Federation:
         return frame_limits(self.terms, party, self.own.split)
 
     def _poll(self) -> None:
-        """Read Flower's replies from time to time, and invite a returned node once more."""
+        """Read Flower's replies at intervals, and invite a returned node once more."""
         if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()

@@ -1,8 +1,9 @@
 """A further rank of the label party: the session's exchanges with its share of every batch.
 
 It listens at a separate port for the same rank of every feature party, under the session's
-certificate. On another machine, it makes its own certificate, so that no key travels. It stores and
-reports nothing, as rank 0 does that. It does not import Flower, which only rank 0 needs.
+certificate. On another machine, it makes its own certificate, so that no key has to be sent. It
+stores and reports nothing, because rank 0 does that. It does not import Flower, which only rank 0
+needs.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def play_rank(order: Order) -> None:
     """Run one further rank through a training.
 
     Raises:
-        VFLError: the error that ended it; the feature parties' ranks received it.
+        VFLError: the error that ended the session; the feature parties' ranks received it.
     """
     party, terms = read_party_file(order.party_file), Terms.model_validate(order["terms"])
     settings = FederationSettings.model_validate(order["settings"])
@@ -114,7 +115,7 @@ def play_rank(order: Order) -> None:
         certificate = session_certificate([host])
         at = {"host": host, "ca_pem": certificate.ca_pem.decode()}
     listener = None
-    if pems:  # behind the router of this machine, if there is one
+    if pems:  # behind this machine's router, if there is one
         listener = routed_listener(order["session"], host, settings.stream_port, order.rank)
     hub = _hub(order, terms, settings, data, host, certificate, listener)
     with errors_reported(hub, data.name):

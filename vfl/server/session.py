@@ -1,4 +1,4 @@
-"""The label party's part in one session: join, work, restart after a loss, conclude."""
+"""The label party's part in one session: it joins, works, restarts after a loss, and ends."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ from vfl.transport import ObservedPoll, local_pair, receive_any
 
 _COLLECT_S = 10.0
 _LOSSES = (LostPeerError, MissingPartyError)
-#: Added to the time limit of a party's frame: our ranks wait for the one that waits for it.
+#: Added to the time limit of a party's frame, because this party's ranks wait for the rank that
+#: receives it.
 _RANKS_S = 15.0
 _MOST_ATTEMPTS = 1000  # limit of the number in a message; each has a new session
 
@@ -103,7 +104,7 @@ def run_session(
         terms: terms of the session.
         resume: whether the run's folder exists already.
         simulation: whether Flower simulates the nodes; see `Federation`.
-        front: service in front; None opens one for a serving session.
+        front: service that receives requests; None opens one for a serving session.
         settings: changes to the project's experiment, for the record.
         today: present feature parties of the project; None means those of the terms.
 
@@ -151,10 +152,10 @@ def run_session(
 
 
 def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
-    """Parties of a run that have left the project since then.
+    """Return parties of a run that have left the project since then.
 
     Raises:
-        MissingPartyError: the session is impossible without them.
+        MissingPartyError: the session cannot run without these parties.
     """
     gone = [] if today is None else [one for one in terms.feature_parties if one not in today]
     whole = secure_mode.make(terms.secure).whole_network
@@ -194,7 +195,7 @@ def _serve(
 
     def session_of(experiment: Experiment, terms: Terms) -> Play:
         now = parties_of_today(party, today)
-        _gone(terms, now)  # checked before the service waits for them
+        _gone(terms, now)  # checked before the service waits for these parties
         settings: dict[str, Any] = {"simulation": simulation, "today": now}
         return lambda front: run_session(grid, experiment, party, terms, front=front, **settings)
 
@@ -223,14 +224,14 @@ def _serve(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One try of a session, whose parties have joined.
+    """One attempt at a session whose parties have joined.
 
     Attributes:
-        number: number of its restarts.
-        start: number of its first exchange.
+        number: number of restarts before this attempt.
+        start: number of the first exchange of this attempt.
         federation: connection to the parties.
         links: links to the present parties.
-        meter, ledger: count what the party sends and what all send.
+        meter, ledger: counters of what this party sends, and of what all parties send.
     """
 
     number: int
@@ -281,7 +282,7 @@ class LabelSession:
             self.say(front.welcome)
 
     def _load(self) -> None:
-        """Load the rows, and pass them to the service in front."""
+        """Load the rows, and pass them to the service."""
         party, terms, front = self.party, self.terms, self.front
         self.alignment = own_alignment(party, terms)
         self.data = own_data(party, terms, self.experiment.label.task)
@@ -319,7 +320,7 @@ class LabelSession:
         A training continues from its last checkpoint after the loss of a party.
 
         Raises:
-            DisagreementError: the name is bound to another session here.
+            DisagreementError: this name belongs to another session at this party.
             VFLError: the error that ended the session.
         """
         with self.ledger.session(self.terms) as (entry, meter, sent):
@@ -354,7 +355,7 @@ class LabelSession:
         for attempt in count():
             again = resumed or attempt > 0
             attempt = min(attempt, _MOST_ATTEMPTS)
-            again = again and not self._partial  # the others need not wait for it
+            again = again and not self._partial  # the others need not wait for this
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             start = self._start(most)
             try:
@@ -396,7 +397,7 @@ class LabelSession:
         what = f"{changed.what}; serving continues with the rows of the present tables"
         try:
             self._load()
-        except MisalignedError as own:  # its own table is newer than its alignment
+        except MisalignedError as own:  # the party's own table is newer than its alignment
             if self.front is not None:
                 self.front.waits_for_alignment()
             what = f"{own.what}; serving continues once vfl align has found the rows of all"
@@ -414,7 +415,7 @@ class LabelSession:
         """The first exchange: that of the newest checkpoint that is intact here.
 
         Args:
-            most: newest checkpoint that may be intact at the other parties; None for the committed
+            most: newest checkpoint that the other parties may have intact; None for the committed
                 one.
         """
         if self.checkpoints is None:
@@ -462,9 +463,9 @@ class LabelSession:
             return self._play_top(attempt, own, ranks, recorders)
 
     def _counted(self, ledger: Ledger) -> Observer:
-        """Count relayed frames: for a middle each cut once; for other label parties none.
+        """Count relayed frames: each cut once for a middle, none for other label parties.
 
-        If no party holds a layer, all frames count.
+        If no party has a layer, all frames count.
         """
         carried = self.terms.feature_parties if self.terms.middle is not None else ()
         if secure_mode.make(self.terms.secure).whole_network:
@@ -477,7 +478,7 @@ class LabelSession:
         return count
 
     def _model(self, ledger: Ledger) -> tuple[Objective, dict[str, Any]]:
-        """The objective of the session; the records of its label party, and its first weights."""
+        """Return the session's objective: the label party's records and initial weights."""
         trains, folder = self.terms.mode == "train", own_folder(self.party, self.terms)
         classes = self.data.classes if trains else folder.classes()
         objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
@@ -489,7 +490,7 @@ class LabelSession:
     def _play_whole_network(
         self, attempt: _Attempt, own: Own
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Play a session of a network that no party holds."""
+        """Run a session whose network no single party has."""
         federation, links, meter = attempt.federation, attempt.links, attempt.meter
         objective, more = self._model(attempt.ledger)
         named, ends = (federation.session, attempt.number), self._with_absent(links)
@@ -511,7 +512,7 @@ class LabelSession:
     def _play_top(
         self, attempt: _Attempt, own: Own, ranks: FurtherRanks, recorders: Sequence[Recorder]
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Play a session in which the label party holds the top."""
+        """Run a session in which the label party has the top."""
         terms, data, party = self.terms, self.data, self.party
         federation, meter, start = attempt.federation, attempt.meter, attempt.start
         objective, more = self._model(attempt.ledger)

@@ -1,4 +1,4 @@
-"""The label party of a secret-shared network: it learns the outputs, and judges them."""
+"""The label party of a secret-shared network: it learns the outputs and evaluates them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return self.network.split
 
     def weights(self) -> dict[str, Tensor]:
-        """The label party's own shares, if it holds any, and its task's state from the labels."""
+        """The label party's own shares, if it has any, and its task's state fitted to labels."""
         shares = {f"{_SHARE}{name}": share for name, share in self.network.weights().items()}
         return shares | {f"{_TASK}{name}": one for name, one in self._task.state_dict().items()}
 
@@ -208,8 +208,8 @@ class WholeNetworkLabel(AnyLabelParty):
             truth = None if self.data.labels is None else self._labels_of(asked)
             if (verdict := self._note(outputs.float(), truth, asked)) is not None:
                 self.network.send_verdict(verdict, exchange.step)
-        # Not earlier: the last frame of an exchange shows that both others have begun it, thus
-        # saved.
+        # Not earlier: the last frame of an exchange shows that both others have started and thus
+        # saved it.
         if kept is not None:
             kept.commit(exchange.step)
 
@@ -239,7 +239,7 @@ def task_and_rows(
     agreed: Callable[[Mapping[str, Layers]], object],
     defense: Defense,
 ) -> tuple[Task, OwnRows]:
-    """The label party's task and its inputs to the network, with labels as its defense makes them.
+    """Return the label party's task and inputs, with labels as its defense changes them.
 
     Raises:
         ExposedCutError: see `_check_objective`.
@@ -305,6 +305,6 @@ def _check_objective(data: PartyData, objective: Objective, reads_cells: bool) -
 
 
 def _without(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries with a prefix, under names without it."""
+    """Select the entries with a prefix, and remove it from their names."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}

@@ -58,8 +58,8 @@ class Client:
         certificate: PEM file with the client's own certificate and key, if the service requires
             one.
         timeout_s: time limit for an answer, for each attempt.
-        attempts: most attempts of a request whose refusal may be temporary: a party is absent
-            (503), too many requests a second (429), no connection.
+        attempts: largest number of attempts for a request whose refusal may be temporary: an absent
+            party (503), too many requests a second (429), no connection.
         sleep: waits this many seconds.
 
     Raises:
@@ -121,7 +121,7 @@ class Client:
             AuthenticationError: the token is wrong or has expired.
             ConsentError: the budget of the token is used up, or a party does not consent.
             DataError: the service does not know an id.
-            MissingPartyError: the named party was absent in every attempt.
+            MissingPartyError: the named party did not answer any attempt.
             LostPeerError: the service did not answer in any attempt.
             ProtocolError: the answer does not come from a service of vfl.
         """
@@ -133,7 +133,7 @@ class Client:
         columns: Mapping[str, Sequence[Any]] | None = None,
         explain: bool = False,
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the answers of `predict`, one list for each request, as they arrive."""
+        """Yield the answers of `predict` as they arrive, one list per request."""
         size = 1 if explain else self.most_ids
         for start in range(0, len(ids), size):
             part = slice(start, start + size)
@@ -176,7 +176,7 @@ class Client:
         for attempt in range(self._attempts):
             if attempt:
                 self._sleep(pause_s)
-            # An idle connection may have been closed meanwhile: another is tried immediately.
+            # An idle connection may have been closed, so another one is tried immediately.
             rested = self._connection is not None
             pause_s = 0.0 if rested else min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)
             try:
@@ -202,7 +202,7 @@ class Client:
     def _exchange(
         self, method: str, path: str, content: bytes | None
     ) -> tuple[int, dict[str, Any], float]:
-        """Status and JSON of one attempt, and the waiting time before another."""
+        """Run one attempt; return status, JSON, and the waiting time before another."""
         if self._connection is None:
             if self._tls is None:
                 self._connection = http.client.HTTPConnection(

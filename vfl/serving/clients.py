@@ -41,7 +41,7 @@ _LOOK_EVERY_S = 1.0
 _PATIENCE_S = 5.0
 _DAY_S = 24 * 3600
 _LEAST_LETTERS = 16
-#: Longest validity of a token; without an end it does not expire.
+#: Longest validity of a token; a token without an end date does not expire.
 _MOST_DAYS = 36_500
 #: Counted units of a budget, in the order of its numbers.
 COUNTED = ("rows", "requests")
@@ -72,7 +72,7 @@ class Caller(Settings):
 
     @property
     def until(self) -> str:
-        """The last day of its token, as text."""
+        """The last day on which the token is valid, as text."""
         if self.expires is None:
             return "no end"
         return f"until {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d %H:%M} UTC"
@@ -119,7 +119,7 @@ class Clients:
             raise damaged(self._path) from None
 
     def of(self, token: bytes) -> Caller | None:
-        """The client with this token; None if there is none. Digests are compared, never tokens."""
+        """Return the client with this token, or None. Digests are compared, never tokens."""
         self._look()
         return self._found.get(hashlib.sha256(token).hexdigest())
 
@@ -185,7 +185,7 @@ class Clients:
         """Revoke a client's token; running services apply it within a second or two.
 
         Raises:
-            UserError: there is no client of that name.
+            UserError: no client has this name.
             RunFolderError: see `entries`.
         """
         with self._changed() as clients:
@@ -198,7 +198,7 @@ class Clients:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Caller]]:
-        """The clients by name, to be changed; they are written at the end of the block."""
+        """Yield the clients by name for changes; write them at the end of the block."""
         with locked(self.folder, math.inf):
             clients = {each.name: each for each in self.entries()}
             yield clients
@@ -227,7 +227,7 @@ _UNSEEN = (0, 0, 0)
 
 
 def tokens_in(path: Path) -> tuple[str, ...]:
-    """The tokens in their owner's file, one on each line; a missing file is made with one token.
+    """Return the tokens in an owner's file, one per line; create the file with one if missing.
 
     Raises:
         UserError: other users may read the file, or it has no token, or one that is too short.
@@ -273,11 +273,11 @@ class Budgets:
     Args:
         folder: folder of the counts.
         party: party that owns the services.
-        rows: most rows of a client without a limit of its own; None is no limit.
+        rows: largest number of rows for a client without its own limit; None sets no limit.
         now: returns seconds of UTC since 1970.
 
     Raises:
-        RunFolderError: the counts are damaged, or belong to another party.
+        RunFolderError: the record of counts is damaged, or belongs to another party.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class Budgets:
         self._spent = self.spent()
 
     def most(self, client: Caller) -> tuple[int | None, int | None]:
-        """Limits of a client's rows and requests in a day; None is no limit."""
+        """Return a client's daily limits of rows and requests; None means no limit."""
         rows = self._rows if client.max_rows_per_day is None else client.max_rows_per_day
         return rows, client.max_requests_per_day
 
@@ -316,7 +316,7 @@ class Budgets:
             raise damaged(self._path) from None
 
     def take(self, client: Caller, rows: int) -> str | None:
-        """Count a request for some rows; returns the exhausted unit, and then counts nothing.
+        """Count a request for some rows; return an exhausted budget's unit, counting nothing.
 
         Returns:
             None, or one of `COUNTED`.
@@ -346,7 +346,7 @@ class Budgets:
 
     @property
     def resets_in_s(self) -> int:
-        """Seconds until every client has its whole budget again."""
+        """Return the seconds until every client's budget is full again."""
         return _DAY_S - int(self._now() % _DAY_S)
 
     def close(self) -> None:
@@ -384,8 +384,7 @@ class Budgets:
     def _noted(self) -> Iterator[dict[str, list[int]]]:
         """Today's counts in the file, to be changed.
 
-        On a full disk, or if the file was damaged meanwhile, counts continue in memory, and so do
-        answers.
+        On a full disk, or if the file is damaged, counting and answering continue in memory.
         """
         with ExitStack() as held:
             with suppress(StorageError, RunFolderError):

@@ -77,7 +77,7 @@ except ImportError as absence:  # Flower's dependencies include them at present
     ) from None
 
 _TOKEN_FILE, SETTINGS_FILE = "serve.token", "serve.json"
-#: Settings with the path of a file, relative to a party's own file in such a file.
+#: Settings that contain the path of a file, relative to a party's own file in such a file.
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
 #: Paths without any data of parties or clients, which need no token.
 _OPEN = ("/", "/health", "/ready", inference.LIVE, inference.READY)
@@ -91,7 +91,8 @@ class LeadSettings(ServeSettings):
 
     Attributes:
         tasks: further label parties that answer their own clients at the same time, each at the
-            address in its own file; in one process, the label party whose task is answered instead.
+            address in its own file; in one process, the label party to answer in place of the
+            leading one.
     """
 
     tasks: tuple[str, ...] = ()
@@ -126,14 +127,14 @@ class Asked(BaseModel):
 class Guard:
     """ASGI middleware that checks token, rate and size before anything is parsed.
 
-    A request with a token counts for its token, any other for its source, whose limits are low:
-    strangers use no capacity of clients, from any address. A client with an expired token is known;
-    its limits are as low, and its source is not locked out.
+    A request with a token is limited by its token, and any other by its source, with low limits:
+    strangers take no capacity from clients. A client with an expired token is known; its limits are
+    as low, and its source is not locked out.
 
     Args:
         app: application behind the guard.
-        questions: answers queries about rows, without the routing of `app`, which takes as long as
-            a model.
+        questions: answers queries about rows directly, without the routing of `app`, which takes as
+            long as a model.
         clients: authorised clients; they send their tokens as `Authorization: Bearer TOKEN`.
         settings: limits of the service.
         figures: counters of refusals.
@@ -273,7 +274,7 @@ class Rows:
             return None
 
     def inputs(self, columns: dict[str, list[Any]], rows: int) -> Tensor | None:
-        """Encode the label party's columns of a request; None if they do not fit."""
+        """Encode the label party's columns of a request; return None if they do not fit."""
         if self._encoder is None or set(columns) != set(self._encoder.names):
             return None
         if any(len(cells) != rows for cells in columns.values()):
@@ -296,7 +297,7 @@ def _alike(ids: list[str] | np.ndarray, rules: str) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """The served model: one run.
+    """The served run.
 
     Attributes:
         version: name of the run.
@@ -331,7 +332,7 @@ class Model:
         return None if self.classes is None else [*map(_ENCODER.encode, self.classes)]
 
     def _scored(self, shares: list[float]) -> str | None:
-        """One row's answer from its probabilities; None if one is no number."""
+        """Return one row's answer from its probabilities; None if one is NaN."""
         if not math.isfinite(sum(shares)) or self._class_texts is None:
             return None
         prediction = self._class_texts[shares.index(max(shares))]
@@ -344,7 +345,7 @@ class Model:
         return f'{{"version":{json.dumps(self.version)},"predictions":['
 
     def answer_bytes(self, rows: int, explain: bool) -> int:
-        """Most bytes of an answer with this many rows; spaces pad every answer to it.
+        """Return the fixed length of an answer with this many rows; spaces pad it.
 
         TLS encrypts an answer but reveals its length, which would depend on the name of the class
         and the digits of its probability.
@@ -380,7 +381,7 @@ class _Predictions(Response):
 
     Args:
         answered: JSON.
-        most: size in bytes to which spaces pad it.
+        most: size in bytes up to which spaces pad the answer.
         binary: tensors that follow the JSON and its spaces.
     """
 
@@ -392,7 +393,7 @@ class _Predictions(Response):
         body = answered.ljust(most - len(binary)) + binary
         self.status_code, self.body, self.background = 200, body, None
         self.raw_headers = [(b"content-length", b"%d" % most), self._JSON]
-        if binary:  # the number of digits discloses nothing either
+        if binary:  # the number of digits must not disclose anything either
             digits = b"%0*d" % (len(str(most)), most - len(binary))
             self.raw_headers[1:] = [self._BINARY, (inference.JSON_BYTES, digits)]
 
@@ -534,7 +535,7 @@ def _shown(service: Service) -> Model:
     """The model that is served now.
 
     Raises:
-        Unavailable: there is none yet.
+        Unavailable: no model is shown yet.
     """
     if not isinstance(service.model, Model):
         raise Unavailable(service.owner, "it is starting")
@@ -542,7 +543,7 @@ def _shown(service: Service) -> Model:
 
 
 def _require_model(now: Model, name: str, version: str | None) -> None:
-    """Refuse a model other than the served one, or another run of it.
+    """Refuse a request for another model, or for another run of the model.
 
     Raises:
         _RefusedQuestion: the model or the run differs.
@@ -592,7 +593,7 @@ class Questions:
         started = time.perf_counter()
         try:
             asked = Asked.model_validate_json(body)
-        except ValidationError:  # it quotes the request
+        except ValidationError:  # the error quotes the request
             raise _RefusedQuestion(_ill_formed(_FORM)) from None
         result = await self._result(asked, client, service, now)
         more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
@@ -631,7 +632,7 @@ class Questions:
         rows = [json.loads(row) for row in result.rows]
         whole, binary = inference.response(request, *about, rows)
         answered = json.dumps(whole, ensure_ascii=False)
-        # A remark is a text there, in which each character may take two bytes.
+        # In this protocol a remark is a text, in which each character may take two bytes.
         most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (service.remark_bytes + 2)
         return _Predictions(answered.encode(), most, binary)
 
@@ -709,7 +710,7 @@ class Desk:
 
 
 class _Server(HttpServer):
-    """An HTTP server on whose loop the services of a desk run."""
+    """An HTTP server; the services of one group run on its event loop."""
 
     def __init__(self, config: uvicorn.Config, desk: Desk, front: Front) -> None:
         super().__init__(config, front)
@@ -725,11 +726,11 @@ class HttpFront(ServingFront):
     """A service with its own address.
 
     Args:
-        owner: name of the label party.
+        owner: name of the label party that owns the service.
         settings: settings of the service.
-        folder: folder of the run that is served first; its `serving.json` has the address, its
+        folder: folder of the first served run; its `serving.json` has the address, its
             `serving.stop` ends the service, and its `serving.next` names the next run.
-        ended: called from time to time; returns whether the service should end.
+        ended: called at intervals; returns whether the service should end.
         clients: folder of the clients and their counts; None takes `folder`.
 
     Raises:
@@ -835,13 +836,13 @@ class HttpFront(ServingFront):
 
     @property
     def was_ready(self) -> bool:
-        """Whether the shown model could answer at least once."""
+        """Whether the present model could answer at least once."""
         return self.service.was_ready
 
     def successor(self) -> HttpFront:
         """See `ServingFront.successor`."""
         following = copy(self)
-        # The present run answers meanwhile.
+        # Meanwhile the present run answers.
         following.service = self._make(opened=following._opened, waits=False)
         following.service.loop = self.service.loop
         return following
@@ -864,7 +865,7 @@ class HttpFront(ServingFront):
             self._tell(run=now, refused={"run": run, "at": time.time(), **error.record()})
 
     def _opened(self, service: Service) -> None:
-        """Answer from now on; `vfl promote` returns once the file names this run."""
+        """Start answering; `vfl promote` returns when the file names this run."""
         self._desk.take_over(service)
         self._tell_run()
 
@@ -912,12 +913,12 @@ def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSett
     """Settings of a label party's service: `[serve]` of its own file, overridden by options.
 
     Args:
-        party: its file; None if one process runs every party.
+        party: the party's own file; None if one process runs every party.
         options: given options of `vfl serve`.
 
     Raises:
         ConfigError: a value is out of range.
-        UserError: a certificate without its key, or clients' certificates without TLS.
+        UserError: a certificate has no key, or clients' certificates are required without TLS.
     """
     said = dict[str, Any]()
     if party is not None and party.serve is not None:
@@ -934,5 +935,5 @@ def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSett
 
 
 def settings_file(folder: Path, settings: ServeSettings) -> None:
-    """Store given settings for the process that serves."""
+    """Store settings for the process that serves."""
     write_json(folder / SETTINGS_FILE, json.loads(settings.model_dump_json(exclude_unset=True)))

@@ -1,9 +1,9 @@
 """The Open Inference Protocol (KServe v2) for a service: REST, with JSON or binary tensors.
 
-Names of fields and routes are those of its specification, `inference_rest.md` of
+Names of fields and routes are those of the specification, `inference_rest.md` of
 github.com/kserve/open-inference-protocol, and of its extension `binary_tensor_data`. The model has
-the label party's name, and its version is the run. Rows come as the tensor `ids`, of shape (rows,)
-or (rows, 1), and the label party's own columns as tensors with their names.
+the label party's name, and its version is the run. A request has the rows as the tensor `ids`, of
+shape (rows,) or (rows, 1), and the label party's own columns as tensors with their names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Part(BaseModel):
 
 
 class RequestInput(_Part):
-    """`$request_input`: a tensor; its elements in `data`, flat or by row, or behind the JSON."""
+    """`$request_input`: a tensor with elements in `data`, flat or by row, or after the JSON."""
 
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=2)]
@@ -56,7 +56,7 @@ class RequestInput(_Part):
         """Read the tensor's elements if they are binary; returns the bytes after them.
 
         Raises:
-            FormError: it has no elements, or they have another size or form.
+            FormError: the tensor has no elements, or their size or form is wrong.
         """
         size = (self.parameters or {}).get(_SIZE)
         if (size is None) is (self.data is None):
@@ -109,7 +109,7 @@ _NUMBERS: Mapping[str, str] = {
 
 
 def _read_binary(raw: bytes, datatype: str, rows: int) -> list[Any]:
-    """Elements of a binary tensor; a float that is no number becomes a missing one."""
+    """Read the elements of a binary tensor; NaN becomes a missing cell."""
     if datatype == "BYTES":
         return _read_texts(raw, rows)
     kind = np.dtype(_NUMBERS[datatype])
@@ -119,7 +119,7 @@ def _read_binary(raw: bytes, datatype: str, rows: int) -> list[Any]:
 
 
 def _read_texts(raw: bytes, rows: int) -> list[str]:
-    """Texts, each behind its number of bytes, u32."""
+    """Read texts, each preceded by its number of bytes as u32."""
     found, at = list[str](), 0
     while at < len(raw) and len(found) < rows:
         start = at + 4
@@ -161,7 +161,7 @@ class InferenceRequest(_Part):
 
         Args:
             body: JSON, and binary tensors after it.
-            json_bytes: bytes of the JSON; None where the body has nothing else.
+            json_bytes: size of the JSON in bytes; None if the body contains nothing else.
 
         Raises:
             FormError: the request is invalid; its text is not quoted.
@@ -205,7 +205,7 @@ def server_metadata() -> dict[str, Any]:
 def model_metadata(
     name: str, version: str, columns: Sequence[str], classes: Classes | None
 ) -> dict[str, Any]:
-    """`$metadata_model_response`: own columns are optional; a request has all or none."""
+    """`$metadata_model_response`: own columns are optional; a request has all of them or none."""
     inputs = [(IDS, "BYTES"), *((column, "BYTES") for column in columns)]
     return {
         "name": name,

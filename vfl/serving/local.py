@@ -1,4 +1,4 @@
-"""Serve a run of one process: all parties are here, and a link is a function call."""
+"""Serve a run in one process: all parties are here, and a link is a function call."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def serve(
     Args:
         run: folder of a run that was trained in one process.
         settings: settings of the service.
-        ready: called once it listens.
+        ready: called when the service listens.
 
     Raises:
         ExposedCutError: the secure mode of the run cannot be served.
@@ -92,7 +92,7 @@ def serve(
 
 
 def _session(folder: RunFolder, settings: LeadSettings) -> tuple[AnySession, Asking]:
-    """The session of a run, and the label party that answers: that of one task, or the first."""
+    """Return a run's session and the label party that answers: that of one task, or the first."""
     task = settings.tasks
     with locked(folder.path):
         data = load_again(folder)

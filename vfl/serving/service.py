@@ -1,8 +1,8 @@
-"""The service between HTTP and a session: it queues requests, and queries rows in batches.
+"""The service between HTTP and a session: it queues requests and queries rows in batches.
 
-All of it runs on HTTP's event loop, which messages of parties and clients wake: a request stays in
-one thread. The thread that runs the session waits until it is over. The service stores no id and no
-cell longer than its request, except in the optional cache.
+All of it runs on HTTP's event loop, which messages of parties and clients wake, so a request stays
+in one thread. The thread that runs the session waits until it is over. The service stores no id and
+no cell longer than its request, except in the optional cache.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Request:
         explain: whether contributions to the first row are requested.
         model: model of the positions and answers.
         future: future of the result.
-        alone: whether it was refused in a batch with others.
+        alone: whether it was refused in a batch with other requests.
     """
 
     rows: list[int]
@@ -151,7 +151,7 @@ class Served(Protocol):
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch of rows that is queried at once.
+    """A batch of rows for one query.
 
     Attributes:
         requests: its requests; empty if the service itself queries.
@@ -169,7 +169,7 @@ class _Batch:
 
 
 class Service:
-    """Queues requests from HTTP and answers them; it runs on HTTP's event loop.
+    """Queues HTTP requests and answers them; it runs on HTTP's event loop.
 
     Args:
         owner: name of the label party.
@@ -182,7 +182,7 @@ class Service:
         ended: called from time to time; returns whether to stop.
         figures: counters, which continue those of an earlier service.
         waits: whether its first session waits for parties to attach.
-        opened: called on the loop when rows can be queried; later requests come to this service.
+        opened: called on the loop when rows can be queried; later requests go to this service.
 
     Attributes:
         figures: the argument.
@@ -234,7 +234,7 @@ class Service:
         """Serve this model from the next session on; called between two sessions.
 
         If rows could be answered before, it is the same run with other rows, and lost parties are
-        still awaited.
+        still expected.
         """
         self._drift = drift or Drift(None, None)
         self.model, self.parties = model, parties
@@ -269,7 +269,8 @@ class Service:
         """Answer requests until the service ends; the session's own thread waits here.
 
         Raises:
-            VFLError: the error that ended the session; waiting clients receive the missing party.
+            VFLError: the error that ended the session; waiting clients receive the name of the
+                missing party.
         """
         self._over = Future()
         self.loop.call_soon_threadsafe(self._open, serving)
@@ -278,19 +279,19 @@ class Service:
     def waits_for(self, parties: Sequence[str]) -> None:
         """Set the missing parties in answers before the session begins.
 
-        After a loss all parties attach again; answers name the lost one until another does not come
-        in time.
+        After a loss all parties attach again; answers name the lost party until another one does
+        not come in time.
         """
         if self._serving is None and parties and not self._names_lost:
             named = [party for party in (self.missing or "").split(", ") if party in parties]
             self.missing, self._why = ", ".join(named or parties), _AWAY
 
     def waits_for_alignment(self) -> None:
-        """Name the label party as missing: no alignment has found the rows of its new table yet."""
+        """Report the label party as missing: its new table has not been aligned yet."""
         self.missing, self._why = self.owner, _UNALIGNED
 
     def lost(self, error: VFLError) -> bool:
-        """Whether the session should restart; not before all parties were present once."""
+        """Whether the session should restart; only after all parties were present once."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
         if self._stops() or self._retired or refused:
             return False
@@ -307,7 +308,7 @@ class Service:
         self._closed = True
 
     def retire(self) -> None:
-        """Make `play` return once no request waits: another service gets new requests."""
+        """Make `play` return when no request waits, because another service gets new requests."""
         self._retired = True
 
     def collect(self) -> Iterator[Metric]:
@@ -337,7 +338,7 @@ class Service:
 
     @property
     def absent(self) -> list[str]:
-        """Absent parties whose rows are answered without them."""
+        """Absent parties without whose cuts rows are answered."""
         return sorted(self._serving.absent) if self._serving else []
 
     def _check_here(self, now: float) -> None:
@@ -371,7 +372,7 @@ class Service:
         self._tick()
 
     def _tick(self) -> None:
-        """Periodic checks: the end, present parties, replaced streams."""
+        """Check at intervals for the end, present parties and replaced streams."""
         if self._serving is None:
             return
         self._run(self._look_after)
@@ -400,7 +401,7 @@ class Service:
                 self._close(error)
 
     def _close(self, error: BaseException | None) -> None:
-        """End the session: inform all waiting clients, and the thread that runs it."""
+        """End the session: inform all waiting clients and the session's thread."""
         serving, self._serving = self._serving, None
         assert serving is not None, "it is open"
         for watched in self._watched.values():
@@ -420,8 +421,8 @@ class Service:
     def _watch(self, serving: ServingParty) -> None:
         """Make every stream wake the loop.
 
-        Each has a descriptor of our own: another thread may close a stream, whose number may then
-        be reused.
+        Each has a descriptor of our own: Another thread may close a stream, whose descriptor may
+        then be reused.
         """
         streams = dict[int, tuple[int, str | None]]()
         for number, name in serving.streams():
@@ -442,7 +443,7 @@ class Service:
 
     def _arrived(self, at: str | None, serving: ServingParty) -> None:
         self._take_answer(serving, at)
-        if serving.broken():  # else it would wake us forever
+        if serving.broken():  # otherwise it would wake this loop repeatedly
             self._watch(serving)
 
     def _begin_soon(self) -> None:
@@ -467,7 +468,7 @@ class Service:
         return idle and bool(self._waiting) and not serving.broken()
 
     def _take(self) -> list[Request]:
-        """Waiting requests up to a full batch; a request with inputs or explanations is alone."""
+        """Return waiting requests up to a full batch; one with inputs or explanations is alone."""
         taken, rows = list[Request](), 0
         while self._waiting:
             first = self._waiting[0]
@@ -523,7 +524,7 @@ class Service:
         self._begin_soon()
 
     def _refused(self, batch: _Batch, refusal: RefusedRequest) -> None:
-        """Query every request separately, so that none fails because of another."""
+        """Query every request separately, so that one bad request does not fail the others."""
         requests = [self._waiting.popleft()] if batch.refers else batch.requests
         if len(requests) > 1:
             for request in requests:
@@ -553,7 +554,7 @@ class Service:
             for party in (party for row in answer.missing for party in row):
                 self.figures.add("missing_cuts", party=party)
         fresh = dict(zip(batch.rows.tolist(), rows, strict=True))
-        # A party that comes back is queried again.
+        # A party that returns is queried again.
         if inputs is None and self._cache_rows and not serving.absent:
             self._cache.update(fresh)
             while len(self._cache) > self._cache_rows:
@@ -590,7 +591,7 @@ def _with_remark(row: str | None, remark: Mapping[str, Any]) -> str | None:
 
 
 def _marked(row: str | None, missing: Sequence[str]) -> str | None:
-    """A row's answer with the parties whose cuts were missing."""
+    """Return a row's answer with the names of parties whose cuts were missing."""
     return None if row is None else f'{row[:-1]},"missing":{json.dumps(list(missing))}}}'
 
 

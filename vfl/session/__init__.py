@@ -1,4 +1,4 @@
-"""A session: what the parties agree on, both ends of a round, and the files that a party keeps.
+"""A session: the terms of the parties, both ends of a round, and a party's files.
 
 Agreement: `terms`, `rules`, `schedule`, `consent`, `ranges`, `handshake`. The round: `exchange` and
 `label`. A party's disk: `store` and `trace`. Several processes of one party: `ranks`.

@@ -32,7 +32,7 @@ class LinkCost:
 
     Attributes:
         round_trip_s: time there and back.
-        step_s: compute time of an exchange, both parties one after the other.
+        step_s: compute time of an exchange: one party's time plus the other's.
         row_bytes: bytes of one row in one direction, all feature parties together.
         bytes_per_second: bandwidth of the label party's link in one direction; None is no limit.
     """
@@ -57,7 +57,7 @@ class LinkCost:
         return max(cycle_s / in_flight, self.step_s, self.bytes_s(batch_size))
 
     def useful_in_flight(self, batch_size: int) -> int:
-        """Least cuts in flight that keep compute or link busy; accuracy allows 5, or 2."""
+        """Fewest cuts in flight that keep compute or link busy; accuracy allows 5 or 2."""
         busy_s = max(self.step_s, self.bytes_s(batch_size))
         large = batch_size >= LARGE_BATCH_SIZE
         most = MOST_WITH_LARGE_BATCH if large else MOST_IN_FLIGHT
@@ -121,7 +121,7 @@ def of_shared_layers(round_trip_s: float, step_s: float, waits: int = 2) -> dict
     Args:
         round_trip_s: time there and back.
         step_s: compute time of an exchange.
-        waits: round trips of an exchange; 1 where a third party is the dealer.
+        waits: round trips of an exchange; 1 if a third party is the dealer.
 
     >>> of_shared_layers(0.040, 0.001)["exchanges_per_second"]
     12.3

@@ -2,8 +2,8 @@
 
 The label party asks every other party in turn. Each frame, in either direction, carries one piece
 of a message or no piece. Messages between two feature parties also go through the label party, but
-encrypted: otherwise it would see its own ids and a feature party's ids under one key, and could
-compare them without anybody's consent.
+encrypted: otherwise the label party would see its own ids and a feature party's ids under one key,
+and could compare them without consent.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from vfl.transport.pairs import OFFER_BYTES
 
 _PIECE, _LAST, _DONE, _BUSY = 1, 2, 4, 8
 _HEAD_BYTES = 2
-_ASKED = "_asked.json"  # no alignment has such a name
+_ASKED = "_asked.json"  # no alignment has this name
 _DAY_S = 24 * 3600.0
 _PATIENCE_S = 60.0
-#: A computing party reports this often; a party that sends no report has died or hangs.
+#: A party that is computing reports at this interval; a party without reports is dead or hangs.
 PATIENCE_S = 1.0
 
 
 class Post:
-    """Messages of one link, sent in pieces; messages of several pieces are buffered in files.
+    """Messages of one link, sent in pieces; files buffer long ones.
 
     Args:
         parties: all parties, in an order that all agree on.
         most_bytes: size limit of one message.
-        place: where messages are stored.
+        place: folder of the stored messages.
 
     Attributes:
         done: whether the other end has its result.
@@ -77,7 +77,7 @@ class Post:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is a piece to send."""
+        """Whether a piece is waiting to be sent."""
         return bool(self._outgoing)
 
     def add(self, messages: Sequence[Send]) -> None:
@@ -86,7 +86,7 @@ class Post:
             self.put(sent.to, sent.payload)
 
     def frame(self, *, done: bool = False, busy: bool = False) -> Frame:
-        """The next piece, or a frame without one; a result is announced after the last piece."""
+        """Return the next piece, or an empty frame; announce a result after the last piece."""
         self._count += 1
         if self.waiting:
             return Frame(Kind.PROTOCOL, self._count, self._piece())
@@ -103,7 +103,7 @@ class Post:
         return bytes([_PIECE | (_LAST if last else 0), index]) + payload[start:stop]
 
     def take(self, frame: Frame) -> tuple[str, Message] | None:
-        """The message that this frame completes, and the party it names; None if it completes none.
+        """Return the message that this frame completes and its party, or None.
 
         Raises:
             ProtocolError: the frame is no piece of an alignment, or the message becomes too long.
@@ -138,7 +138,7 @@ class Player:
     """A role that advances as far as the received messages allow.
 
     Attributes:
-        found: its result; None until it has one.
+        found: the result; None until there is one.
     """
 
     def __init__(self, role: FoundRole) -> None:
@@ -207,10 +207,10 @@ class OwnAlignment:
         terms: the agreed terms.
 
     Attributes:
-        place: where ids and messages are stored, within the memory limit of its file.
+        place: folder for ids and messages, within the memory limit of the party's file.
 
     Raises:
-        ConsentError: its file allows fewer alignments a day.
+        ConsentError: the party's file allows fewer alignments a day.
         ConfigError: only a single process can run the protocol.
         DataError: see `OwnIds.read`; contains counts only.
     """
@@ -250,13 +250,15 @@ class OwnAlignment:
         self.most_bytes = protocol.id_bytes * consent.max_rows + OFFER_BYTES
 
     def advance(self, say: Callable[[str], None]) -> list[Send] | None:
-        """Advance the role for a moment; returns None while it still computes.
+        """Advance the role for a short time; return None while it still computes.
 
         Args:
-            say: writes to the party's own log, the only place that gets the counts of a refusal.
+            say: writes to the party's own log, the only place that receives the counts of a
+                refusal.
 
         Raises:
-            ConsentError: without a count, because every other party receives it.
+            ConsentError: the party's limits do not allow the request; the error has no count,
+                because every other party receives it.
         """
         try:
             return self.player.advance_within(PATIENCE_S)
@@ -268,7 +270,7 @@ class OwnAlignment:
     def staged(self, session: str) -> Iterator[Alignment]:
         """Store the result as the next version if the block ends well; otherwise store nothing.
 
-        A party that cannot write the result, or does not receive it, makes every party drop it.
+        If a party cannot write the result, or does not receive it, every party drops it.
 
         Args:
             session: identifier of this attempt, the same at every party.
@@ -307,7 +309,7 @@ class OwnAlignment:
         """Record on disk that an alignment begins, before anything is sent.
 
         Raises:
-            ConsentError: it would be one alignment too many.
+            ConsentError: this alignment would exceed the daily limit.
         """
         with self._day() as (begun, _):
             if len(begun) >= self.party.consent.max_alignments:
@@ -323,7 +325,8 @@ class OwnAlignment:
         """Record how many ids another party queries, on disk, before any answer is sent.
 
         Raises:
-            ConsentError: together with earlier queries, this party accepts fewer ids.
+            ConsentError: the other party's queries of the last day would exceed this party's limit
+                of ids.
         """
         with self._day() as (_, asked):
             total = sum(count for _, count in asked) + ids
@@ -334,7 +337,7 @@ class OwnAlignment:
 
     @contextmanager
     def _day(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Last 24 hours under all names: alignments and queried ids; changes are saved.
+        """Alignments and queried ids of the last 24 hours; changes to them are saved.
 
         Each record begins with its time; the record of a query also has the number of ids.
         """

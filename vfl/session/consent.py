@@ -1,13 +1,13 @@
 """Check a session's terms against a party's own file, and limit the size of every frame.
 
-Both ends compute the largest size of a frame: the codec, the width and the most rows of an exchange
-determine how many bytes a cut, its gradient or a message of a secure mode can take. A larger frame
-is refused after its header, before memory is allocated for it.
+Both ends compute the largest size of a frame: The codec, the width and the largest number of rows
+in an exchange determine the size of a cut, its gradient or a message of a secure mode. A larger
+frame is refused after its header, before memory is allocated.
 
 W is the width of a cut, R the rows of a training batch and Q those of a query (at most 1,024). f is
 the number of feature parties, n the same number plus a dealer. C is the number of columns of a
 party's shared layer, and C' that of the layer whose partner the party is (each with one more for
-the offset). The table gives the most bytes in each direction, towards the label party and from it.
+the offset). The table gives the largest sizes in each direction, to the label party and from it.
 Other kinds carry no payload, and no frame exceeds 512 MiB:
 
     cut; gradient              the codec's largest payload for R W; the same
@@ -72,11 +72,12 @@ Difference = tuple[str, str]
 _ANSWER_BYTES = 1
 #: Largest piece of an alignment's message.
 PIECE_LIMIT_BYTES = 2**18
-#: Numbers that a codec's coding, and noise on a cut, hold at once for each number of the cut.
+#: Numbers that a codec, or noise on a cut, stores at once for each number of the cut.
 _NUMBERS_A_VALUE = 32
-#: Numbers that a defense's `fit` holds for every parameter it trains: Adam's, and one for work.
+#: Numbers that a defense's `fit` stores for every trained parameter: those of Adam, and a temporary
+#: one.
 _FIT_COPIES = 3
-#: Numbers that DP-SGD holds for every parameter: a sum, and noise in float64.
+#: Numbers that DP-SGD stores for every parameter: a sum, and noise in float64.
 _DP_COPIES = 6
 #: Rounding error of a noise or an epsilon that was computed from the other.
 _ROUNDING = 1e-6
@@ -86,13 +87,13 @@ _ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
 
 
 def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
-    """Most bytes that one party can send and receive in a session on these terms.
+    """Return the most bytes that one party can send and receive in a session on these terms.
 
     Args:
         terms: the agreed terms.
-        party: name of that party.
+        party: name of the party.
         split: split of the rows.
-        shared: layers of that party, where first layers are shared.
+        shared: layers that the party shares, if first layers are shared.
     """
     if shared is not None:  # and an answer may carry a byte
         exchanges = rules.schedule(terms, split)
@@ -140,17 +141,17 @@ def check_consent(
         party: the party whose consent is checked.
         consent: limits in its own file.
         split: split of the rows.
-        shared: the party's layers, where first layers are shared. A party first knows its own layer
-            only; it checks again once it has received the axes of the second one.
-        row_shape: axes of one of the party's rows; None where the party's model has been counted
-            already. Where first layers are shared, the count includes the party's share of its own
-            layer, and its share of another party's layer once `shared` gives the size.
-        own_bottom: the party's own file names its bottom, which may be of any size; the parts that
-            defense and codec add are counted all the same.
-        unaligned: rows of the party that are in no session; a defense looks at them as well.
+        shared: layers that the party shares, if first layers are shared. A party first knows only
+            its own layer; it checks again after it received the axes of the second one.
+        row_shape: axes of one of the party's rows; None if the party's model was already counted.
+            If first layers are shared, the count includes the party's share of its own layer, and
+            its share of another party's layer once `shared` gives the size.
+        own_bottom: whether the party's own file names its bottom, which may have any size; the
+            added parts of defense and codec still count.
+        unaligned: rows of the party outside all sessions, which a defense also reads.
 
     Raises:
-        ConsentError: lists every difference between asked and allowed.
+        ConsentError: the session exceeds the party's limits; the error lists every difference.
         SpecError: a codec, defense or bottom cannot be built.
     """
     _check_ranges(terms, party, consent)
@@ -208,7 +209,7 @@ def check_tasks_consent(
         party: the party whose consent is checked.
         consent: limits in its own file.
         split: split of the rows.
-        outputs: number of outputs of its top.
+        outputs: number of outputs of that party's top.
 
     Raises:
         ConsentError: lists every difference between asked and allowed.
@@ -256,7 +257,7 @@ def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str,
 
 
 class _Merging(Bottom):
-    """A merger, counted like a bottom whose columns are all cuts side by side."""
+    """A merger, counted like a bottom whose inputs are all concatenated cuts."""
 
     def __init__(self, recipe: Merger, widths: Sequence[int]) -> None:
         self._recipe, self._widths = recipe, widths
@@ -344,16 +345,16 @@ def check_rows(party: str, rows: int, consent: Consent) -> None:
     """Refuse more rows than allowed, at a party that receives only their number.
 
     Raises:
-        ConsentError: states both numbers.
+        ConsentError: a number exceeds the party's limit; the error states both.
     """
     _refuse(party, list(_above(consent, "max_rows", rows, f"{rows} rows")))
 
 
 def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
-    """Refuse to continue once a party has sent and received as much as it allows.
+    """Refuse to continue when a party has sent and received as much as it allows.
 
     Raises:
-        ConsentError: states both sizes.
+        ConsentError: a size exceeds the party's limit; the error states both.
     """
     if spent_bytes > most_bytes:
         raise ConsentError(
@@ -365,12 +366,13 @@ def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
 
 
 def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
-    """Refuse a session in more ranks than a party runs, or one that several ranks cannot run.
+    """Refuse a session with more ranks than a party runs, or that several ranks cannot run.
 
     An honest label party has refused such a session before.
 
     Raises:
-        ConsentError: states both numbers, or the setting that prevents it.
+        ConsentError: the session has too many ranks or a setting that excludes several; the error
+            names it.
         ConfigError: a trace would contain the frames of rank 0 only.
     """
     if asked == 1:
@@ -409,10 +411,10 @@ def refuse_trace(party: PartyFile, asked: int) -> None:
 
 
 def _check_ranges(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse numbers outside the party's limits, before anything is computed with them.
+    """Refuse numbers outside the party's limits, before they are used in a computation.
 
     Raises:
-        ConsentError: lists every such number, asked and allowed.
+        ConsentError: a number is outside the party's limits; the error lists every such number.
         ConfigError: see `vfl.session.ranges.ranges_of`.
     """
     _refuse(party, list(out_of_range(terms, consent)))
@@ -453,7 +455,7 @@ def _differences(
     yield from _of_rows(split, consent)
     too_long = _epochs(terms, consent)
     yield from too_long
-    whole = secure_mode.make(terms.secure).whole_network  # it counts bytes while sending
+    whole = secure_mode.make(terms.secure).whole_network  # this party counts bytes while it sends
     if not too_long and width <= consent.max_width and not whole:
         needed = expected_bytes(terms, party, split, shared)
         yield from _above(consent, "max_bytes", needed, f"up to {needed} bytes")
@@ -464,7 +466,7 @@ def _differences(
 
 
 def _of_privacy(terms: Terms, consent: Consent, rows: int) -> Iterator[Difference]:
-    """Required privacy of the trained models, where the party's file demands any."""
+    """Check that trained models have the privacy that the party's file requires."""
     noise, epsilon = consent.min_dp_noise, consent.max_dp_epsilon
     if terms.mode != "train" or noise is epsilon is None:
         return
@@ -491,7 +493,7 @@ def _of_model(
     own_bottom: bool,
     unaligned: int,
 ) -> Iterator[Difference]:
-    """Resources of the model that a session asks for, counted before it is built."""
+    """Check the resources of a requested model, which are counted before it is built."""
     asked, train, rows = terms.parties[party], terms.train, most_rows(terms, split)
     codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
     fitted = FIT_ROWS if defense.fit_epochs else 0
@@ -523,7 +525,7 @@ def _of_model(
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
         if defenses.uses(defense, "fit"):  # `fit` gets a copy of all rows
-            copies = 2 if unaligned else 1  # and one with the unaligned rows appended
+            copies = 2 if unaligned else 1  # and one in which the unaligned rows are appended
             batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
     memory = f"about {needed} bytes of memory for {model}"
@@ -531,9 +533,9 @@ def _of_model(
 
 
 def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
-    """The layer whose share the party holds before it knows another party's columns, if any.
+    """Return the layer that the party shares before it knows other parties' columns, if any.
 
-    Its own layer has a column of ones besides its columns.
+    A party's own layer has a column of ones in addition to its columns.
     """
     columns = dict.fromkeys(terms.feature_parties, 0) | {party: math.prod(row_shape) + 1}
     mode, width = secure_mode.make(terms.secure), terms.parties[party].width
@@ -544,7 +546,7 @@ def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
 def _of_layers(
     terms: Terms, consent: Consent, split: Split | None, shared: Layers | None
 ) -> Iterator[Difference]:
-    """Memory for the shares of layers, as ring elements, and for an exchange with them."""
+    """Count the memory for shares of layers as ring elements, and for an exchange with them."""
     if shared is None:
         return
     held, needed = shared.parameters, shared.memory_bytes(max(most_rows(terms, split).values()))
@@ -575,7 +577,7 @@ class _Outputs(nn.Module):
 
 
 def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
-    """Epochs of a training, and of a defense's preparation, if there are too many."""
+    """Check the epochs of a training, and of a defense's preparation."""
     if terms.mode != "train":
         return []
     training, before = terms.train.epochs, defenses.make(terms.defense).fit_epochs
@@ -621,7 +623,7 @@ def _of_rows(split: Split, consent: Consent) -> Iterator[Difference]:
 def _company(terms: Terms, consent: Consent) -> Iterator[Difference]:
     """Check whose cuts are summed with the party's: a sum of few cuts discloses more of each."""
     present, least = terms.feature_parties, consent.min_parties
-    if least is None:  # with a dealer, the label party sees no single cut
+    if least is None:  # with a dealer, the label party receives no single cut
         least = 2 if rules.dealer(terms) is None else 1
     if len(present) < least:
         yield f"{len(present)} feature parties", f"at least {least} in a secure mode"
@@ -637,13 +639,13 @@ def _version(terms: Terms, consent: Consent) -> Iterator[Difference]:
 
 
 def _outside(setting: str, asked: str, allowed: Sequence[str]) -> Iterator[Difference]:
-    """A difference if a value matches none of the party's patterns."""
+    """Yield a difference if a value matches none of the party's patterns."""
     if not any(fnmatchcase(asked, pattern) for pattern in allowed):
         yield f"{setting} {asked or 'not named'}", f"{setting} in {', '.join(allowed)}"
 
 
 def _above(consent: Consent, limit: str, number: int, asked: str) -> Iterator[Difference]:
-    """A difference if a number exceeds one of the party's limits."""
+    """Yield a difference if a number exceeds one of the party's limits."""
     most = getattr(consent, limit)
     if number > most:
         yield asked, f"{limit.removeprefix('max_')} <= {most}"
@@ -677,9 +679,8 @@ def frame_limits(
         terms: the agreed terms.
         party: the other party: a feature party or a dealer.
         split: split of the rows; None at a dealer, which does not learn the rows.
-        layers: layers of which each party holds shares, where first layers are shared. A feature
-            party knows only its own entry; until it receives the others, only the messages before
-            them may pass.
+        layers: layers that each party shares, if first layers are shared. A feature party knows
+            only its own entry; until it receives the others, only earlier messages may pass.
     """
     if terms.mode == "align":
         pieces = {Kind.PROTOCOL: PIECE_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
@@ -700,11 +701,11 @@ def frame_limits(
 
 
 def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkLimits]:
-    """Largest payloads of each link of a party, where others take cuts through the label party.
+    """Return the largest payloads of a party's links, if the label party relays sealed cuts.
 
     Args:
-        terms: the agreed terms; they name takers.
-        party: a feature party, or a party that takes cuts.
+        terms: the agreed terms, which name the receivers of cuts.
+        party: a feature party, or a party that receives cuts.
         split: split of the rows.
 
     Returns:
@@ -752,7 +753,7 @@ def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
 
 
 def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -> Spent:
-    """Most bytes that the exchanges of one epoch, or of another session, can take.
+    """Return the most bytes that the exchanges of one epoch, or of another session, can take.
 
     Args:
         terms: the agreed terms.

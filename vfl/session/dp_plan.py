@@ -52,12 +52,13 @@ class PrivacyPlan:
     Attributes:
         rows, batch_size: training rows, and expected rows of a step.
         a_epoch: steps of an epoch.
-        steps: steps of the whole training; the budget allows all of them.
+        steps: number of steps of the whole training; the budget covers all of them.
         noise: noise multiplier of the whole network.
         delta, accountant: parameters of every epsilon.
-        halves: number of halves with weights; each half's noise is larger by the root of it.
+        halves: number of halves with weights; each half's noise is larger by the root of this
+            number.
         shuffled: whether every row is in exactly one step of an epoch.
-        clients: number of branches if epsilon protects a branch; 0 where it protects a record.
+        clients: number of branches if epsilon protects a branch; 0 if it protects a record.
     """
 
     rows: int
@@ -84,7 +85,8 @@ class PrivacyPlan:
         shuffled, size = dp.sampling == "shuffled", min(train.batch_size, rows)
         a_epoch = steps_per_epoch(rows, size) if shuffled else poisson_steps(rows, size)
         rate = 1.0 if shuffled else size / rows
-        # There a row is in one step of an epoch; replacing the row moves the sum by 2 norms.
+        # In this sampling a row is in one step of an epoch; replacing the row moves the sum by 2
+        # norms.
         a_record, apart = (1, 2.0) if shuffled else (a_epoch, 1.0)
         budget, counted = (rate, dp.accountant), train.epochs * a_record
         if dp.noise is None:
@@ -109,12 +111,12 @@ class PrivacyPlan:
 
     @property
     def epochs(self) -> int:
-        """Number of epochs that begin; the last one may have fewer steps."""
+        """Number of started epochs; the last one may have fewer steps."""
         return math.ceil(self.steps / self.a_epoch)
 
     @property
     def most_rows(self) -> int:
-        """Most rows of a batch; a Poisson batch exceeds it with probability e^-70 (Chernoff)."""
+        """Most rows in a batch; a Poisson batch exceeds it with probability e^-70 (Chernoff)."""
         if self.shuffled:
             return self.batch_size
         if self.clients:
@@ -158,7 +160,7 @@ class PrivacyPlan:
         return epsilon_of(GaussianSteps(self.noise, steps, rate), self.delta, self.accountant)
 
     def statement(self, steps: int) -> PrivacyStatement:
-        """Privacy statement that holds after this many steps."""
+        """Return the privacy statement after this many steps."""
         exact = self.shuffled or self.batch_size == self.rows
         hidden: tuple[str, ...] = (
             () if exact else ("no one outside the session knows the rows of a batch",)
@@ -181,7 +183,7 @@ class PrivacyPlan:
         )
 
     def sensitivity(self, terms: Terms) -> float:
-        """Sensitivity (2-norm) of the sums of all halves together to one row, or one branch.
+        """Return the sensitivity (2-norm) of all halves' sums together to one row or branch.
 
         With `dp.quantile`, it refers to the initial clipping norms.
         """
@@ -203,17 +205,17 @@ class PrivacyPlan:
     ) -> PrivateHalf:
         """Build DP-SGD for one party's half; all halves together have the noise of the plan.
 
-        k halves with noise s each, in units of their own norms, act like one with s / sqrt(k). The
-        model first runs on made-up rows, as `vfl.privacy.premise.prove` describes.
+        k halves with noise s each, in units of their own norms, are equivalent to one with s /
+        sqrt(k). The model first runs on made-up rows, as `vfl.privacy.premise.prove` describes.
 
         Args:
             terms: terms of the session.
             party: party that owns the half.
             model: its modules.
-            forward: computes outputs with them from rows of each input.
+            forward: computes outputs with the modules from rows of each input.
             shapes: axes of one row of each input.
             secret: the party's own secret.
-            branches: branches of its rows, where they lie at branches.
+            branches: branches of its rows, if the rows belong to branches.
 
         Raises:
             PrivacyError: rows depend on each other in the model, or the model stores something of
@@ -283,7 +285,7 @@ def refuse_beside_dp(terms: Terms) -> None:
     """Refuse settings in which a row changes another's contribution, or weights train unclipped.
 
     Raises:
-        PrivacyError: names the codec or the defense that prevents [dp].
+        PrivacyError: a codec or defense prevents [dp]; the error names it.
     """
     if terms.dp is None:
         return
@@ -301,7 +303,7 @@ def refuse_defense(spec: str, sampling: str) -> None:
     """Refuse a defense that mixes rows, or whose own epsilon does not fit the sampling of [dp].
 
     Raises:
-        PrivacyError: names the cause.
+        PrivacyError: the budget cannot be kept; the error names the cause.
         SpecError: the defense cannot be built.
     """
     defense = defenses.make(spec)

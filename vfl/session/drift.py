@@ -24,14 +24,14 @@ _WAITING = 1024  # rows that are counted together
 _SAMPLE_ROWS = 1 << 17  # least number of rows for the bins, where a table is on disk
 #: A column with a larger index counts as drifted (Siddiqi 2006).
 DRIFTED = 0.25
-#: Fewer rows describe no population, but disclose much about each single row.
+#: Fewer rows do not describe a population, but disclose much about each single row.
 FEWEST_ROWS = 100
 
 
 class Bins:
     """Counts of rows between the deciles of the training rows, and on the deciles, by column.
 
-    A decile is a bin of its own, since many rows of a category may share it; the range between two
+    A decile is a separate bin, because many rows of a category may share it; the range between two
     deciles is another bin.
 
     Args:
@@ -92,11 +92,11 @@ class Bins:
 
 
 def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
-    """Sum over bins of (a - e) ln(a / e), where a and e are shares of rows in a bin.
+    """Return the sum over bins of (a - e) ln(a / e), where a and e are shares of rows.
 
     It is the symmetric divergence of Jeffreys 1946, under its name in credit scoring (Siddiqi 2006:
     below 0.1 stable, above 0.25 another population). Half a row is added to each bin that is not
-    empty in both, so that no share is 0.
+    empty in both populations, so that no share is 0.
 
     Args:
         expected: training rows in each bin, axes (bins,).
@@ -120,7 +120,7 @@ class Drift:
     answering it.
 
     Args:
-        inputs: bins of the inputs; None where the party has no table.
+        inputs: bins of the inputs; None if the party has no table.
         scores: bins of the scores; None at a feature party.
     """
 
@@ -223,7 +223,7 @@ class Drift:
 
 
 def scores_of(answers: Tensor, classifies: bool) -> Tensor:
-    """Scores, one for each row, axes (rows, 1).
+    """Return one score per row, axes (rows, 1).
 
     A score is the number of a regression, the probability of the second of two classes, or the
     largest probability of more classes.
@@ -235,7 +235,7 @@ def scores_of(answers: Tensor, classifies: bool) -> Tensor:
 
 
 def _names(data: PartyData) -> list[str]:
-    """Names of inputs: the column, and the part of it where a column has several inputs."""
+    """Return names of inputs: the column, and its part if a column has several inputs."""
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
     found = data.encoder.labels if isinstance(data.encoder, TableEncoder) else []

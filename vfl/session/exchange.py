@@ -1,4 +1,4 @@
-"""One round between a feature party and the label party: both ends, and their common parts.
+"""One round between a feature party and the label party: both ends and their common code.
 
     feature party   inputs -> bottom -> cut -> defense -> codec -> frame
     label party     frame -> codec -> cut of each party, or their sum -> top
@@ -64,7 +64,7 @@ class Adversary:
         return labels
 
     def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """Optimiser that the party really uses for its own half."""
+        """The optimiser that the party uses for its own half."""
         return optimizer
 
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
@@ -79,7 +79,7 @@ class Adversary:
         """Receive a gradient (feature party) or a party's cut (label party)."""
 
     def training_state(self) -> dict[str, Any]:
-        """State to resume it exactly, and to use afterwards: tensors, numbers and texts.
+        """State with which a run resumes exactly: tensors, numbers and texts.
 
         At a feature party, its changes to an exchange's batch follow from the exchange's number and
         this state alone; a resumed training makes the batches in flight again.
@@ -96,7 +96,8 @@ SUM = "the sum of the feature parties' cuts"
 _PROCESSOR = torch.device("cpu")
 
 
-#: Layers whose forward pass draws no random numbers. Other classes, such as a user's, may.
+#: Layers whose forward pass draws no random numbers. Other classes, such as those of a user, may
+#: draw.
 _PLAIN = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Linear,
     nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d,
@@ -111,8 +112,8 @@ class Draws:
     Args:
         secret: secret of the party that owns the model.
         purpose: separates the models of one party.
-        model: the model that will run; without a layer that may draw, no generator is set up.
-        always: whether another part that may draw, such as a defense, runs beside it.
+        model: the model to run; without a layer that may draw, no generator is set up.
+        always: whether another part that may draw, such as a defense, runs together with it.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Draws:
         self._needed = always or any(type(part) not in _PLAIN for part in model.modules())
 
     def at(self, step: int, turn: int = 0) -> AbstractContextManager[None]:
-        """Context of the model's forward pass of a step, and of the local steps after it."""
+        """Return the context of the model's forward pass of a step, and of its local steps."""
         if not self._needed:
             return nullcontext()
         purpose = (self._purpose, step, turn) if turn else (self._purpose, step)
@@ -139,7 +140,8 @@ def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
     checks, so the sum is tested as a Python number: torch would run five operations on it.
 
     Raises:
-        NonFiniteError: names the party, the step and the share of such entries, but no value.
+        NonFiniteError: an entry is NaN or Inf; the error names the party, step and share, but no
+            value.
     """
     if math.isfinite(values.sum().item()):
         return
@@ -155,7 +157,7 @@ def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
 
 
 def bytes_of(values: Tensor) -> bytes:
-    """All values of a tensor, in the order of its axes."""
+    """Return all values of a tensor as bytes, in the order of its axes."""
     return values.detach().cpu().numpy().tobytes()
 
 
@@ -163,7 +165,7 @@ def check_shape(cut: Tensor, rows: int, width: int, party: str) -> None:
     """Refuse a bottom whose output does not have the axes (rows, width).
 
     Raises:
-        WidthError: states both shapes.
+        WidthError: the shapes differ; the error states both.
     """
     if cut.shape != (rows, width):
         raise WidthError(
@@ -178,7 +180,7 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
     """Receive the next frame, which must be of this kind and step; `sender` is for the message.
 
     Raises:
-        ProtocolError: any other frame arrives, also a repeated one; it has changed nothing.
+        ProtocolError: another frame or a repeated one arrives; the state is unchanged.
     """
     frame = link.receive()
     if frame.kind is not kind or frame.step != step or frame.branch != 0:
@@ -206,7 +208,7 @@ def of_no_rows(frame: Frame, width: int) -> Tensor:
     return torch.zeros(0, width)
 
 
-#: Least rows of a query's forward pass. For fewer rows, libraries use other routines with other
+#: Least rows of a query's forward pass. For fewer rows, libraries use other routines with different
 #: last bits, and a row's answer would disclose how many rows were queried together.
 _FULL_ROWS = 32
 #: Indices by number of rows: each row, then the last row repeated.
@@ -223,7 +225,7 @@ def filled(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LocalSteps:
-    """Optimiser steps between two exchanges, with the messages of the last one.
+    """Optimiser steps between two exchanges, which reuse the last messages.
 
     See Liu et al. 2022 (FedBCD), algorithm 1, here with gradients of cuts, and Fu et al. 2022
     (CELU-VFL), section 3, for the weights of rows.
@@ -246,7 +248,7 @@ class LocalSteps:
         return range(1, self.steps)
 
     def weights(self, now: Tensor, then: Tensor) -> Tensor | None:
-        """Weight of each row in a further step, axes (rows,); None if all are equal.
+        """Return each row's weight in a further step, axes (rows,); None if all are equal.
 
         Args:
             now: present cuts or gradients, axes (rows, width).
@@ -318,7 +320,7 @@ class CutTerms:
 
     Attributes:
         party: name of the feature party.
-        width: width of its bottom's output.
+        width: width of the bottom's output.
         codec, defense: instances for this end only, made from the agreed specs.
         in_flight: most cuts that may await their gradients at once.
         precision: precision of the feature party's forward passes.
@@ -348,9 +350,9 @@ class Own:
         adversary: tampering by this party; honest by default.
         device: device of the party's models; a device name of torch.
         checkpoints: folder of the checkpoints of a training; None saves nothing.
-        sent: journal of sent messages, where a protective mask or noise is drawn.
+        sent: journal of sent messages, needed if a protective mask or noise is drawn.
         ranks: processes that share its batches; only this process by default.
-        augment: augmentations of its own training rows; None leaves them unchanged.
+        augment: augmentations of the party's own training rows; None leaves them unchanged.
     """
 
     secret: Secret
@@ -362,7 +364,7 @@ class Own:
     augment: Augment | None = None
 
     def augmented(self, rows: Tensor, step: int) -> Tensor:
-        """Own rows of a training batch as inputs of its bottom; axes (rows, ...)."""
+        """Return own rows of a training batch as bottom inputs, augmented; axes (rows, ...)."""
         if self.augment is None or not len(rows):
             return rows
         with scoped(self.secret.number("augment", step)):
@@ -377,7 +379,7 @@ def refuse_augment(terms: Terms, own: Own) -> None:
     """Refuse augmentations if a training with them would break the agreed rules.
 
     Raises:
-        ConfigError: names the setting that prevents it.
+        ConfigError: a setting prevents augmentation; the error names it.
     """
     if own.augment is None or terms.mode != "train":
         return
@@ -406,7 +408,7 @@ class Stash:
 
     Attributes:
         state: the copy.
-        weights: weights of the copy by name; the backward pass leaves its gradients at them.
+        weights: weights of the copy by name; the backward pass stores gradients in them.
     """
 
     def __init__(self, model: nn.ModuleDict, state: Mapping[str, Tensor]) -> None:
@@ -479,7 +481,7 @@ class _End:
     def _leaves_from(self) -> torch.device:
         """Device of the codec's inputs.
 
-        The CPU where adversaries or defenses change the messages.
+        The result is the CPU if adversaries or defenses change the messages.
         """
         return _PROCESSOR if self._looked_at else self.codec.device
 
@@ -489,19 +491,19 @@ class _End:
 
 
 class FeatureEnd(_End):
-    """Sends the cuts of one feature party and applies the gradients that come back.
+    """Sends one feature party's cuts and applies the returned gradients.
 
     With more than one cut in flight, each forward pass runs on a copy of the weights, so that the
     gradient is exact for them.
 
     Args:
-        terms: agreed terms of its cuts.
+        terms: agreed terms of the party's cuts.
         bottom: its model, from rows to axes (rows, width).
         own: its device, and its secret, from which dropout and the codec's private draws follow.
         link: stream to the label party.
         optimizer: builds the optimiser; None for a party that only answers queries.
-        private: builds DP-SGD of its half from the modules and their forward function; None trains
-            without it.
+        private: builds DP-SGD for the party's half from the modules and their forward function;
+            None trains without it.
     """
 
     layers = None
@@ -566,7 +568,7 @@ class FeatureEnd(_End):
         self._send(Frame(Kind.CUT, step, payload), self._pending[-1].cut)
 
     def answer(self, step: int) -> None:
-        """Relay nothing: each party has a bottom of its own."""
+        """Relay nothing, because each party has its own bottom."""
 
     def take_gradient(self) -> None:
         """Wait for the gradient of the oldest cut, run the backward pass, step the optimiser.
@@ -612,7 +614,7 @@ class FeatureEnd(_End):
             return self._forward(inputs.to(self._compute.device), guarded, None, query=True)
 
     def take_receipt(self, step: int) -> bytes:
-        """Wait until the label party has received the query; returns the payload of its answer."""
+        """Wait for the label party's receipt of the query; return the payload of its answer."""
         answer = expect(self.link, Kind.ACK, step, "the label party").payload
         for _ in self._weights[1:]:
             expect(self.link, Kind.ACK, step, "another label party")
@@ -653,7 +655,8 @@ class FeatureEnd(_End):
             batch: returns the inputs and positions of an exchange that was in flight, by its step.
         """
         self._pending.clear()
-        # The tampered batch must be the same again; making it again must not change its state.
+        # The tampered batch must be the same again; recreating it must not change the adversary's
+        # state.
         tampering = saved.get("adversary", {})
         self.adversary.load_training_state(tampering)
         for earlier in saved["in_flight"]:
@@ -681,7 +684,7 @@ class FeatureEnd(_End):
         return grad
 
     def _go_forward(self, inputs: Tensor, step: int, rows: np.ndarray | None) -> Payload:
-        """Compute the cut of a training batch, queue it for its gradient, return the payload."""
+        """Compute and queue the cut of a training batch; return its payload."""
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         inputs = self._own.augmented(inputs, step)
         fed, _ = self.defense.batch(inputs, None, context)
@@ -736,7 +739,7 @@ class FeatureEnd(_End):
     def _encode(self, cut: Tensor, context: StepContext) -> Encoded:
         """The label party checks the decoded values.
 
-        A codec that would hide NaN refuses it here.
+        A codec that would hide NaN refuses it.
         """
         if not len(cut):
             return Encoded(b"", None)
@@ -812,7 +815,8 @@ class LabelEnd(_End):
         self._secret = secret_of_end(own.secret, terms.party)
         self._pending: tuple[Tensor, Any, StepContext] | None = None
         self._last: Tensor | None = None
-        # Gradients that the party may not have received yet: their steps are final at neither end.
+        # Gradients that the party may not have received yet; their steps are not final at either
+        # end.
         self._sent: deque[Frame] = deque()
 
     def receive_cut(self, step: int, count: int, rows: np.ndarray | None = None) -> Tensor:
@@ -843,11 +847,11 @@ class LabelEnd(_End):
         return expect(self.link, kind, step, f"party '{self.party}'")
 
     def await_gradient(self, total: Tensor, step: int) -> None:
-        """Make `send_gradient` send the gradient of this tensor, which several ends may share."""
+        """Make `send_gradient` send the gradient of this tensor, which ends may share."""
         self._pending = (total, None, StepContext(step, training=True, secret=self._secret))
 
     def send_gradient(self, labels: Tensor) -> None:
-        """Send the gradient of the last cut, as backward left it; `labels` are its rows' labels."""
+        """Send the last cut's gradient from the backward pass; `labels` belong to its rows."""
         assert self._pending is not None, "no cut was received"
         cut, saved, context = self._pending
         assert cut.grad is not None, "backward has not run"
@@ -898,7 +902,7 @@ class LabelEnd(_End):
         self.link.send(Frame(Kind.ACK, step, verdict))
 
     def _commit_all_but(self, last: int) -> None:
-        """Commit the sent gradients up to the last few; the party's end commits the same steps."""
+        """Commit the sent gradients except the last few; the party commits the same steps."""
         while len(self._sent) > last:
             self._commit(self._sent.popleft().step)
 
@@ -914,7 +918,7 @@ class LabelEnd(_End):
 
 
 class CutAggregator:
-    """Receives the cuts of one exchange one after the other, separately for each feature party.
+    """Receives the cuts of one exchange separately from each feature party in turn.
 
     A secure mode has its own aggregator, which receives the sum of the cuts.
 
@@ -924,7 +928,7 @@ class CutAggregator:
         stopping: early stopping; lists the outstanding answers.
 
     Attributes:
-        without: parties that are left out of the next query, where a party may be missing.
+        without: parties left out of the next query, if the model allows missing parties.
     """
 
     def __init__(
@@ -944,7 +948,7 @@ class CutAggregator:
         """Begin a new attempt: the parties agree on keys, if the mode needs keys.
 
         Returns:
-            The number of columns of each party's first layer, where layers are shared.
+            The argument is the number of columns of each party's first layer, if layers are shared.
         """
         return {}
 

@@ -66,7 +66,7 @@ class Withdrawn(Settings):
         """Collect the erased rows to report; None without erased rows.
 
         Args:
-            alignment: the party's own alignment; None where rows are joined by their ids.
+            alignment: the party's own alignment; None if rows are joined by their ids.
             session: session, whose identifier keys the digest.
             known: positions that the other end has reported.
 
@@ -85,11 +85,11 @@ class Withdrawn(Settings):
         return cls(order=cls._order(alignment, session), places=tuple(places))
 
     def first(self) -> Withdrawn:
-        """The first part, as much as an introduction holds; the next session brings the rest."""
+        """Return as much as an introduction can hold; the next session sends the rest."""
         return self.model_copy(update={"places": self.places[:_MOST_AT_ONCE]})
 
     def beyond(self, alignment: Alignment | None, session: str) -> list[int]:
-        """The places that are still in this party's alignment; empty if it is another alignment."""
+        """Return positions still in this party's alignment; empty if it is another alignment."""
         if alignment is None or not hmac.compare_digest(
             self.order, self._order(alignment, session)
         ):
@@ -105,11 +105,11 @@ class Introduction(Settings):
     """Introduction of a feature party when it attaches to the stream.
 
     Attributes:
-        terms: digest of the terms that it received.
+        terms: digest of the received terms.
         settings: these terms as short texts, so that an error can name the difference.
-        row_order: digest of its rows' order, keyed with the session.
-        standing: counter of its store; an alignment has none, because it spends no budget.
-        withdrawn: rows that it has erased and that the message does not name.
+        row_order: digest of the order of the party's rows, keyed with the session.
+        standing: counter of the party's store; an alignment has none, because it spends no budget.
+        withdrawn: rows that the party has erased and that the session message does not name.
     """
 
     party: PartyName
@@ -150,8 +150,8 @@ class Introduction(Settings):
         """Read an introduction from the stream.
 
         Raises:
-            DisagreementError: a peer with another version of vfl wrote it.
-            ProtocolError: it has an unknown form.
+            DisagreementError: another version of vfl wrote the introduction.
+            ProtocolError: the message has an unknown form.
         """
         try:
             return cls.model_validate(content)
@@ -166,8 +166,8 @@ def check_introduction(
     """Compare a feature party with the label party's own view of the session.
 
     Raises:
-        DisagreementError: unknown party, other terms, or another version of vfl.
-        MisalignedError: other rows, or the same rows in another order.
+        DisagreementError: the party is unknown, or its terms or its version of vfl differ.
+        MisalignedError: the party's rows differ, or are in another order.
     """
     party = introduction.party
     if party not in rules.peers(terms):
@@ -193,7 +193,7 @@ def check_introduction(
         or terms.mode == "align"
         or secure_mode.make(terms.secure).divides_rows
     ):
-        return  # no rows, rows to be found yet, or its own rows
+        return  # no rows, rows that are still to be found, or its own rows
     if introduction.rows != own.rows:
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' have different rows",
@@ -216,11 +216,11 @@ def check_version(said: Any, peer: str) -> None:
     """Refuse a peer that announces another version.
 
     Args:
-        said: the value in the field of its version; anything but a short text counts as none.
+        said: content of the version field; anything but a short text counts as none.
         peer: name of the peer, for the message.
 
     Raises:
-        DisagreementError: states both versions.
+        DisagreementError: the versions differ; the error states both.
     """
     if isinstance(said, str) and len(said) <= 32 and said.isprintable() and said != VERSION:
         raise DisagreementError(
@@ -293,7 +293,7 @@ class SessionMessage(Settings):
     terms: AlignTerms | Terms
 
     def of_rank(self, rank: int) -> SessionMessage:
-        """Make the message for a further rank: its own stream, and no other rank's token."""
+        """Make the message for a further rank: its own stream, and no token of another rank."""
         own = self.ranks[rank - 1]
         changed = {"port": own.port, "token": own.token, "ranks": (), "rank": rank}
         if own.host:
@@ -305,8 +305,8 @@ class SessionMessage(Settings):
         """Read a message.
 
         Raises:
-            DisagreementError: another version of vfl wrote it in another form.
-            ProtocolError: it has an unknown form.
+            DisagreementError: another version of vfl wrote the message in another form.
+            ProtocolError: the message has an unknown form.
         """
         raw = text.encode(errors="replace")
         if len(raw) > MESSAGE_LIMIT_BYTES:
@@ -345,7 +345,8 @@ class PartyReport(Settings):
     """Final message of a feature party: the digest of its weights, never the weights.
 
     Attributes:
-        count: counter of its store at the end of the session; see `vfl.session.store.witness`.
+        count: counter of the party's store at the end of the session; see
+            `vfl.session.store.witness`.
     """
 
     party: PartyName
@@ -362,7 +363,7 @@ class PartyReport(Settings):
         """Read the report in a frame.
 
         Raises:
-            ProtocolError: the frame has another kind, an unknown form, or another party's name.
+            ProtocolError: the frame has another kind or an unknown form, or names another party.
         """
         if frame.kind is not Kind.DONE:
             raise ProtocolError(
@@ -411,7 +412,8 @@ def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterat
     Args:
         to: the stream, or the hub.
         party: the party of this end.
-        within: whether the other end is the same party's, which may see all errors of its files.
+        within: whether the other end belongs to the same party, which may see all errors of its
+            files.
     """
     try:
         yield
@@ -449,7 +451,7 @@ def attached(
 
     Raises:
         LostPeerError: no peer answers.
-        PeerFailedError: the label party refuses this party, with the reason.
+        PeerFailedError: the label party refuses this party; the error contains the reason.
     """
     hello = Hello(message.session, message.node, message.token, introduction.model_dump())
     link = TcpLink.connect(

@@ -26,7 +26,7 @@ class ProgressReport:
 
     Attributes:
         mode: train, evaluate, predict, serve or align.
-        waits_for: parties that have not attached; until they have, no other field is known.
+        waits_for: parties that have not attached; until all have, no other field is known.
         epoch, epochs: current and last epoch of a training; 0 in other modes.
         done, total: exchanges; after an early stop, `done` stays below `total`. An alignment counts
             bytes and has no total, because a total would disclose how many ids the other parties
@@ -110,7 +110,7 @@ class SessionProgress:
     def _report(
         self, past: deque[tuple[float, int, int]], epoch: int, done: int, *, is_over: bool
     ) -> ProgressReport:
-        warm = 1 if len(past) > 3 else 0  # the first exchange takes long: libraries load
+        warm = 1 if len(past) > 3 else 0  # the first exchange is slow, because libraries load
         (first, steps, rows), (last, steps_now, rows_now) = past[warm], past[-1]
         took = max(last - first, 1e-9)
         rate = (steps_now - steps) / took if len(past) > 1 else 0.0

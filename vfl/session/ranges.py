@@ -1,9 +1,9 @@
 """Numbers in a session's terms, and the range in which a party accepts each of them.
 
-Another party chooses the terms, so every number in them has a range: the range from the schema of
-the terms, or a narrower one from `USUAL`. `[consent.ranges]` of the party's own file may set
-another range. Numbers in the options of a plug-in, such as ``clipped_noise:norm=4``, have the range
-that its constructor accepts, and a narrower one where the file names it.
+Another party chooses the terms, so every number in them has a range: It is the range from the
+schema of the terms, or a narrower one from `USUAL`. `[consent.ranges]` of the party's own file may
+set another range. Numbers in the options of a plug-in, such as ``clipped_noise:norm=4``, have the
+range that its constructor accepts, and a narrower one where the file names it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vfl.session.terms import AlignTerms, Terms
 
 Range = tuple[float, float]
 
-#: Accepted range of a number unless the party's own file sets another, where it is narrower than
-#: the schema's.
+#: Accepted range of a number, narrower than the schema's, unless the party's own file sets another
+#: one.
 USUAL: Mapping[str, Range] = {
     "train.learning_rate": (0, 10),
     "train.momentum": (0, 0.999),
@@ -40,9 +40,9 @@ USUAL: Mapping[str, Range] = {
     "dp.clip": (1e-4, 1e4),
     "dp.clips": (1e-4, 1e4),
 }
-#: Numbers that follow from several terms, each of which may be within its range, and their accepted
+#: Numbers computed from several terms, each of which may be within its range, and their accepted
 #: ranges: the share of every weight that weight decay removes in the steps of one exchange. A large
-#: share leaves nothing of a bottom after few steps.
+#: share would erase a bottom after a few steps.
 DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
     "train.decay_of_a_step": (
         (0, 0.01),
@@ -53,7 +53,8 @@ DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
         ),
     ),
 }
-#: Numbers that a setting of [consent] bounds by name, since that setting counts other numbers too.
+#: Numbers that a setting of [consent] bounds by name, because that setting counts other numbers
+#: too.
 NAMED: Mapping[str, str] = {
     "train.epochs": "max_epochs",
     "train.batch_size": "max_batch_size",
@@ -76,7 +77,7 @@ FAMILIES: Mapping[str, Registry[Any]] = {
 
 
 def _decay(train: TrainSettings) -> float:
-    """Share of a weight removed, per unit of learning rate; "asgd" has its own option."""
+    """Return the share of a weight removed per unit of learning rate; "asgd" has its own option."""
     return max(train.weight_decay, abs(OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0)))
 
 
@@ -101,7 +102,7 @@ def schema_ranges(model: type[Settings], prefix: str = "") -> dict[str, Range]:
     Names of parties are left out: ``parties.width`` is the width of each party.
 
     Raises:
-        TypeError: a number without a lower or an upper bound.
+        TypeError: a number has no lower or no upper bound.
     """
     schema = model.model_json_schema()
     return dict(_bounds(schema, schema.get("$defs", {}), prefix))
@@ -136,7 +137,7 @@ def schemas_of_products() -> dict[str, type[Settings]]:
 
 @cache
 def limiting_settings() -> dict[str, str]:
-    """All numbers that a setting of [consent] bounds by name, including those of products."""
+    """Return all numbers that a setting of [consent] bounds by name."""
     added = {
         f"{prefix}.{name}": setting
         for prefix, schema in schemas_of_products().items()
@@ -147,7 +148,7 @@ def limiting_settings() -> dict[str, str]:
 
 @cache
 def default_ranges() -> dict[str, Range]:
-    """The range of every number in the terms of any session, if a party's file sets none."""
+    """Return the range of every number in any session's terms if a party's file sets none."""
     found, usual = schema_ranges(Terms) | schema_ranges(AlignTerms), dict(USUAL)
     for prefix, schema in schemas_of_products().items():
         found |= schema_ranges(schema, prefix)
@@ -196,9 +197,9 @@ def out_of_products_range(
 
     Args:
         settings: settings of a schema in the product's table `terms`.
-        prefix: name of the schema there.
+        prefix: name of the schema in the ranges.
         consent: consent of the party's own file.
-        specs: family of plug-ins -> specs that the settings name.
+        specs: maps families of plug-ins to the specs that the settings name.
 
     Raises:
         ConfigError: see `ranges_of`.

@@ -43,7 +43,7 @@ _BLOCK_BYTES = 1 << 20  # block of a file in encryption
 
 
 class PairSeals(SealedPairs[Message, Message]):
-    """Protects messages between feature parties from the label party that relays them.
+    """Protects messages between feature parties from the relaying label party.
 
     Each party offers every other an X25519 key (RFC 7748) of this session, signed with its identity
     key, together with its store's counter, which the other compares (`vfl.session.store.witness`).
@@ -85,11 +85,11 @@ class PairSeals(SealedPairs[Message, Message]):
             self._offer = self._own.offer(identity, self._signed(self._me), count)
 
     def offers(self) -> list[Send]:
-        """The first message to every other feature party."""
+        """Return the first message to every other feature party."""
         return [Send(name, self._offer) for name in self.others]
 
     def seal(self, sent: Send) -> list[Send]:
-        """Seal a message for its link; returns nothing until the receiver's offer has arrived."""
+        """Seal a message for its link; return nothing until the receiver's offer has arrived."""
         if sent.to not in self.others:
             return [sent]
         if not self.has_keys(sent.to):
@@ -133,7 +133,7 @@ class PairSeals(SealedPairs[Message, Message]):
 
 
 class _Seal:
-    """AES-256-GCM under one key, of bytes or of files, which are never in memory as a whole."""
+    """AES-256-GCM under one key for bytes or files; a file is never in memory as a whole."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._whole = AES(key), AESGCM(key)
@@ -182,7 +182,7 @@ def about(frame: Frame) -> bytes:
 
 
 class SealedLinks:
-    """A party's stream, split into a link to the label party and sealed links; one thread.
+    """A party's stream, divided into a link to the label party and sealed links; one thread.
 
     Args:
         stream: stream to the label party.
@@ -213,7 +213,7 @@ class SealedLinks:
         }
 
     def agree(self, seals: PairSeals) -> None:
-        """Agree on keys with all others, which do the same.
+        """Agree on keys with all other parties.
 
         Args:
             seals: the links' seals.
@@ -252,7 +252,7 @@ class SealedLinks:
         return self._waiting[number].popleft()
 
     def receive_any(self) -> tuple[str | None, Frame]:
-        """Receive the next frame from any party, and its name; None means the label party."""
+        """Receive the next frame from any party and its name; None means the label party."""
         while True:
             for name in (None, *self._seals.others):
                 number = 0 if name is None else self._number(name)
@@ -278,7 +278,7 @@ class SealedLinks:
 
 
 class _Pair:
-    """One end of a pair, over a stream of several."""
+    """One end of a pair, over a stream that several pairs share."""
 
     def __init__(self, send: Callable[[Frame], None], receive: Callable[[], Frame]) -> None:
         self.send, self.receive = send, receive
@@ -287,7 +287,7 @@ class _Pair:
         """Report the error on the stream."""
 
     def close(self) -> None:
-        """Do nothing: the function that opened the stream closes it."""
+        """Do nothing, because the function that opened the stream closes it."""
 
 
 class PolledPair(_Pair):
@@ -295,7 +295,7 @@ class PolledPair(_Pair):
 
     Args:
         links: links of this party.
-        name: name of the other end; None for the label party.
+        name: name of the party at the other end; None for the label party.
         stream: the stream below the links.
     """
 
@@ -335,10 +335,10 @@ class Askers:
         self._asked.send(frame)
 
     def receive(self) -> Frame:
-        """Receive the next request; DONE once all requesters have ended.
+        """Receive the next request, or DONE after all requesters have ended.
 
         Raises:
-            ProtocolError: a label party uses another one's step, or sends a request after DONE.
+            ProtocolError: a label party uses a step of another one, or sends a request after DONE.
         """
         while True:
             name, frame = self._links.receive_any()
@@ -357,7 +357,7 @@ class Askers:
 
 
 class Switchboard:
-    """The label party's streams, some of whose frames are for other parties; used by one thread.
+    """The label party's streams, some of whose frames are for other parties; one thread uses it.
 
     It relays frames while it waits for one of its own.
 
@@ -370,9 +370,9 @@ class Switchboard:
     Attributes:
         links: links by party.
         unanswered: for each party, frames relayed to it minus frames it sent to others.
-        came: frames that were read and not yet taken, with their senders; see `Carried`.
-        polled: whether streams are being polled, or one of them has failed meanwhile.
-        waits_for: the last receiver of a frame; `Carried` replaces it by the awaited party.
+        came: received frames that were not yet taken, with their senders; see `Carried`.
+        polled: whether streams are being polled, or one has failed since.
+        waits_for: the last receiver of a frame, or with `Carried` the awaited party.
     """
 
     def __init__(
@@ -410,7 +410,7 @@ class Switchboard:
             raise _out_of_turn(frame, f"party '{sender}'")
 
     def next_of(self, name: str) -> Frame | None:
-        """The next buffered frame from a party to the label party; None without one."""
+        """Return the next buffered frame from a party to the label party; None if there is none."""
         return self._waiting[name].popleft() if self._waiting[name] else None
 
     def _hand_on(self, sender: str, frame: Frame) -> None:
@@ -428,7 +428,7 @@ class Carried(_Pair):
     """The label party's link to a party that it queries while it serves; it never blocks.
 
     Every stream is polled, because the board also relays messages between other parties. It does so
-    only while no stream is broken, because sending would block on a broken one. Each party behind a
+    only while no stream is broken, because a send would block on a broken one. Each party behind a
     middle answers every message of the middle by one frame, so the frames show which party is
     awaited.
 
@@ -436,7 +436,7 @@ class Carried(_Pair):
         board: relays the frames.
         name: the queried party: the one in the middle, or a feature party.
         streams: streams of all parties, as in the board.
-        behind: whether that party waits for others behind it.
+        behind: whether that party waits for others before it answers.
     """
 
     def __init__(
@@ -466,7 +466,7 @@ class Carried(_Pair):
         board.polled = True
         for name, stream in self._streams.items():
             board.waits_for = name
-            for _ in range(board.most):  # no party may have more in transit
+            for _ in range(board.most):  # no party may have more frames in transit
                 if (frame := stream.poll()) is None:
                     break
                 if len(came) >= board.most * len(self._streams):

@@ -1,7 +1,7 @@
 """Consequences of a session's terms: the participating parties, and the exchanges.
 
-Terms are data and import no rules. Secure modes and `[dp]` have rules of their own, which this
-module uses.
+Terms are data and import no rules. Secure modes and `[dp]` have separate rules, which this module
+uses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def peers(terms: Terms) -> list[str]:
 
 
 def window_frames(terms: Terms) -> int:
-    """Most unread frames in transit in one direction of a stream."""
+    """Largest number of unread frames in transit in one direction of a stream."""
     pairs = 1
     if terms.takers:
         pairs += max(len(terms.feature_parties), len(terms.takers))
@@ -57,7 +57,7 @@ def schedule(terms: Terms, split: Split, start: int = 0) -> Iterator[Exchange]:
 
 
 def in_flight_at(terms: Terms, split: Split, step: int) -> Iterator[Exchange]:
-    """The last exchanges before `step`, whose gradients a party may still await at that step."""
+    """Return the exchanges before `step` whose gradients a party may still await then."""
     earlier = schedule(terms, split, max(0, step - terms.train.in_flight))
     return takewhile(lambda exchange: exchange.step < step, earlier)
 
@@ -78,14 +78,14 @@ def _exchanges(terms: Terms, split: Split) -> Iterator[Exchange]:
 
 
 def batch_size(terms: Terms, rows: int) -> int:
-    """Rows of a training exchange, given the number of training rows."""
+    """Return the rows of a training exchange, given the number of training rows."""
     if secure_mode.make(terms.secure).whole_epochs:
         return max(1, rows)
     return terms.train.batch_size
 
 
 def steps_per_epoch(terms: Terms, rows: int) -> int:
-    """Number of training exchanges of an epoch, given the number of training rows."""
+    """Return the training exchanges of an epoch, given the number of training rows."""
     return steps_of(rows, batch_size(terms, rows))
 
 
@@ -102,11 +102,11 @@ def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
 
     Args:
         terms: terms of the session.
-        split: split of its rows.
+        split: split of the party's rows.
         size: number of ranks.
 
     Raises:
-        ConfigError: names the setting that prevents it.
+        ConfigError: a setting prevents several ranks; the error names it.
     """
     codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
     epoch = takewhile(lambda one: one.epoch == 1 and one.trains, schedule(terms, split))

@@ -32,12 +32,12 @@ class Exchange:
 
     Attributes:
         step: number of the exchange.
-        phase: training, or the rows that it evaluates.
+        phase: training, or the rows that the exchange evaluates.
         epoch: number of the epoch, from 1; for an evaluation, the last trained epoch.
         rows: positions in the aligned rows, int64.
         last: whether this exchange ends its phase in this epoch.
         saves: whether parties with checkpoints save one before this exchange.
-        confirmed: whether the label party confirms a query; while serving it does not.
+        confirmed: whether the label party confirms a query; a service does not.
         trained: number of training exchanges before this one.
     """
 
@@ -57,9 +57,10 @@ class Exchange:
 
 
 def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
-    """Indices, in an exchange's rows, of the rows whose cuts a party sends, int64, ascending.
+    """Return indices of an exchange's rows whose cuts a party sends, int64, ascending.
 
-    For a training batch with a single such row the result is empty: batch norm cannot use one row.
+    For a training batch with a single such row the result is empty: This is because batch norm
+    cannot use one row.
 
     Args:
         exchange: the exchange with its rows.
@@ -73,7 +74,7 @@ def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
 
 
 def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Consecutive batches; a remainder of one row is dropped: batch norm cannot use one row.
+    """Consecutive batches; a last batch of one row is dropped, because batch norm cannot use it.
 
     >>> [len(batch) for batch in batches(np.arange(9), 4)], len(batches(np.arange(10), 4))
     ([4, 4], 3)
@@ -85,16 +86,16 @@ def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
 def shuffled_in_blocks(
     seed: int, epoch: int, settings: TrainSettings, rows: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Shuffle the rows of an epoch in blocks, so that all rows are never needed at once.
+    """Shuffle the rows of an epoch in blocks, so that memory never holds all rows.
 
     Blocks of B consecutive rows are permuted first, then the rows of each window of W blocks. Let
     all K blocks have equal size, and let W divide K. Every row then takes every position of the
-    epoch with the same probability, as in a full shuffle. The neighbours differ: two rows of one
-    block are always in one window. Two neighbouring positions therefore hold rows of one block with
-    probability (B - 1) / (W B - 1), about 1 / W. In a full shuffle it is (B - 1) / (K B - 1). Let r
-    be the share of the variance that lies between blocks. The mean of a batch of b rows then has a
-    larger variance than in a full shuffle. The factor is about 1 + (b - 1) r (1 / W - 1 / K). If
-    the order of the table carries no information, the factor is 1.
+    epoch with the same probability, as in a full shuffle. The neighbours differ: But two rows of
+    one block are always in one window. Two neighbouring positions therefore contain rows of one
+    block with probability (B - 1) / (W B - 1), about 1 / W. In a full shuffle this probability is
+    (B - 1) / (K B - 1). Let r be the share of the variance that lies between blocks. The mean of a
+    batch of b rows then has a larger variance than in a full shuffle. The factor is about 1 + (b -
+    1) r (1 / W - 1 / K). If the order of the table carries no information, the factor is 1.
 
     Args:
         seed: the run's public seed.
@@ -122,7 +123,7 @@ def shuffled_in_blocks(
 
 
 def queries(rows: np.ndarray) -> list[np.ndarray]:
-    """The rows of an evaluation in large batches; every row is in exactly one."""
+    """Return large batches that cover all rows of an evaluation once."""
     return [rows[start : start + QUERY_ROWS] for start in range(0, len(rows), QUERY_ROWS)]
 
 
@@ -205,7 +206,7 @@ class Look(Protocol):
 def watched(
     schedule: Iterable[Exchange], look: Look, every_s: float, clock: Callable[[], float]
 ) -> Iterator[Exchange]:
-    """Yield the same exchanges; call `look` at the start, at intervals, and at the end."""
+    """Yield the same exchanges; call `look` at the start, at intervals and at the end."""
     due, epoch, done, rows = -math.inf, 0, 0, 0
     for exchange in schedule:
         epoch, done = exchange.epoch, exchange.step
@@ -273,7 +274,7 @@ class EarlyStopping:
         return asked and exchange.phase == "validation" and exchange.last
 
     def judge(self, figures: Mapping[str, float], exchange: Exchange) -> bytes:
-        """Decide after an epoch's validation, at the label party; return the byte for the others.
+        """Decide at the label party after an epoch's validation; return the byte for the others.
 
         Args:
             figures: metrics of the validation rows, by name.

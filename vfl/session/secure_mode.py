@@ -1,9 +1,9 @@
-"""Secure modes by name, which define what the parties learn of each other; includes "none".
+"""Secure modes by name; each defines what parties learn of each other; "none" is one.
 
-A mode defines its own promise and refusals, its roles, its messages, and both ends of a round.
-``secure = "none"`` is the contract as it stands: a feature party sends its cut through a codec, and
-the label party sees it. The other members live in `vfl.mpc.secure` and are imported when a session
-needs one; a plain session imports none of them.
+A mode defines its promise and refusals, its roles, its messages, and both ends of a round. ``secure
+= "none"`` is the base class itself: a feature party sends its cut through a codec, and the label
+party sees it. The other members are in `vfl.mpc.secure` and are imported when a session needs one;
+a plain session imports none of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Revealed:
     """One kind of value that one party learned in one phase, in plain text.
 
     Attributes:
-        observer: the party that learned it.
+        observer: the party that learned the value.
         what: kind of value, for example "cut", "sum of the cuts" or "gradient of the sum".
         of: the party that the value concerns, or "all" if the cuts of all were summed.
         phase: phase: "setup", "train" or "evaluate".
@@ -71,11 +71,11 @@ Happened = tuple[str, int, int]
 
 
 class Layers(Protocol):
-    """First layers of which a party holds shares, and the resources for them."""
+    """First layers that a party shares, and the resources for them."""
 
     @property
     def parameters(self) -> int:
-        """Number of weights of which the party holds shares."""
+        """Return the number of weights that the party shares."""
 
     def memory_bytes(self, rows: int) -> int:
         """Most memory of the party in an exchange of this many rows."""
@@ -85,7 +85,7 @@ class Layers(Protocol):
 
 
 class FeatureRound(Protocol):
-    """A feature party's end of a round; `FeatureEnd` where the mode hides nothing.
+    """A feature party's part of a round; `FeatureEnd` if the mode hides nothing.
 
     A mode may replace it. In every exchange `send_cut` or `send_query` comes first, then `answer`,
     then `take_gradient` or `take_receipt`; a mode with more messages exchanges them in `answer`.
@@ -98,7 +98,7 @@ class FeatureRound(Protocol):
 
     @property
     def layers(self) -> Layers | None:
-        """Layers of which the party holds shares, after the start of an attempt.
+        """Layers that the party shares, after the start of an attempt.
 
         The value is None for a party with its own bottom.
         """
@@ -126,7 +126,7 @@ class FeatureRound(Protocol):
         """Wait until the label party has received the query; returns the payload of its answer."""
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """The cut of some rows, as a query sends it."""
+        """Return the cut of some rows as a query sends it."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """State that the party stores to predict."""
@@ -160,22 +160,24 @@ class OwnRows:
     """One party's inputs to a secret-shared network; a dealer has no rows.
 
     Attributes:
-        secret: the party's own secret; initial weights follow from it.
-        agreed: receives the layers by party, before frames of their size are sent; it may refuse.
+        secret: the party's own secret, from which initial weights are derived.
+        agreed: receives the layers by party before frames of their size are sent; it may raise an
+            error.
         split: split of the aligned rows; None at a dealer.
         inputs: inputs of all its aligned rows, axes (rows, ...); None without columns.
-        labels: labels of all rows as they are learned, codes of classes or numbers; at their owner
-            only.
-        weights: weight of each row, axes (rows,), at the labels' owner; None where all are equal.
+        labels: labels of all rows as the model learns them, codes of classes or numbers; only at
+            their owner.
+        weights: weight of each row, axes (rows,), at the owner of the labels; None if all are
+            equal.
         classes: number of classes of the labels; 0 for numbers.
         top: spec of the top model, at the label party.
         device: device for large products.
         names: names of the classes, at an owner of labels.
-        columns: names of the inputs, where they have names.
-        categories: number of categories of each column, 0 for an ordered column; where cells are
+        columns: names of the inputs, if they have names.
+        categories: number of categories of each column, 0 for an ordered column; only if cells are
             inputs.
         spend: receives the number of exact statistics of its rows that the party is about to
-            disclose; it may refuse.
+            disclose; it may raise an error.
         committed: last step that the party had committed when the attempt began.
         held: mask of each feature party's aligned rows, bool, axes (aligned rows,), at the label
             party; empty if every party has all rows. Cells of missing rows are NaN.
@@ -212,7 +214,7 @@ class ServedEnd:
 
 
 class WholeNetwork(Protocol):
-    """One party's end of a secret-shared network, or of a model other than a split network.
+    """One party's part of a secret-shared network, or of a model other than a split network.
 
     All parties make the same calls along the schedule. Rows of an exchange are positions inside the
     rows of its phase, so that a dealer, which has no rows, can follow.
@@ -227,7 +229,7 @@ class WholeNetwork(Protocol):
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
-        """Agree with the others, then share rows and targets.
+        """Agree with the other parties, then share rows and targets.
 
         Args:
             weights: result of `weights` after the training; None trains new weights.
@@ -235,7 +237,7 @@ class WholeNetwork(Protocol):
         """
 
     def train(self, exchange: Exchange) -> Tensor | None:
-        """Train one step on some rows; returns their outputs if the label party learns them."""
+        """Train one step on some rows; return their outputs if the label party learns them."""
 
     def outputs(self, exchange: Exchange) -> Tensor | None:
         """Logits or numbers of some rows at the label party, axes (rows, outputs)."""
@@ -248,7 +250,7 @@ class WholeNetwork(Protocol):
         return False
 
     def everybody_saved(self, commit: Callable[[], None]) -> None:
-        """Before an exchange that `reveals`: wait until all have saved, then commit."""
+        """Before an exchange that `reveals`: wait until all parties have saved, then commit."""
         raise AssertionError("this network reveals nothing that must not be revealed twice")
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -256,7 +258,7 @@ class WholeNetwork(Protocol):
         return ()
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
-        """At the label party: send the others its verdict on an epoch."""
+        """At the label party: send its verdict on an epoch to the others."""
         raise AssertionError("only the label party judges")
 
     def receive_verdict(self) -> bytes:
@@ -267,7 +269,7 @@ class WholeNetwork(Protocol):
         """Send a final report to the label party, which sends none; return the received reports."""
 
     def weights(self) -> dict[str, Tensor]:
-        """This party's shares; empty where it has none."""
+        """This party's shares; empty if it has none."""
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Continue from the shares of `weights`."""
@@ -290,9 +292,9 @@ class WholeNetwork(Protocol):
         return None
 
     def column_values(self) -> np.ndarray | None:
-        """Contribution of each of the party's own columns, where the session explains it.
+        """Return the contribution of each own column, if the session explains columns.
 
-        Otherwise it is None.
+        Otherwise the result is None.
 
         For a prediction: the Shapley value of each row, axes (rows, columns, outputs). For an
         evaluation: their mean absolute values, axes (columns,).
@@ -301,13 +303,13 @@ class WholeNetwork(Protocol):
 
     @property
     def remark_bytes(self) -> int:
-        """Most bytes of one remark as JSON."""
+        """Return the largest size of one remark as JSON, in bytes."""
         return 0
 
     def remarks(self) -> Sequence[Mapping[str, Any]]:
         """At the label party: the model's remarks on the last answered rows, besides the outputs.
 
-        One for each row, all with the same names; empty where outputs are the whole answer.
+        There is one for each row, all with the same names; empty if outputs are the whole answer.
         """
         return ()
 
@@ -334,18 +336,18 @@ class AskingNetwork(Protocol):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Outputs of rows for which all others were queried; see `WholeNetwork.outputs`.
+        """Return outputs of rows after all others were queried; see `WholeNetwork.outputs`.
 
         Args:
             exchange: the queried rows.
-            inputs: the label party's own inputs of these rows; None takes those of its table.
+            inputs: the label party's own inputs of these rows; None reads them from its table.
             without: absent parties that were not queried; see `SecureMode.answers_without`.
         """
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
         """The Shapley value of each party for each output of one row, axes (outputs,).
 
-        Empty where the model has none.
+        The result is empty if the model has none.
 
         Args:
             row: index among the last answered rows.
@@ -376,10 +378,10 @@ class LocalStreams(Protocol):
         """At the label party: receive the next frame from any party, and its name."""
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        """Run all parties' programs, by name.
+        """Run the programs of all parties, by name.
 
         Raises:
-            VFLError: the first error of any party.
+            VFLError: a party failed; this is the first error.
         """
 
 
@@ -392,21 +394,21 @@ class SecureMode:
     Attributes:
         needs_keys: whether the parties agree on keys before the first exchange.
         reveals_model: whether every party with columns has the whole model at the end.
-        shares_weights: whether feature parties hold shares of first layers, so that no party has a
-            bottom of its own or a cut.
-        whole_network: whether all layers are shared, the top included, so that no party holds one;
+        shares_weights: whether feature parties share first layers, so that no party has its own
+            bottom or a cut.
+        whole_network: whether all layers including the top are shared, so that no party has one;
             `outer_network` and `middle_network` then replace both ends of a round.
         reads_cells: whether a whole network receives raw cells, labels in their own units, and row
-            weights; otherwise both are standardised, and all rows weigh the same. Each
-            participating party names such a mode in `consent.models`.
+            weights; otherwise both are standardised, and all weights are equal. Each participating
+            party names such a mode in `consent.models`.
         whole_epochs: whether an exchange of a training contains all training rows.
         serves_rows: whether a whole network also answers single queried rows.
-        answers_without: whether it then answers without an absent feature party, if the label
-            party's service may do so.
+        answers_without: whether a service then answers without an absent feature party, if the
+            label party allows it.
         explains_columns: whether a whole network computes each column's contribution for its owner.
         helps_to_train: whether a third party takes part in trainings only.
         keeps: the parts of the model that a feature party and the label party store, for cards and
-            pages; None where these are a bottom and the top.
+            pages; None if these are a bottom and the top.
         exports: maps a form of `vfl export` to the path of the function that writes it in place of
             a bottom or a top; its arguments are the run's folder, the party's part of it, and the
             target folder.
@@ -450,7 +452,7 @@ class SecureMode:
         """Refuse every setting that would disclose values the mode has to hide.
 
         Raises:
-            ExposedCutError: states the reason.
+            ExposedCutError: the mode would hide nothing; the error states the reason.
             SpecError: the codec or a defense cannot be built.
         """
 
@@ -468,7 +470,7 @@ class SecureMode:
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
         """Values that each party learned in past exchanges; kinds and sizes only.
 
-        Masked numbers are left out: they disclose nothing to a party that does not collude.
+        Masked numbers are left out: They disclose nothing to a party that does not collude.
         """
         cut, gradient = "cut", "gradient of its cut"
         if terms.codec != "none":
@@ -494,7 +496,7 @@ class SecureMode:
     def window_frames(self, train: TrainSettings) -> int:
         """Most unread frames in transit in one direction of a stream.
 
-        The frames in flight, a query that follows the last of them, and room for a greeting.
+        The limit covers the frames in flight, a query after the last of them, and a greeting.
         """
         return train.in_flight + 3
 
@@ -511,7 +513,7 @@ class SecureMode:
             terms: the agreed terms.
             party: the other party.
             rows: rows of the largest exchange, by the kind of its first message.
-            layers: layers of which each party holds shares, once known; see `frame_limits`.
+            layers: layers that each party shares, once known; see `frame_limits`.
         """
         codec, width = compression.make(terms.codec), terms.parties[party].width
         wire_width = codec.wire_width(width)
@@ -519,9 +521,9 @@ class SecureMode:
         return up, {Kind.GRAD: codec.payload_limit(rows[Kind.CUT], wire_width)}
 
     def layers(self, columns: Mapping[str, int], width: int, label_party: str) -> Mapping[str, Any]:
-        """Layers of which each feature party holds shares.
+        """Return the layers that each feature party shares.
 
-        It is empty where each has a bottom of its own.
+        The result is empty if each party has its own bottom.
 
         Args:
             columns: columns of every party's layer, plus one for the offset, in merge order.
@@ -534,7 +536,7 @@ class SecureMode:
         """Bytes that a third party sends and receives in an exchange, headers included."""
         return 0
 
-    # Objects at the ends of a round.
+    # Objects at the two ends of a round.
 
     def feature_codec(self, party: str, terms: Terms) -> Codec:
         """Codec that encodes a feature party's cuts, at that party."""
@@ -547,11 +549,11 @@ class SecureMode:
     def feature_round(
         self, party: str, bottom: nn.Module, columns: int, terms: Terms, own: Own, link: Link
     ) -> FeatureRound | None:
-        """A replacement for the whole end of a feature party; None leaves the plain end.
+        """Return a replacement for a feature party's whole end; None keeps the plain end.
 
         Args:
             party: name of the party.
-            bottom: bottom that the plain end would train.
+            bottom: bottom that would be trained without the mode.
             columns: number of the party's inputs, all axes of a row together.
             terms: the agreed terms.
             own: private state of the party.
@@ -574,12 +576,12 @@ class SecureMode:
         """The third party's round, over its stream to the label party."""
         raise AssertionError("this mode has no third party")
 
-    # A secret-shared network; only where `whole_network`.
+    # A secret-shared network; only with `whole_network`.
 
     def outer_network(
         self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
-        """The end of a party that has a stream to the label party only.
+        """Return the end of a party that has a stream to the label party only.
 
         Args:
             party: name of the party.
@@ -598,7 +600,7 @@ class SecureMode:
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
     ) -> WholeNetwork:
-        """The end of the label party, which relays the messages between the two others.
+        """Return the end of the label party, which relays messages between the two others.
 
         Args:
             terms: the agreed terms.
@@ -613,25 +615,25 @@ class SecureMode:
         """Streams for a process that runs every party."""
         raise AssertionError("this mode has no secret-shared network")
 
-    # Keys before the first exchange; only where `needs_keys`.
+    # Keys before the first exchange; only with `needs_keys`.
 
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Any:
-        """Key agreement of a party in one attempt, from its own file and store."""
+        """Return the key agreement of a party in one attempt, from its own file and store."""
         raise AssertionError("this mode needs no keys")
 
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
     ) -> Mapping[str, Any]:
-        """Key agreements of all parties in a process that runs them; they protect no party."""
+        """Return key agreements of all parties in one process; they protect no party."""
         raise AssertionError("this mode needs no keys")
 
     def offer(self, end: FeatureRound | HelperRound, keys: Any) -> None:
-        """Send this party's offer; all parties do so before any of them calls `accept`."""
+        """Send this party's offer; all parties do so before any party calls `accept`."""
 
     def accept(self, end: FeatureRound | HelperRound, keys: Any, terms: Terms) -> None:
-        """Wait for all offers, and use the keys that follow from them from now on."""
+        """Wait for all offers; then use the keys that are derived from them."""
 
 
 SECURE: Registry[SecureMode] = Registry(
@@ -652,13 +654,13 @@ def make(spec: str) -> SecureMode:
     """Make the mode of a spec.
 
     Raises:
-        SpecError: an unknown name or option; suggests the nearest known one.
+        SpecError: the name or an option is unknown; the error suggests the nearest known one.
     """
     return SECURE.make(spec)
 
 
 def shares_weights(agreed: Agreed) -> bool:
-    """Whether the feature parties share their first layers, so that none has its own.
+    """Whether the feature parties share their first layers, so that no party has its own.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -667,7 +669,7 @@ def shares_weights(agreed: Agreed) -> bool:
 
 
 def third_party(agreed: Agreed) -> str | None:
-    """The third party that is only a dealer; None if the label party deals, or no dealer is needed.
+    """The third party that is only a dealer; None if there is no such party.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -681,7 +683,7 @@ def label_parties(agreed: Agreed) -> list[str]:
 
 
 def promise(agreed: Agreed) -> str:
-    """Short text on which party learns what of the cuts.
+    """Short text that states which party learns what about the cuts.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -706,7 +708,7 @@ def require_honest(party: str, own: Own, bottom: object) -> None:
     """Refuse settings that need a bottom or a cut, which no party has in this mode.
 
     Raises:
-        ExposedCutError: the party has a bottom of its own, or an adversary.
+        ExposedCutError: the party has its own bottom model, or an adversary.
     """
     wrong = {
         "bottom": None if bottom is None else str(bottom),

@@ -45,9 +45,9 @@ _BLOCK_ROWS, _BLOCK_PASSES = 1 << 16, 1 << 10
 
 
 class Refused(IntEnum):
-    """Reason of a feature party that sends no cut of some rows."""
+    """A feature party's reason for not sending a cut of some rows."""
 
-    BUSY = 1  # more rows a second than it allows
+    BUSY = 1  # more rows a second than the party allows
     OFTEN = 2  # a row was queried as often as allowed
     SPENT = 3  # the limit of bytes or epsilon is reached
 
@@ -61,7 +61,7 @@ def require_servable(terms: Terms, partial: bool = False) -> None:
 
     Raises:
         ExposedCutError: the mode shares weights between parties.
-        ConfigError: the model is no forest, and all parties had all of its training rows.
+        ConfigError: the model is not a forest, and all parties had all of its training rows.
     """
     mode = secure_mode.make(terms.secure)
     if (mode.shares_weights or mode.whole_network) and not mode.serves_rows:
@@ -89,7 +89,7 @@ def request(step: int, rows: np.ndarray) -> Frame:
 
 
 class Peeked:
-    """A link whose next frame can be looked at before it is received.
+    """A link whose next frame can be inspected before it is received.
 
     Args:
         name: name of the other end.
@@ -107,7 +107,7 @@ class Peeked:
         return self._next is not None
 
     def look(self) -> Frame | None:
-        """The next frame; None if it has not arrived, on a link that can report this."""
+        """Return the next frame; None if it has not arrived, on a link that can report this."""
         if self._next is None:
             self._next = self._link.receive() if self._polled is None else self._polled.poll()
         return self._next
@@ -115,7 +115,7 @@ class Peeked:
     def filenos(self) -> list[int]:
         """File descriptors to wait for.
 
-        It is -1 for a broken stream, empty where waiting is not needed.
+        It is -1 for a broken stream, and empty if waiting is not needed.
         """
         return [] if self._polled is None else self._polled.filenos()
 
@@ -126,11 +126,11 @@ class Peeked:
 
     @property
     def patience_s(self) -> float:
-        """Longest silence of its other end, in seconds."""
+        """Longest accepted silence of the other end, in seconds."""
         return math.inf if self._polled is None else self._polled.patience_s
 
     def receive(self) -> Frame:
-        """The next frame, whether it was looked at or not."""
+        """Receive the next frame, even if it was inspected before."""
         frame, self._next = self._next, None
         return self._link.receive() if frame is None else frame
 
@@ -146,7 +146,7 @@ class Peeked:
 def refusals(
     links: Mapping[str, Peeked], step: int, empty: Collection[str], behind: Collection[str] = ()
 ) -> dict[str, Refused]:
-    """Parties that refuse a request, with their reasons, once every party has answered.
+    """Return the parties that refuse a request with their reasons, after all have answered.
 
     Other answers stay for the round to receive.
 
@@ -154,10 +154,10 @@ def refusals(
         links: links to the queried parties, by name.
         step: step of the request.
         empty: parties that were queried for no row.
-        behind: feature parties whose refusal the party in the middle forwards.
+        behind: feature parties whose refusals the party in the middle forwards.
 
     Raises:
-        ProtocolError: a refusal has an unknown form, or an empty query got a cut.
+        ProtocolError: a refusal has an unknown form, or an empty query received a cut.
     """
     refused = {}
     for name, link in links.items():
@@ -180,9 +180,9 @@ class RowRate:
     """Rate limiter of a party's answered rows, over all of its serving sessions: a token bucket.
 
     Args:
-        most: rows a second; the burst is the same, and at least the rows of one request.
+        most: limit of rows a second; the burst is the same, and at least the rows of one request.
         file: file in which all processes of the party count; None counts in this process only.
-        clock: clock in seconds that never goes back, the same in every process.
+        clock: monotonic clock in seconds, the same in every process.
 
     >>> rate = RowRate(2000.0, clock=iter([0.0, 0.0, 0.0, 0.5]).__next__)
     >>> rate.take(1500), rate.take(1500), rate.take(1500)
@@ -197,7 +197,7 @@ class RowRate:
         self._handle: int | None = None
 
     def take(self, rows: int) -> bool:
-        """Whether this many rows may be answered now; if so, they are counted."""
+        """Return whether this many rows may be answered now, and count them if so."""
         if self._file is None:
             self._own, taken = self._after(self._own, rows)
             return taken
@@ -223,7 +223,7 @@ class RowRate:
             os.close(handle)
 
     def _after(self, state: tuple[float, float], rows: int) -> tuple[tuple[float, float], bool]:
-        """The state after some rows are taken; a clock starts again at a reboot."""
+        """Return the state after some rows were answered; a clock starts again at a reboot."""
         left, at = state
         now = self._clock()
         refilled = left + max(0.0, now - at) * self._most
@@ -238,7 +238,7 @@ def own_rate(party: PartyFile) -> RowRate:
 
 
 class Requests:
-    """Requests to a feature party while it serves: counted, and checked against its file.
+    """Requests to a feature party while it serves: it counts them, and checks them by its file.
 
     Args:
         allowed: positions that may be queried, ascending.
@@ -247,8 +247,8 @@ class Requests:
         rate: rate limiter, which all sessions of the party share.
 
     Attributes:
-        rows, different, most: answered rows, how many different ones, and the largest count of one
-            row.
+        rows, different, most: number of answered rows, of different ones, and the largest count of
+            one row.
         refused: refused requests, by reason.
     """
 
@@ -271,7 +271,7 @@ class Requests:
         """The positions to answer, or the reason of a refusal, or None for an empty query.
 
         Raises:
-            ProtocolError: the payload is no ascending list of rows of this session.
+            ProtocolError: the payload is not an ascending list of rows of this session.
         """
         if not frame.payload:
             return None
@@ -327,10 +327,11 @@ class Requests:
         return None if self._written(rows, max(passes, self.most)) else Refused.SPENT
 
     def _written(self, rows: int, passes: int) -> bool:
-        """Whether the ledger of sessions records the next values; a limit may forbid them."""
+        """Return whether the session ledger records the next values; a limit may forbid them."""
         if self.rows + rows <= self._written_rows and passes <= self._written_passes:
             return True
-        # With a limit on epsilon each pass is reserved singly, or the last ones could not be used.
+        # With a limit on epsilon each pass is reserved separately, or the last ones could not be
+        # used.
         more = passes - self.most if self._consent.max_epsilon is not None else _BLOCK_PASSES
         self._meter.most = Spent(rows=_BLOCK_ROWS, passes=more)
         try:

@@ -55,7 +55,7 @@ class PartyTerms(Settings):
 
 
 class TaskTerms(Settings):
-    """Terms for a further label party; its label column is its own setting.
+    """Terms for a further label party; its label column is its own private setting.
 
     Attributes:
         weight: weight of its gradients at the feature parties; those of the leading label party
@@ -102,11 +102,12 @@ class Terms(Settings):
         alignment: name of the private alignment, in which each party's own positions give the rows
             and their order; None joins the rows by their ids.
         middle: party that computes between bottoms and head; None without.
-        tasks: further label parties.
+        tasks: further label parties and their tasks.
         missing_rows: "token" if the session has rows that some feature party lacks.
         purpose: purpose of the session, in words; empty if none is named.
         serving: label parties among `tasks` that answer their own clients in a serving session.
-        beside: in an evaluation, other runs; rows that any of them was trained on are left out.
+        beside: in an evaluation, other compared runs; rows that any of them was trained on are left
+            out.
         explained: in a prediction or an evaluation, the parties that learn the Shapley values of
             their own columns from the label party.
         version: vfl version of the label party.
@@ -191,7 +192,7 @@ class Terms(Settings):
 
     @property
     def takers(self) -> list[str]:
-        """Parties that take sealed cuts through the label party: middle, or further label parties.
+        """Parties that receive sealed cuts through the label party.
 
         The leading label party serves its own task, and further ones that are `serving` theirs.
         """
@@ -227,7 +228,7 @@ class Terms(Settings):
 
     @property
     def merged_blocks(self) -> list[int]:
-        """Widths of the merged cut's columns that belong to one party each; see `Merger.blocks`."""
+        """Return widths of consecutive merged columns of one party each; see `Merger.blocks`."""
         return models.make_merger(self.merge).blocks(self.widths)
 
     @property
@@ -236,7 +237,7 @@ class Terms(Settings):
         return [party.width for party in self.parties.values()]
 
     def at_label(self, party: str | None = None) -> Terms:
-        """The session from the view of a label party: with a middle it has no other peer.
+        """Return the session as a label party sees it: with a middle it has no other peer.
 
         The peers of a further label party are the feature parties. The middle waits for each
         gradient before it continues, so one output is in flight there.
@@ -261,10 +262,10 @@ class Terms(Settings):
         return self.model_copy(update=changed)
 
     def served_with(self, tasks: Sequence[str]) -> Terms:
-        """The same session in which further label parties serve their own tasks too.
+        """Return the same session in which further label parties serve their own tasks too.
 
         Raises:
-            ConfigError: one of them is no further label party of this run.
+            ConfigError: a party is not a further label party of this run.
         """
         if unknown := [name for name in tasks if name not in self.tasks]:
             raise ConfigError(
@@ -315,7 +316,7 @@ class Terms(Settings):
         left_out |= {} if self.beside else {"beside": True}
         left_out |= {} if self.explained else {"explained": True}
         left_out |= {} if self.purpose else {"purpose": True}
-        unsaid: set[str] = set()  # as before other settings existed
+        unsaid: set[str] = set()  # as in versions without the other settings
         if self.train.shuffle == "full":
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
         if self.train.schedule == NO_SCHEDULE:
@@ -330,7 +331,7 @@ class Terms(Settings):
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     def settings(self) -> dict[str, str]:
-        """Each setting as short text, to report differences; long ones as the start of a digest."""
+        """Return each setting as short text for reports; digests replace long ones."""
         content = self.model_dump(mode="json")
         train = content.pop("train")
         flat = content | {f"train.{name}": value for name, value in train.items()}

@@ -27,7 +27,7 @@ def use_threads(asked: ThreadCount, trial: Callable[[], object] | None = None) -
 
     Args:
         asked: a number, or "auto", which times the trial.
-        trial: the work of a training step; without one, "auto" is 1.
+        trial: the work of a training step; without it, "auto" means 1.
     """
     count = 1 if asked == "auto" else asked
     if asked == "auto" and trial is not None:
@@ -39,7 +39,7 @@ def use_threads(asked: ThreadCount, trial: Callable[[], object] | None = None) -
 def fastest(
     trial: Callable[[], object], most: int, clock: Callable[[], float] = time.perf_counter
 ) -> int:
-    """Find the largest power of two of threads where each doubling was worth it.
+    """Find the largest power of two of threads for which each doubling was faster.
 
     Args:
         trial: work to time.
@@ -61,7 +61,7 @@ def step_of(
     """Make a trial: forward and backward pass of a new model on a batch of zeros.
 
     Args:
-        build: makes the model; it and the trial draw from their own generator.
+        build: builds the model; model and trial draw from a separate generator.
         rows: rows of a batch.
         shape: axes of one row.
     """

@@ -28,14 +28,14 @@ from vfl.tensors.shares import Here, Ring
 FP: TypeAlias = FixedPrecisionTensor
 #: Fraction bits that a product may have beyond twice the precision.
 _SLACK = 4
-#: Bits before the point that values may have, and all bits that an element has for them.
+#: Bits before the point that values may have, and the element's total number of bits.
 MOST_BITS, ROOM_BITS = 26, 62
 #: Leading bits used of a small factor if the result keeps its fraction, and the bound for "small".
 _SHORT_BITS, _SMALL = 8, 1 / 8
 
 
 def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """Return a tensor over a ring, whose gradient goes to the operands on the tape."""
+    """Return a tensor over a ring; its gradient goes to the operands on the tape."""
     found = FP(child, bits, like.precision)
     if torch.is_grad_enabled():
         found._tape = tuple(each for each in tape if each[0].requires_grad)
@@ -43,7 +43,7 @@ def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
 
 
 def with_gradient(value: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """Return the same elements with a gradient of their own."""
+    """Return the same elements with a separate gradient."""
     return made(value.child, value.bits, value, *tape)
 
 
@@ -63,14 +63,14 @@ def whole(values: Tensor, like: FP) -> FP:
 
 
 def both(a: Any, b: Any) -> tuple[FP, FP]:
-    """Convert two operands, one of which may be a number."""
+    """Convert two operands to tensors; one of them may be a number."""
     like = a if isinstance(a, FP) else b
     one, two = (each if isinstance(each, FP) else number(each, like) for each in (a, b))
     return one, two
 
 
 def at_precision(a: FP, precision: int) -> FP:
-    """Return the same elements for a computation of another precision; no gradient."""
+    """Return the same elements at another precision, without a gradient."""
     return FP(a.child, a.bits, precision)
 
 
@@ -173,7 +173,7 @@ def mul(a: Any, b: Any) -> FP:
 
 
 def scaled(a: FP, factor: float) -> FP:
-    """Multiply by a public number, using as many of its leading bits as a fraction has.
+    """Multiply by a public number, using as many leading bits as a fraction has.
 
     Where the fraction is finer than a product's, as in an average of squares, a factor near 1 keeps
     it so: a - a (1 - factor), for elements below 2^18.
@@ -197,7 +197,7 @@ def scaled_briefly(a: FP, factor: float) -> FP:
 
 
 def _ratio(factor: float, bits: int) -> tuple[int, int]:
-    """Return an integer, and the number of bits by which it is larger than the factor."""
+    """Return an integer, and by how many bits it exceeds the factor."""
     shift = bits - math.frexp(factor)[1]
     if float(factor).is_integer():
         shift = min(shift, 0) if abs(factor) >= 2.0**bits else 0
@@ -230,7 +230,7 @@ def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[
 
 
 def square(a: FP) -> FP:
-    """Return the square; it sends half as much as a product."""
+    """Return the square; it sends half the bytes of a product."""
     plain = detached(a if 2 * a.bits <= 2 * a.precision + _SLACK else a.divided())
     found = times(plain, plain, "mul", neg, neg)
     return with_gradient(found, (a, lambda g: mul(mul(a, 2), g)))
@@ -248,7 +248,7 @@ def power(a: FP, exponent: Any) -> FP:
 
 
 def matmul(a: FP, b: FP) -> FP:
-    """Multiply matrices; further axes in front are batches, as in torch."""
+    """Multiply matrices; leading axes are batches, as in torch."""
     if a.dim() == 1:
         found = matmul(reshape(a, 1, -1), b)
         return reshape(found, *found.shape[:-2], found.shape[-1])
@@ -302,7 +302,7 @@ def reshape(a: FP, *shape: Any) -> FP:
 
 
 def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Resolve the length that -1 stands for."""
+    """Replace -1 by the length that it stands for."""
     if -1 not in sizes:
         return tuple(sizes)
     rest = -math.prod(sizes)
@@ -310,7 +310,7 @@ def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def gathered(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
-    """Return elements in another order, or some of them, perhaps several times."""
+    """Return elements in another order, or a selection with possible repetitions."""
     indices = pick(torch.arange(a.numel()).reshape(a.shape))
 
     def back(g: FP) -> FP:
@@ -408,14 +408,14 @@ def negated(a: FP) -> FP:
 
 
 def different(a: Any, b: Any) -> FP:
-    """Return 1 where the two differ, else 0."""
+    """Return 1 where the two operands differ, else 0."""
     apart = sub(a, b)
     below, above = unbound(less(stack([apart, neg(apart)]), 0))
     return add(below, above)
 
 
 def chosen(condition: FP, a: Any, b: Any) -> FP:
-    """Return a where the condition is 1, b where it is 0; one round."""
+    """Return a where the condition is 1, and b where it is 0; one round."""
     apart = sub(a, b) if isinstance(a, FP) or isinstance(b, FP) else number(a - b, condition)
     return add(mul(apart, condition), b)
 
@@ -451,10 +451,10 @@ def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
 def largest(
     a: FP, dim: int, *, smallest: bool = False, places: bool = False
 ) -> tuple[FP, FP | None]:
-    """Return the largest elements along an axis, and their positions, the first of equal ones.
+    """Return the largest elements along an axis and their positions; ties give the first.
 
     For n elements it takes log2(n) times a comparison and a selection; positions take one more
-    selection each.
+    selection each time.
 
     Args:
         a: tensor with at least one element along the axis.

@@ -1,4 +1,4 @@
-"""The chain of tensors: a torch tensor at the head, and below it the representation of its values.
+"""The chain of tensors: a torch tensor first, then the representations of its values.
 
 A `ChainTensor` is a torch tensor without content. torch passes every operation on it to
 `__torch_function__`, which calls `ChainTensor.operate` of its class. Its `child` represents the
@@ -55,16 +55,16 @@ IN_PLACE = frozenset(name for name in OPERATIONS if name[-1] == "_" != name[-2])
 _NAME_OF: dict[Callable[..., Any], str] = {}
 for _name, _operation in OPERATIONS.items():
     _NAME_OF.setdefault(_operation, _name)
-# the functions behind == and !=
+# the functions behind == and != in Python
 _NAME_OF |= {Tensor.__eq__: "tensor.eq", Tensor.__ne__: "tensor.ne"}
 
 
 class ChainTensor(Tensor):
-    """A tensor whose values are at another place, or in another representation.
+    """A tensor whose values are elsewhere, or in another representation.
 
     Attributes:
         child: the next link of the chain.
-        parent: the link above, if there is one and it is still alive.
+        parent: the link above, if there is one and it still exists.
         shape: axes of the represented values.
     """
 
@@ -155,7 +155,7 @@ class ChainTensor(Tensor):
     __hash__ = torch.Tensor.__hash__
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the axes, or the length of one."""
+        """Return the axes, or the length of one axis."""
         return self._shape if dim is None else self._shape[dim]
 
     def dim(self) -> int:
@@ -186,7 +186,7 @@ class ChainTensor(Tensor):
 
 
 class Link:
-    """A link of the chain that is no torch tensor itself."""
+    """A link of the chain that is not a torch tensor itself."""
 
     _parent: Callable[[], Any] | None = None
 
@@ -196,7 +196,7 @@ class Link:
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
-        """Return this link; the tensors it refers to are at workers."""
+        """Return this link; the tensors that it refers to are at workers."""
         return [self]
 
 

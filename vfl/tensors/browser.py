@@ -28,7 +28,7 @@ _POLICY = (
 
 
 class PageLink:
-    """A page's end as a pool uses it; see `vfl.transport.PolledLink`."""
+    """A pool's end of a page's connection; see `vfl.transport.PolledLink`."""
 
     patience_s = 600.0
 
@@ -39,7 +39,7 @@ class PageLink:
         self._ended: LostPeerError | None = None
         self._say: Any = None
 
-    # Server side, in its own thread.
+    # Server side, in a separate thread.
 
     def attach(self, say: Any) -> None:
         """Register a connected page; `say` sends it bytes."""
@@ -66,7 +66,7 @@ class PageLink:
             raise LostPeerError(f"the page of {self.name} was not opened")
         try:
             self._say(bytes(frame.payload))
-        except Exception:  # each server has its own errors for a closed tab
+        except Exception:  # each server raises different errors for a closed tab
             self.left()
             raise LostPeerError(f"the page of {self.name} was closed") from None
 
@@ -99,7 +99,7 @@ class PageLink:
 
 
 class Pages:
-    """The server of a pool's pages, in a thread of its own; only on this machine.
+    """The server of a pool's pages, in its own thread; it listens only on this machine.
 
     Raises:
         MissingPackageError: the package of the web server is not installed.
@@ -182,5 +182,5 @@ class Pages:
                 )
 
     def close(self) -> None:
-        """Stop the server, and with it the pages' connections."""
+        """Stop the server, and thereby the pages' connections."""
         self._server.stop()

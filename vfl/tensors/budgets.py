@@ -31,8 +31,8 @@ class Table(Settings):
     """A table of a worker.
 
     Attributes:
-        run: name by which a leader finds it.
-        spent: steps that were taken, or that may have been taken before the worker was killed.
+        run: name under which a leader finds the table.
+        spent: steps that were taken, or may have been taken before the worker was killed.
     """
 
     run: str
@@ -40,25 +40,25 @@ class Table(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """None: steps of several kinds do not add up; a `Budget` accounts for them together."""
+        """None, because steps of several kinds do not add up; see `Budget`."""
         return None
 
 
 class BudgetLedger(Spending[Table]):
-    """Budgets of one worker's tables, which outlive its process.
+    """Budgets of one worker's tables; they persist when the process ends.
 
-    A table is identified by its name: a changed file under the same name has the same budget.
+    A table is identified by its name: A changed file under the same name has the same budget.
     """
 
     kind, form = "privacy of a worker's tables", Table
     restored_by = "vfl worker TICKET --store FOLDER --restored"
 
     def spent(self, name: str) -> list[GaussianSteps]:
-        """Return the steps that were taken on a table.
+        """Return the steps taken on a table.
 
         Raises:
-            UserError: the name cannot be a file name.
-            RunFolderError: its file is damaged.
+            UserError: the name cannot be used as a file name.
+            RunFolderError: the ledger's file is damaged.
             ConsentError: the store was restored from a copy, so the spent budget is unknown.
         """
         if self.witness.read().lost_epsilon:
@@ -77,7 +77,7 @@ class BudgetLedger(Spending[Table]):
         return [GaussianSteps(one.noise, one.steps, one.sampling_rate) for one in taken]
 
     def restored(self) -> None:
-        """Record that the store was restored from a copy: from now on it grants no budget."""
+        """Record that the store was restored from a copy; it then grants no budget any more."""
         self.witness.restored(_ALL_EPSILON)
 
     def keep(self, name: str, spent: Sequence[GaussianSteps]) -> None:

@@ -1,4 +1,4 @@
-"""``vfl worker``: hold tensors for a leader, in a process of its own."""
+"""``vfl worker``: holds tensors for a leader in a separate process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def worker(
         option("Accept only the key with this fingerprint for this worker.", "NAME=FINGERPRINT"),
     ] = None,
 ) -> None:
-    """Run a worker of vfl.tensors: hold tensors, and keep the tables of `--load` secret.
+    """Run a worker of vfl.tensors; it holds tensors, and keeps the tables of `--load` secret.
 
     The leader makes a ticket for each worker and hands it over as a secret. The worker connects,
     executes requests of a fixed list, and ends when the leader ends. `tensors.find(worker, NAME)`

@@ -78,7 +78,7 @@ class Geometry:
         """Restore the geometry from the integers of a request.
 
         Raises:
-            UserError: the integers describe no convolution.
+            UserError: the integers do not describe a convolution.
         """
         if len(numbers) != NUMBERS:
             raise UserError("these numbers describe no convolution", got=str(len(numbers)))
@@ -104,7 +104,7 @@ class Geometry:
         )
 
     def images_of(self, windows: Tensor) -> Tensor:
-        """Add up windows at their places in the images; the transpose of `windows`."""
+        """Add windows at their positions in the images; the transpose of `windows`."""
         front, (rows, channels, high, wide) = windows.shape[:-3], self.images
         down, right = self.padding
         places = windows.reshape(
@@ -128,9 +128,9 @@ class Geometry:
         return total.movedim(-5, -4).reshape(*front, *self.images)
 
     def rows_of(self, results: Tensor) -> Tensor:
-        """Convert a result to one matrix a group.
+        """Convert a result to one matrix per group.
 
-        The axes are (*, groups, rows x places, outputs of a group).
+        The axes are (*, groups, rows x positions, outputs of a group).
         """
         front, at = results.shape[:-4], results.dim() - 4
         parts = results.reshape(*front, self.images[0], self.groups, -1, *self.size)
@@ -146,9 +146,9 @@ class Geometry:
         return parts.permute(*range(at), *order).reshape(*front, *self.result)
 
     def columns_of(self, filters: Tensor) -> Tensor:
-        """Convert filters to one matrix a group.
+        """Convert filters to one matrix per group.
 
-        The axes are (*, groups, inputs of a place, outputs of a group).
+        The axes are (*, groups, inputs of a position, outputs of a group).
         """
         front = filters.shape[:-4]
         parts = filters.reshape(*front, self.groups, self.filters[0] // self.groups, -1)

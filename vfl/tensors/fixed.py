@@ -2,8 +2,8 @@
 
 A real x is represented by round(x 2^bits). A product has the fraction bits of both factors
 together. It is divided back to the tensor's precision, which takes a round, only when the next
-product or `get` needs that; sums, signs and selections do not. Gradients use a tape of their own:
-torch's tape would need floats. `vfl.tensors.arithmetic`, `vfl.tensors.functions` and
+product or `get` needs that; sums, signs and selections do not. Gradients use a separate tape,
+because torch's tape would need floats. `vfl.tensors.arithmetic`, `vfl.tensors.functions` and
 `vfl.tensors.layers` define the operations.
 """
 
@@ -87,7 +87,7 @@ class FixedPrecisionTensor(ChainTensor):
         return value
 
     def get(self, requester: str = ME) -> FixedPrecisionTensor:
-        """Return a local tensor, if every holder allows it; it has only `precision` fraction bits.
+        """Return a local tensor with only `precision` fraction bits, if every holder allows it.
 
         Raises:
             ConsentError: a holder does not allow it.
@@ -108,7 +108,7 @@ class FixedPrecisionTensor(ChainTensor):
 
         Args:
             holders: workers that each receive a share.
-            dealer: worker that deals for products, and sees no value.
+            dealer: worker that deals for products and sees no value.
             mac: whether shares carry MACs, which detect a false share.
         """
         if not isinstance(self.child, Here):
@@ -141,7 +141,7 @@ class FixedPrecisionTensor(ChainTensor):
         self._gradient = value
 
     def backward(self) -> None:  # type: ignore[override]
-        """Add gradients of a scalar to the leaves it depends on."""
+        """Add the gradients of a scalar to the leaves that it depends on."""
         if self.numel() != 1:
             raise UserError("backward of more than one value", got=axes(self._shape), want="one")
         order: list[FixedPrecisionTensor] = []
@@ -172,7 +172,7 @@ class FixedPrecisionTensor(ChainTensor):
     def divided(self, bits: int | None = None) -> FixedPrecisionTensor:
         """Return the tensor with at most `bits` fraction bits; by default, its precision.
 
-        It takes one round, once: the result is kept. It discloses no value.
+        It takes one round, once: The result is cached. It discloses no value.
         """
         wanted = self.precision if bits is None else bits
         if self.bits <= wanted:
@@ -181,14 +181,14 @@ class FixedPrecisionTensor(ChainTensor):
             child = self.child.divide(self.bits - wanted)
             self._divided = FixedPrecisionTensor(child, wanted, self.precision)
         found = self._divided
-        # otherwise a reference cycle with the tape would keep the tensor alive
+        # otherwise a reference cycle through the tape would keep the tensor alive
         if torch.is_grad_enabled() and self.requires_grad:
             found = FixedPrecisionTensor(found.child, wanted, self.precision)
             found._tape = ((self, lambda g: g),)
         return found
 
     def become(self, other: FixedPrecisionTensor) -> Self:
-        """Take over another tensor's values, in place."""
+        """Replace this tensor's values by another tensor's, in place."""
         self.link(other.child)
         self.bits, self._divided = other.bits, None
         return self

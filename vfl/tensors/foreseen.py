@@ -1,4 +1,4 @@
-"""Form of an operation's result, derived only from the axes and types of its operands.
+"""Form of an operation's result, derived from the axes and types of its operands only.
 
 A worker reports the axes of a result to its leader, and whether torch could compute it at all. For
 secret tensors neither may depend on a value: `x[x > t]`, or an error about a label out of range,
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Errors that torch raises for operands that do not fit; their texts may hold values.
+#: Errors that torch raises for operands that do not fit; their texts may contain values.
 UNFIT = (RuntimeError, IndexError, TypeError, ValueError)
 
 
@@ -44,16 +44,16 @@ def foreseen(
     kwargs: Mapping[str, Any],
     hidden: Collection[int],
 ) -> Form:
-    """Return the form of ``call(*args, **kwargs)``, which is equal for all values of its tensors.
+    """Return the form of ``call(*args, **kwargs)``; it is the same for all values of its tensors.
 
     Args:
         call: an operation of torch.
         args: its operands.
         kwargs: its named operands.
-        hidden: `id` of the tensors whose values must not matter; values of other indices may.
+        hidden: `id` of the tensors whose values must have no effect; other index values may.
 
     Raises:
-        ValueError: torch cannot compute it, or not without values.
+        ValueError: torch cannot compute the result, or its form depends on values.
     """
     try:
         if call is Tensor.__getitem__ and not any(id(one) in hidden for one in _tensors(args[1:])):
@@ -69,7 +69,7 @@ def lost(form: Form, operands: Sequence[Tensor]) -> Tensor:
 
     Args:
         form: form of the result.
-        operands: gradients reach these as they would through the result.
+        operands: tensors that gradients reach as they would through the result.
     """
     made = torch.zeros(form.shape, dtype=form.dtype)
     if not form.dtype.is_floating_point:

@@ -56,11 +56,11 @@ _MOST_POWER = 15
 _SQUARINGS, _EXP_BITS = 7, 22
 #: Arguments beyond which curves are set to their limits 0 and 1.
 _ENDS = {"sigmoid": 11.0, "normal": 5.0}
-#: Beyond this argument the normal density is taken as 0.
+#: Beyond this argument the normal density is set to 0.
 _FLAT = 8.0
 #: Fraction bits of an inverse in a product, of that product, and of powers of two in roots.
 _QUOTIENT_BITS, _SCALED_BITS, _ROOT_BITS = 20, 28, 24
-#: Fraction bits of an argument with a leading one, and of its least bit used for a root.
+#: Fraction bits of an argument with a leading one, and of its lowest bit used for a root.
 _FINEST_BITS, _BELOW_ROOTS = 40, 8
 
 
@@ -100,7 +100,7 @@ def polynomial(t: FP, weights: Sequence[float]) -> FP:
     power = square(t)
     parts = [_line(t, *weights[at : at + 2]) for at in range(0, len(weights), 2)]
     while len(parts) > 1:
-        odds = stack([*parts[1::2], power]).divided()  # all in one division
+        odds = stack([*parts[1::2], power]).divided()  # all of them in one division
         power = picked(odds, -1)
         found = unbound(mul(odds if len(parts) > 2 else picked(odds, slice(0, -1)), power))
         parts, power = [add(*pair) for pair in zip(parts[::2], found, strict=False)], found[-1]
@@ -123,7 +123,7 @@ class Octave:
 
     Attributes:
         t: 4 x' - 3, from -1 to 1.
-        leading: axes (powers, *those of the argument): 1 at its e, else 0.
+        leading: 1 at the argument's e, else 0; axes (powers, *axes of the argument).
         to_one: factor that scaled the argument, 2^-(e + 1) with its sign.
         low: the least e.
     """
@@ -138,7 +138,7 @@ class Octave:
         return polynomial(self.t, coefficients(name, 7, 0.5, 1.0)).divided(bits)
 
     def weighted(self, weight: Callable[[int], float], bits: int) -> FP:
-        """Return a weight for its e; no message."""
+        """Return a weight from its e; no message."""
         weights = [round(weight(self.low + at) * 2.0**bits) for at in range(len(self.leading))]
         column = torch.tensor(weights).reshape(-1, *[1] * (self.leading.dim() - 1))
         child = self.leading.child.linear("by", column, "mul", False).linear("sum", [0], False)
@@ -150,7 +150,7 @@ def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool 
 
     Args:
         x: values of magnitude from 2^low to 2^(high + 1).
-        low: the least e; minus the precision of `x` if not given.
+        low: the smallest e; by default minus the precision of `x`.
         high: the largest e.
         signed: whether an element may be below 0.
     """
@@ -167,7 +167,7 @@ def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool 
 
 
 def exact(a: FP, b: FP) -> FP:
-    """Multiply where the caller knows that the product fits, for any fraction bits; one round."""
+    """Multiply two values whose product is known to fit, at any fraction bits; one round."""
     found = times(FP(a.child, 0, a.precision), FP(b.child, 0, b.precision), "mul", neg, neg)
     return FP(found.child, a.bits + b.bits, a.precision)
 
@@ -188,7 +188,7 @@ def quotient(a: FP, b: Octave, inverse: FP | None = None) -> FP:
 def div(a: Any, b: Any) -> FP:
     """Return a / b; for a tensor b from 2^-precision to 2^16 in magnitude, 21 rounds.
 
-    Where b is 0 the result is 0.
+    If b is 0, the result is 0.
 
     >>> from vfl.tensors import fix_precision
     >>> x, y = fix_precision(torch.tensor([3.0])), fix_precision(torch.tensor([-8.0]))
@@ -385,7 +385,7 @@ def _density(g: FP, a: FP) -> FP:
 
 
 def _step(a: FP, name: str) -> FP:
-    """Return a curve f with f(-x) = 1 - f(x): a polynomial up to its end, then 0 and 1."""
+    """Return a curve with f(-x) = 1 - f(x): a polynomial up to its end, then 0 and 1."""
     end = _ENDS[name]
     a = a.divided()
     flags = less(stack([a, add(a, end), sub(end, a)]), 0)

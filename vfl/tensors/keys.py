@@ -30,7 +30,7 @@ _FINGERPRINT_DIGITS, _GROUP = 32, 4
 
 
 class WorkerKeys:
-    """The keys of one worker, and the fingerprints of others that it knows.
+    """The keys of one worker, and the known fingerprints of other workers.
 
     Args:
         name: name of the worker.
@@ -39,7 +39,7 @@ class WorkerKeys:
             these workers, and joins computations only with them.
 
     Raises:
-        UserError: a text is no fingerprint.
+        UserError: a text is not a fingerprint.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class WorkerKeys:
         return own + self._signing.public_key().public_bytes_raw() + signed
 
     def require_of(self, name: str, key: bytes) -> None:
-        """Refuse a public key that does not belong to this worker, where fingerprints are known.
+        """Refuse a public key of another worker, if fingerprints are known.
 
         Raises:
-            AuthenticationError: the worker is unknown, or the key is not its own.
+            AuthenticationError: the worker is unknown, or the key does not belong to it.
         """
         if self._known and not self._is_of(name, key):
             raise AuthenticationError(
@@ -88,7 +88,7 @@ class WorkerKeys:
         """Refuse public keys unless each belongs to a different known worker.
 
         Raises:
-            AuthenticationError: a key does not.
+            AuthenticationError: a key does not match its fingerprint.
         """
         if not self._known:
             return
@@ -97,7 +97,7 @@ class WorkerKeys:
             raise AuthenticationError("two shares would go to one worker", where=self._name)
 
     def agreed(self, key: bytes, about: str) -> bytes:
-        """Derive a common key with the worker of a public key, for one purpose."""
+        """Derive a common key for one purpose with the worker that owns a public key."""
         own, other = self._key.public, key[:PUBLIC_BYTES]
         return self._key.key(other, _info(min(own, other), max(own, other), about))
 
@@ -159,10 +159,10 @@ def seal(key: bytes, content: bytes) -> bytes:
 
 
 def signing_key(path: Path) -> Ed25519PrivateKey:
-    """Read a key file, or make it if it does not exist; only its owner can read it.
+    """Read a key file, or create it if it is missing; only its owner can read it.
 
     Raises:
-        UserError: the file holds no such key.
+        UserError: the file does not contain such a key.
     """
     if not path.exists():
         write_bytes(path, Ed25519PrivateKey.generate().private_bytes_raw())

@@ -59,7 +59,7 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> FP:
-    """Convolve; plain images and filters are opened under masks, in one round."""
+    """Convolve; plain images and filters are opened under masks in one round."""
     if isinstance(padding, str):
         FP.refuse("conv2d with a padding by name")
     geometry = Geometry(
@@ -225,7 +225,7 @@ def l1_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
 
 
 def one_hot(labels: FP, classes: int) -> FP:
-    """Convert integers to one-hot rows; shared ones by a comparison with every class."""
+    """Convert integers to one-hot rows; shared integers are compared with every class."""
     places = torch.arange(classes)
     if isinstance(labels.child, Here):
         return whole(labels.child.elements[..., None] == places, labels)
@@ -263,7 +263,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> FP:
-    """Cross-entropy of labels: integers, public or shared, or one row of probabilities each.
+    """Cross-entropy of labels: public or shared integers, or one row of probabilities each.
 
     Labels that are shared as one row each, such as one-hot rows, need no comparison.
     """
@@ -316,7 +316,7 @@ def binary_cross_entropy(
     return _reduced(ar.neg(total(mul(fn.log(both), hits), 0)), reduction)
 
 
-# Operations that torch has under one name with several forms of results.
+# Operations that have several forms of results under one name in torch.
 
 
 def _extreme(smallest: bool) -> Callable[..., Any]:
@@ -388,7 +388,7 @@ def _addcdiv(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
 
 
 def _addcmul(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
-    """Add value b c; for a small value the product's fraction is kept, as Adam needs it."""
+    """Add value b c; for a small value, keep the product's fraction as Adam needs."""
     found = square(b) if b is c else mul(b, c)
     return add(a, ar.scaled_briefly(found, value) if abs(value) <= 1 / 8 else mul(found, value))
 

@@ -27,7 +27,7 @@ def fix_precision(tensor: Any, bits: int = BITS) -> Any:
     """Convert reals to fixed-precision numbers; for a pointer, see `share`.
 
     Args:
-        tensor: a torch tensor, or a pointer whose values its worker will share.
+        tensor: a torch tensor, or a pointer whose worker will share the values.
         bits: number of bits after the point, 8 to 20.
     """
     require_range("bits", bits, 8, 20)
@@ -53,7 +53,7 @@ class Unshared:
     def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
         """Let the worker split its values among the holders.
 
-        Its reading rule goes with every share.
+        Its reading rule applies to every share.
         """
         session, owner = Session.of(holders, dealer, mac), self.pointer.location
         if owner.remote != dealer.remote:
@@ -69,7 +69,7 @@ class Unshared:
 
 
 class Party:
-    """Shared tensors for a program that all parties run, each in a process of its own.
+    """Shared tensors for a program that all parties run in separate processes.
 
     Args:
         member: this party, with agreed keys; see `vfl.mpc.many.members.Member`.

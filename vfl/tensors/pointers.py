@@ -40,7 +40,7 @@ class Rule:
         return self.readers is not None
 
     def narrow(self, other: Rule) -> None:
-        """Remove readers that the other rule does not allow."""
+        """Remove readers that a second rule does not allow."""
         if other.readers is not None:
             self.readers = other.readers if self.readers is None else self.readers & other.readers
 
@@ -101,7 +101,7 @@ class MaskShare:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Values minus a mask, for one holder.
+    """Values minus a mask, sent to one holder.
 
     Attributes:
         elements: elements of the field.
@@ -121,12 +121,12 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """A teacher's votes, with the terms under which they may be counted; see `private.pate`.
+    """A teacher's votes and the terms of their counting; see `private.pate`.
 
     Attributes:
         ones: axes (rows, classes).
         sigma: standard deviation of the noise on a count.
-        name: name of these votes, which may be counted once.
+        name: identifier of these votes, which may be counted once.
     """
 
     ones: Tensor
@@ -160,7 +160,7 @@ class PointerTensor(ChainTensor):
         if not isinstance(first, PointerTensor):
             first = _pointer_in([*args, *kwargs.values()])
         number, shape = first.location.run(name, args, kwargs)
-        if number == first.number:  # an operation in place
+        if number == first.number:  # an in-place operation
             first._shape = torch.Size(shape)
             return first
         return PointerTensor(first.location, number, shape)
@@ -184,7 +184,7 @@ class PointerTensor(ChainTensor):
         return found
 
     def move(self, worker: Any) -> PointerTensor:
-        """Move the tensor to another worker, under the same rule; gradients stay behind.
+        """Move the tensor to another worker under the same rule; its gradient is not moved.
 
         The message is sealed, so that the leader cannot read it.
 

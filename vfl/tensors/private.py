@@ -1,9 +1,9 @@
 """Learning from workers' rows with noise: DP-SGD at the worker, and teachers' votes (PATE).
 
-The rows stay at their workers. `PrivateTraining` lets a worker draw a batch of its own rows, clip
+The rows stay with their workers. `PrivateTraining` lets a worker draw a batch of its own rows, clip
 each row's gradient and add noise (Abadi et al. 2016), by `vfl.privacy`. Only then do gradients
-leave it, within the budget that its owner granted. `pate` labels public rows by teachers' votes
-(Papernot et al. 2018): an aggregator counts them and reveals the winner of the noisy counts.
+leave the worker, within the budget that its owner granted. `pate` labels public rows by teachers'
+votes (Papernot et al. 2018): an aggregator counts them and reveals the winner of the noisy counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
-#: Steps that a budget writes to the disk in advance; a killed worker loses them.
+#: Steps that a budget writes to disk in advance; a killed worker loses them.
 _RESERVE = 64
 #: Returns the gradient of each row's loss at the output, from outputs and labels of axes (rows,
 #: width).
@@ -51,7 +51,7 @@ _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _one_hot(truth: Tensor, rows: int, width: int) -> Tensor:
-    """Return one-hot rows; all zeros for an unknown class, which no error may reveal."""
+    """Return one-hot rows; an unknown class gives zeros, because an error would reveal it."""
     return (truth.reshape(rows, 1) == torch.arange(width)).float()
 
 
@@ -59,7 +59,7 @@ def described(module: nn.Module) -> list[Any]:
     """Describe a network of known layers as plain data.
 
     Raises:
-        UserError: the network has another layer, or is no `nn.Sequential`.
+        UserError: the network has an unsupported layer, or is not an `nn.Sequential`.
     """
     layers = list(module) if isinstance(module, nn.Sequential) else [module]
     found = []
@@ -106,7 +106,7 @@ class Budget:
         epsilon, delta: differential privacy of one of its rows, for all uses together.
         spent: steps that were taken.
         version: torch's count of changes to the table at the time of the grant.
-        keep: called with the steps before they are spent; it writes them to a disk.
+        keep: called with the steps before they are spent, to write them to disk.
     """
 
     epsilon: float
@@ -118,10 +118,10 @@ class Budget:
     _reserved: int = 0
 
     def take(self, noise: float, rate: float, where: str, steps: int = 1) -> None:
-        """Count steps before they are taken: all, or none.
+        """Count steps before they are taken; count all or none.
 
         Raises:
-            ConsentError: they would cost more than the owner grants.
+            ConsentError: the steps would cost more than the owner grants.
         """
         last = self.spent[-1] if self.spent else None
         if last is None or (last.noise, last.sampling_rate) != (noise, rate):
@@ -146,12 +146,12 @@ class Budget:
             )
         self._left -= steps
         self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + steps)
-        if self.spent[-1].steps > self._reserved:  # one write per step would double its time
+        if self.spent[-1].steps > self._reserved:  # one write per step would double a step's time
             self._reserved = self.spent[-1].steps + min(_RESERVE, self._left)
             self.keep([*self.spent[:-1], replace(self.spent[-1], steps=self._reserved)])
 
     def settle(self) -> None:
-        """Give back steps that were reserved and not taken."""
+        """Return reserved steps that were not taken."""
         if self._reserved:
             self.keep(self.spent)
 
@@ -177,7 +177,7 @@ class Budget:
 
 
 def promise_of(budget: Budget) -> PrivacyStatement:
-    """Return the guarantee of a budget for each record, for any way of spending it.
+    """Return the guarantee of a budget for each record, however the budget is spent.
 
     Removing a record changes one vote of a teacher, as does changing its value.
     """
@@ -196,7 +196,7 @@ def promise_of(budget: Budget) -> PrivacyStatement:
 
 
 class Plan:
-    """A network as a worker trains it in one training; see `sanitised_gradients`."""
+    """A network as a worker uses it in one training; see `sanitised_gradients`."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.model = built(request["layers"])
@@ -222,12 +222,12 @@ class Plan:
         Args:
             inputs: all rows.
             labels: labels of the rows.
-            weights: weights at which to compute them; the plan's own network if not given.
+            weights: weights for the gradients; by default the plan's own network.
 
         Raises:
-            ValueError: the weights have other shapes than the network's.
+            ValueError: the shapes of the weights differ from the network's.
         """
-        # torch takes an input with a missing axis for one row
+        # torch treats an input with a missing axis as one row
         if inputs.shape[1:] not in self._proved:
             prove(self.clipper, self._rows_out, [inputs.shape[1:]], "the network to train")
             self._proved.add(inputs.shape[1:])
@@ -270,14 +270,14 @@ class Plan:
 
 
 def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]:
-    """At a worker: return noisy gradients of a batch of its rows, which every requester may read.
+    """At a worker: return noisy gradients of a batch of its rows; every requester may read them.
 
     Args:
         worker: worker that has the rows.
         request: request of `PrivateTraining`; weights are tensors, or numbers of tensors here.
 
     Raises:
-        ConsentError: the owner grants no training with noise, or its budget is spent.
+        ConsentError: the owner allows no training with noise, or the budget is used up.
     """
     plan: Plan | None = worker.plans.get(request["plan"])
     if plan is None:
@@ -303,7 +303,7 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
 
 
 def _weight(worker: Any, given: Any) -> Tensor:
-    """Return a weight that everyone may read, because gradients disclose facts about it."""
+    """Return a weight that all parties may read, because gradients disclose facts about it."""
     if not isinstance(given, Ref):
         assert isinstance(given, Tensor), "a request holds tensors"
         return given
@@ -326,7 +326,7 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
             fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for what has a tag",
         )
-    if held.value._version != budget.version:  # after the change, one record may be in every row
+    if held.value._version != budget.version:  # after this change, one record may be in every row
         raise ConsentError(
             "this table was changed after its owner granted training with noise",
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
@@ -442,7 +442,7 @@ class Teacher:
 
     Attributes:
         network: network that returns a score of each class for a row.
-        aggregator: name of the only worker that may count its votes.
+        aggregator: name of the only worker that may count this teacher's votes.
         budget: budget for disclosure about its owner's records by its votes.
     """
 
@@ -451,7 +451,7 @@ class Teacher:
     budget: Budget
 
     def vote(self, rows: Tensor, sigma: float, where: str) -> Votes:
-        """Return one-hot votes for rows; they may be counted once, with that noise.
+        """Return one-hot votes for rows; they may be counted once, with noise.
 
         Raises:
             ConsentError: the owner's budget allows no more votes.
@@ -464,7 +464,7 @@ class Teacher:
 
 
 def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
-    """At the aggregator: return the class with most noisy votes; -1 where too few agree.
+    """At the aggregator: return the class with most noisy votes, or -1 if too few agree.
 
     Source: Papernot et al. 2018, section 3 (GNMax), with the largest noise that a teacher requires.
     The threshold uses the same noisy counts, so it costs no further privacy.
@@ -500,15 +500,15 @@ def pate(
     A teacher's owner decides who may count its votes, and the privacy budget of its records:
     ``worker.teach(tag, network, aggregator, epsilon=1.0)``. Votes are counted once. A record is in
     the data of one teacher. Another value of it moves one vote, so counts differ by sqrt(2) at
-    most. Gaussian noise on all counts then bounds the cost for any votes (proposition 8). Where
-    teachers agree the true cost is smaller, but that cost would itself be secret.
+    most. Gaussian noise on all counts then bounds the cost for any votes (proposition 8). If
+    teachers agree, the true cost is smaller, but that cost would itself be secret.
 
     Args:
         teachers: workers, each with the name of its network.
         rows: public rows, as the networks accept them.
         aggregator: another worker, which counts votes and keeps the counts.
         sigma: standard deviation of the noise on a count.
-        threshold: noisy votes that an answer needs; below it a row's label is -1.
+        threshold: noisy votes necessary for an answer; with fewer, a row's label is -1.
         delta: delta of the statement.
 
     Returns:

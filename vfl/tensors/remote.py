@@ -1,4 +1,4 @@
-"""Workers of other processes: a pool that they connect to, and the loop of a worker.
+"""Workers in other processes: the pool to which they connect, and a worker's loop.
 
 The leader listens; each worker connects with its ticket, by the frames, the handshake and the TLS
 of `vfl.transport`. A request is the name of one of `requests.REQUESTS` and plain data (see `wire`);
@@ -111,16 +111,16 @@ class PoolLink(PolledLink, Protocol):
 
 
 class Pool:
-    """Workers in other processes, as this process reaches them; a context manager.
+    """The workers in other processes, as this process reaches them; a context manager.
 
     Args:
         names: names of the workers.
         host, port: address to listen on; port 0 takes a free one.
-        tls: whether to encrypt, by a certificate of this pool's own; without it workers must be on
-            this machine.
+        tls: whether to encrypt, by a certificate that this pool makes; without it workers must be
+            on this machine.
         rejoin_window_s: seconds in which a cut connection may reconnect.
         store: folder for the largest count of every worker's store (`vfl worker --store`), which
-            detects a store that was restored from a copy; without a folder there is no detection.
+            detects a store restored from a copy; without a folder this is not detected.
 
     Attributes:
         tickets: each worker's ticket, by name.
@@ -193,7 +193,7 @@ class Pool:
 
         Raises:
             LostPeerError: a worker has disconnected.
-            VFLError: the first error at one of them.
+            VFLError: a worker failed; this is the first error.
         """
         for worker, _ in asked:
             worker.require_alive()
@@ -225,7 +225,7 @@ class Pool:
         return [answers[worker.name] for worker, _ in asked]
 
     def _compare(self) -> None:
-        """Compare and keep the counts of the workers' stores; pages have none."""
+        """Compare and store the counts of the workers' stores; pages have no stores."""
         if self._witness is None:
             return
         here = [
@@ -240,7 +240,7 @@ class Pool:
                 self._witness.admit(worker.name, count)
 
     def close(self) -> None:
-        """Send every worker the end of the pool, and stop listening."""
+        """Inform every worker of the pool's end, and stop listening."""
         with suppress(VFLError):  # a disconnected worker sends no reply
             self._compare()
         for name, worker in self._workers.items():
@@ -309,7 +309,7 @@ class Pool:
         roles = [worker.name for worker in session]
         to = message["to"]
         if name not in roles or not 0 <= to < len(roles):
-            return  # not to the workers of its computation
+            return  # not to the workers of the same computation
         self._send(
             roles[to],
             {"relay": message["relay"], "from": roles.index(name), "frame": message["frame"]},
@@ -323,14 +323,14 @@ class Pool:
 
 
 class RemoteWorker:
-    """A worker in another process; it executes `requests.REQUESTS` like a `Worker`.
+    """A worker in another process; it answers `requests.REQUESTS` like a `Worker`.
 
     Args:
         pool: pool to which it is connected.
-        name: its name in messages and rules.
+        name: the worker's name in messages and rules.
 
     Attributes:
-        lost: reason why it is disconnected.
+        lost: reason for the disconnection.
     """
 
     remote = True
@@ -362,7 +362,7 @@ class RemoteWorker:
         return self.pool.begin_session(holders, dealer, mac)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Delete tensors with the next request: this may be called from any place, at any time."""
+        """Delete tensors with the next request; callers may use this at any time."""
         self._forgotten.extend(numbers)
 
     def message(self, what: str, args: Sequence[Any]) -> bytes:
@@ -426,7 +426,7 @@ class _WorkerEnd:
         self._relayed: dict[tuple[str, int], deque[bytes]] = defaultdict(deque)
 
     def serve(self) -> None:
-        """Answer requests until the session ends."""
+        """Answer requests until the session has ended."""
         while True:
             message = self._next()
             if "end" in message:
@@ -511,7 +511,7 @@ class _WorkerEnd:
 
 
 class _Sealed:
-    """A link to another worker of a computation, through the leader, which cannot read it."""
+    """A link to another worker through the leader, which cannot read the messages."""
 
     def __init__(self, end: _WorkerEnd, session: str, role: int, other: int, key: bytes) -> None:
         self._end, self._session, self._other = end, session, other
@@ -551,7 +551,7 @@ def _kinds(kind: type[VFLError]) -> list[type[VFLError]]:
 
 
 def _rank(error: VFLError) -> int:
-    """Rank errors so that a cause comes before its consequences at the others."""
+    """Rank errors so that a cause precedes its consequences at other workers."""
     if isinstance(error, LostPeerError):
         return 0
     return 2 if isinstance(error, PeerFailedError) else 1

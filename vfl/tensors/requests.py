@@ -116,12 +116,12 @@ class NoisyStep(Settings, arbitrary_types_allowed=True):
 
 
 class Contents(Settings, arbitrary_types_allowed=True):
-    """Content that one worker seals for another: a tensor, with fields that only some kinds have.
+    """Content that one worker seals for another: a tensor, and fields of some kinds only.
 
     Attributes:
         value: elements of the tensor.
         readers: names that may read it.
-        share: whether it is a share.
+        share: whether the content is a share.
         mask: tokens of the holders, for a mask.
         token: token of the mask that hides a value.
         votes: standard deviation of the noise of a count, and the name of the votes.
@@ -167,7 +167,7 @@ def _named_operands(values: Any) -> Any:
     return values
 
 
-#: Values in an operation of torch: integers of 64 bits, and any float that a tensor may hold.
+#: Values in an operation of torch: integers of 64 bits, and any float that a tensor can contain.
 Operands = Annotated[Sequence[Any], PlainValidator(_operands), WithJsonSchema({"type": "operands"})]
 NamedOperands = Annotated[
     Mapping[str, Any], PlainValidator(_named_operands), WithJsonSchema({"type": "operands"})
@@ -234,7 +234,7 @@ def asked(method: F) -> F:
 
 
 def _refused(error: ValidationError, where: str, parameters: tuple[str, ...]) -> UserError:
-    """Return the first mistake; of the given value, only a number or the type."""
+    """Return the first mistake; of the given value, show only a number or the type."""
     first, *_ = error.errors(include_url=False)
     place = list(first["loc"])
     if parameters and isinstance(place[0], int) and place[0] < len(parameters):

@@ -2,7 +2,7 @@
 
 Both implement a ring of integers. The protocols of the shares are those of `vfl.mpc.engine`, for
 many parties or with MACs: products with a dealer's triples, exact divisions, signs. Each holder has
-its own share; the leader sees none of them.
+its own share; the leader sees none of the shares.
 
 A step of a computation is a kind, operands and parameters in plain data, equal for all workers;
 `perform` executes it at each. Workers of this process without MACs are one `Lockstep`.
@@ -100,7 +100,7 @@ LINEAR: Mapping[str, Callable[..., Tensor]] = {
 def mapped(
     numbers: Numbers, name: str, parameters: Sequence[Any], stacks: Sequence[Tensor]
 ) -> Tensor:
-    """Apply a linear map to stacks, by its name."""
+    """Apply a linear map to stacks, selected by name."""
     first, *others = stacks
     if name == "scale":  # multiplies by a public number
         return numbers.mul(first, parameters[0])
@@ -121,7 +121,7 @@ class Found:
 
     Attributes:
         value: its share, or the opened value.
-        operands: its operands, with openings made meanwhile; only for a product.
+        operands: the operands of a product, with openings made meanwhile.
         readers: names that may read the value.
         final: whether `readers` replaces the operands' rules.
     """
@@ -135,10 +135,10 @@ class Found:
 def perform(
     member: BeaverEngine, kind: str, operands: Sequence[Any], parameters: Sequence[Any]
 ) -> Found:
-    """Do one party's part of a step.
+    """Run one party's part of a step.
 
     Args:
-        member: a holder, the dealer, or all of them as one.
+        member: a holder, the dealer, or all parties as one.
         kind: "linear", "plus", "product", "divide", "negative", "leading", "transposed"; with MACs
             also "mask", "input" and "disclose".
         operands: its shares of the operands.
@@ -180,7 +180,7 @@ def perform(
     raise UserError("a step that no worker knows", got=kind)
 
 
-#: Linear maps of one tensor that only move elements: its opening moves too.
+#: Linear maps of one tensor that only move elements, so that its opening moves too.
 _MOVES = frozenset({"reshape", "expand", "gather", "pad", "clone"})
 
 
@@ -191,14 +191,14 @@ def _moved(operand: SharedTensor, name: str, parameters: Sequence[Any]) -> Opene
 
 
 def _as_share(operand: Any) -> Any:
-    """Treat a mask like any share; at the dealer, which has it whole, as a blank one."""
+    """Treat a mask like any share, or at the dealer, which has all of it, as a blank one."""
     if isinstance(operand, Mask):
         return SharedTensor(blank((2, *operand.shape)), 0)
     return operand.shared if isinstance(operand, MaskShare) else operand
 
 
 def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None) -> Found:
-    """Share a mask that one reader may read; None means everyone.
+    """Share a mask that one reader may read; None means all readers.
 
     The pads depend on the reader. If the leader names different readers to the dealer and to a
     holder, their shares do not fit together.
@@ -218,8 +218,8 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
 def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
     """Share a masked value, for the readers that its owner allows.
 
-    The token proves that the sender received the mask. Without it the leader could submit a value
-    of its own under a rule of its own, and read the mask.
+    The token proves that the sender received the mask. Otherwise the leader could submit its own
+    value under its own rule, and read the mask.
     """
     assert isinstance(member, AuthenticatedMember), "only shares with MACs come from masks"
     if member.deals:
@@ -259,7 +259,8 @@ def elements_of(
         bits: fraction bits.
         precision: fraction bits of the products; `bits` if not given.
         hidden: whether a value that does not fit becomes the nearest that does, and NaN becomes 0,
-            without an error: the values are secret, and an error would disclose one.
+            without an error: why there is no error: the values are secret, and an error would
+                disclose one.
 
     Raises:
         RingRangeError: a value does not fit.
@@ -293,7 +294,7 @@ class Ring(Link, ABC):
 
     @abstractmethod
     def linear(self, name: str, *parameters: Any, others: Sequence[Any] = ()) -> Any:
-        """Apply a linear map, by its name in `LINEAR`, "scale" or "by"; no message."""
+        """Apply a linear map by name: one in `LINEAR`, "scale" or "by"; no message."""
 
     @abstractmethod
     def plus(self, public: Tensor) -> Any:
@@ -301,7 +302,7 @@ class Ring(Link, ABC):
 
     @abstractmethod
     def product(self, other: Any, operation: str, *numbers: Any) -> Any:
-        """Apply a bilinear map with other elements of the same kind, as `bilinear` names it."""
+        """Apply the bilinear map named by `bilinear` with other elements of the same kind."""
 
     @abstractmethod
     def divide(self, shift: int) -> Any:
@@ -313,9 +314,10 @@ class Ring(Link, ABC):
 
     @abstractmethod
     def leading(self, low: int, high: int) -> Any:
-        """Return the place of a magnitude's leading one, from `low` to `high`; then the sign.
+        """Return the position of a magnitude's leading one, from `low` to `high`, and the sign.
 
-        Axes (places + 1, *those of the elements): 1 at that place; the last entry is 1 below 0.
+        The axes are (positions + 1, *axes of the elements): 1 at that position; the last entry is 1
+        below 0.
         """
 
     @abstractmethod
@@ -449,11 +451,11 @@ class Shares(Ring):
 
 
 class Session(ABC):
-    """Holders and a dealer that compute together; the same workers share one session.
+    """Holders and a dealer that compute together; equal workers share one session.
 
     Args:
         holders: 2 to 8 workers.
-        dealer: another worker, which sees no value.
+        dealer: another worker that deals, and sees no value.
         mac: whether shares have MACs.
     """
 
@@ -465,8 +467,8 @@ class Session(ABC):
         """Return the session of these workers.
 
         Raises:
-            BadOptionError: there are too few or too many workers, or one occurs twice.
-            UserError: some are in this process and some are not.
+            BadOptionError: there are too few or too many workers, or a worker is named twice.
+            UserError: some workers are in this process and others are not.
         """
         require_range("holders", len(holders), 2, MOST_HOLDERS)
         everybody = (*holders, dealer)
@@ -492,13 +494,13 @@ class Session(ABC):
         return found
 
     def forgotten(self) -> None:
-        """End the session; the next tensors are shared in a new one."""
+        """End the session; later tensors are shared in a new one."""
         for worker in self.workers:
             for key in [key for key, one in worker.sessions.items() if one is self]:
                 del worker.sessions[key]
 
     def require_own(self, operands: Sequence[Shares]) -> None:
-        """Refuse tensors that are shared among other workers."""
+        """Refuse tensors that other workers share."""
         for other in operands:
             if other.session is not self:
                 raise UserError(
@@ -513,7 +515,7 @@ class Session(ABC):
 
     @abstractmethod
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
-        """Share elements of a worker; its reading rule goes with every share."""
+        """Share elements of a worker; its reading rule applies to every share."""
 
     @abstractmethod
     def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
@@ -528,13 +530,13 @@ class Session(ABC):
         """Return pointers to each worker's part."""
 
     def __len__(self) -> int:
-        """Return how many tensors every worker has, besides those that it counts itself."""
+        """Return how many tensors every worker has, without those that it counts itself."""
         return 0
 
 
 @dataclass(slots=True)
 class Stack:
-    """Shares of all holders of this process, and each one's rule; the dealer's rule is the last."""
+    """Shares of all holders in this process, and each one's rule; the dealer's rule is last."""
 
     value: SharedTensor
     rules: Sequence[Rule]
@@ -545,7 +547,7 @@ class Stack:
 
 
 class LockstepSession(Session):
-    """Workers of this process, computed as one; see `vfl.mpc.many.members.Lockstep`."""
+    """Workers in this process, computed together; see `vfl.mpc.many.members.Lockstep`."""
 
     def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool = False) -> None:
         super().__init__(holders, dealer, mac)
@@ -615,12 +617,12 @@ class LockstepSession(Session):
 
 
 class PartySession(Session):
-    """One party of a computation whose parties all run the same program, in processes of their own.
+    """One party of a computation; all parties run the same program in separate processes.
 
     There is no leader, so a step takes only the messages of its protocol.
 
     Args:
-        member: this party; the last role is the dealer's, whose tensors have only axes.
+        member: this party; the last role is the dealer's, whose tensors are only shapes.
     """
 
     def __init__(self, member: Member) -> None:
@@ -633,7 +635,7 @@ class PartySession(Session):
         return self._kept(blank(elements.shape) if self.member.deals else share)
 
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
-        """Refuse: this session has no workers."""
+        """Refuse, because this session has no workers."""
         raise UserError("a pointer in a program of parties", fix="share values by their owner")
 
     def of_owner(self, owner: int, shape: Sequence[int], elements: Tensor | None) -> Shares:
@@ -660,7 +662,7 @@ class PartySession(Session):
         return torch.zeros(shares.shape, dtype=torch.int64) if found is None else found
 
     def pointers(self, shares: Shares) -> list[PointerTensor]:
-        """Return no pointers: this session has no workers."""
+        """Return no pointers, because this session has no workers."""
         return []
 
     def _kept(self, share: Tensor) -> Shares:
@@ -668,11 +670,11 @@ class PartySession(Session):
 
 
 class PointerSession(Session):
-    """Workers that each keep their share; the leader has a pointer to each.
+    """Workers that keep their own shares; the leader has a pointer to each share.
 
     Args:
         holders, dealer, mac: see `Session`.
-        ask: sends a request to workers at once, each with arguments of its own; returns their
+        ask: sends a request to several workers at once, each with its own arguments; returns their
             answers.
         name: name of the session at the workers.
     """
@@ -779,7 +781,7 @@ class PointerSession(Session):
 
 
 def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
-    """Begin a session of workers of this process; with MACs each is a thread of its own."""
+    """Start a session of workers in this process; with MACs each is a separate thread."""
     if not mac:
         return LockstepSession(holders, dealer)
     parties = LocalParties(

@@ -42,8 +42,7 @@ def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) 
 
     Args:
         message: numbers, texts, tensors, slices, bytes, lists, tuples and tables of them.
-        ref: returns the number of an object that represents a tensor at the other end, None for
-            others.
+        ref: returns the number of an object that represents a tensor at the other end, or None.
 
     Raises:
         UserError: the message has another kind of value.
@@ -100,7 +99,7 @@ def unpacked(payload: Payload, ref: Callable[[int], Any] = lambda number: None) 
         ref: returns the object that represents a tensor's number.
 
     Raises:
-        ProtocolError: the bytes are no message.
+        ProtocolError: the bytes are not a message.
     """
     view = memoryview(payload)
     try:

@@ -86,7 +86,7 @@ class Worker:
     Args:
         name: its name in messages and rules.
         keys: its keys and known fingerprints; None makes new keys and knows no fingerprint.
-        ledger: storage in which its budgets outlive it; without one they end with this process.
+        ledger: storage in which budgets persist; without one they end with this process.
 
     Attributes:
         keys: keys with which others seal for it.
@@ -94,7 +94,7 @@ class Worker:
         members: its parts in computations on shares, by session.
         plans: networks that it trains with noise, by training.
         teachers: networks that vote, by name.
-        join: joins a computation of workers in other processes; None in this process.
+        join: joins a computation of workers in other processes; None for workers in this process.
     """
 
     remote = False
@@ -134,7 +134,8 @@ class Worker:
         Args:
             tensor: tensor to copy and store.
             readers: names; None means everyone.
-            tag: name by which `find` finds it, also from other processes; the tensor then stays.
+            tag: name under which `find` finds it, also from other processes; the tensor then
+                persists.
         """
         rule = Rule(None if readers is None else frozenset(readers))
         pointer = self.keep(tensor.detach().clone().requires_grad_(tensor.requires_grad), rule)
@@ -143,7 +144,7 @@ class Worker:
         return pointer
 
     def allow(self, tensor: Any, reader: str = ME) -> None:
-        """Let a reader get a tensor, or this worker's share of one."""
+        """Allow a reader to get a tensor, or this worker's share of one."""
         for pointer in tensor.pointers():
             if pointer.location is self:
                 held = self.held(pointer)
@@ -152,7 +153,7 @@ class Worker:
                         rule.readers |= {reader}
 
     def grant(self, tag: str, *, epsilon: float, delta: float = 1e-5) -> None:
-        """Let trainings take noisy gradients from a tensor that was loaded under a name.
+        """Allow trainings to take noisy gradients from a tensor that was loaded under a name.
 
         Args:
             tag: name of the rows, or of their labels; a training needs grants for both.
@@ -190,7 +191,7 @@ class Worker:
         self._granted.append(budget)
 
     def granted(self) -> PrivacyStatement:
-        """Return the guarantee for one record, perhaps in all tables, under all grants so far.
+        """Return the guarantee for one record, which may be in all tables, under all grants so far.
 
         Tables, teachers and repeated grants are accounted separately, so epsilons and deltas add
         up.
@@ -220,7 +221,7 @@ class Worker:
 
     @asked
     def find(self, tag: Text) -> Handle:
-        """Return the tensor that the owner has loaded under a name.
+        """Return the tensor that the owner loaded under a name.
 
         Raises:
             UnknownNameError: no tensor has this name.
@@ -240,7 +241,7 @@ class Worker:
         """Run an operation on tensors of this worker.
 
         Raises:
-            UserError: the operation is not allowed, or an operand is at another place.
+            UserError: the operation is not allowed, or an operand belongs to another worker.
         """
         call = OPERATIONS.get(name)
         if call is None:
@@ -265,7 +266,7 @@ class Worker:
             PointerTensor.refuse(f"{name} with several results")
         rule = used[0].rule if name in VIEWS else Rule()
         for each in used:
-            if each.value is result:  # a tensor is held once: it has one rule, and one gradient
+            if each.value is result:  # a tensor is stored once, with one rule and one gradient
                 rule, result = each.rule, result.view_as(result)
         if hidden:
             for each in used:
@@ -284,7 +285,7 @@ class Worker:
         """Compute the result; its axes, and errors, may depend on values of public operands only.
 
         Raises:
-            UserError: torch cannot compute it.
+            UserError: torch cannot compute the operation.
         """
         form: Form | None = None
         try:
@@ -309,7 +310,7 @@ class Worker:
 
     @asked
     def read(self, number: Number, requester: Text = ME) -> Tensor:
-        """Return a tensor, or this worker's share of one, to a reader in its rule.
+        """Return a tensor, or this worker's share of one, to a reader that its rule names.
 
         Raises:
             ConsentError: the rule does not name this reader.
@@ -347,7 +348,7 @@ class Worker:
     def set_gradient(self, number: Number, other: Number | None) -> None:
         """Replace a gradient by another tensor, or remove it."""
         held = self._of(number)
-        # A copy, because later gradients are added to it, and must not reach other readers.
+        # It is a copy, because later gradients are added to it and must not reach other readers.
         held.value.grad = None if other is None else self._tensor(other).detach().clone()
         held.grad_rule = Rule(None if other is None else self._of(other).rule.readers)
 
@@ -355,8 +356,8 @@ class Worker:
     def backward(self, number: Number) -> None:
         """Compute gradients of all tensors here that a scalar depends on, for its readers."""
         loss = self._of(number)
-        # Only tensors still held get gradients: a gradient without a rule would have no owner to
-        # refuse it.
+        # Only tensors that still exist get gradients: a gradient without a rule would have no owner
+        # to refuse it.
         leaves = [
             each
             for each in self._held.values()
@@ -378,7 +379,7 @@ class Worker:
 
     @asked
     def forget(self, numbers: Numbers) -> None:
-        """Delete tensors that have no more pointers."""
+        """Delete tensors that no pointer refers to any more."""
         for number in numbers:
             if number not in self._tags.values():
                 self._held.pop(number, None)
@@ -387,7 +388,7 @@ class Worker:
 
     @asked
     def age(self, known: Count) -> int:
-        """Return the count of its store, which only grows.
+        """Return the store's count, which only grows.
 
         It is 0 without a store. See `vfl.session.store.witness`.
 
@@ -406,7 +407,7 @@ class Worker:
 
     @asked
     def public_key(self) -> bytes:
-        """Return the key with which others seal for it; see `WorkerKeys.public`."""
+        """Return the key with which others seal for this worker; see `WorkerKeys.public`."""
         return self.keys.public
 
     @asked
@@ -420,7 +421,7 @@ class Worker:
 
         Raises:
             ConsentError: the owner does not allow this worker to read it.
-            AuthenticationError: the key is not that worker's.
+            AuthenticationError: the key does not belong to that worker.
         """
         held = self._of(number)
         require_reader(held.rule, reader, self.name, held.value.shape)
@@ -506,7 +507,7 @@ class Worker:
 
     @asked
     def sit(self, session: Text, role: Role, holders: Holders, mac: Flag, peers: Peers) -> None:
-        """Join a computation on shares; only workers in other processes can, by their links."""
+        """Join a computation on shares by links; only workers in other processes can do so."""
         if self.join is None:
             raise UserError(
                 "a worker of this process cannot join workers of other processes", where=self.name
@@ -594,7 +595,7 @@ class Worker:
     # Internal methods.
 
     def keep(self, value: Any, rule: Rule) -> PointerTensor:
-        """Keep a value under a number; return a pointer to it."""
+        """Store a value under a number; return a pointer to it."""
         return PointerTensor(self, *self._kept(value, rule))
 
     def held(self, pointer: PointerTensor) -> Held:
@@ -678,12 +679,12 @@ def virtual(*names: str) -> list[Worker]:
 
 
 def find(worker: Any, tag: str) -> PointerTensor:
-    """Return a pointer to the tensor that a worker's owner has loaded under a name."""
+    """Return a pointer to the tensor that a worker's owner loaded under a name."""
     return PointerTensor(worker, *worker.find(tag))
 
 
 def send(tensor: Any, worker: Any) -> Any:
-    """Send a tensor to a worker, or replace a module's parameters by tensors there."""
+    """Send a tensor to a worker, or replace a module's parameters by tensors at workers."""
     if isinstance(tensor, torch.nn.Module):
         return on_parameters(tensor, lambda each: send(each, worker))
     if isinstance(tensor, ChainTensor):

@@ -76,7 +76,7 @@ class AccountantContract(Contract):
     def cost(
         self, spec: str, steps: GaussianSteps | tuple[GaussianSteps, ...], delta: float = _DELTA
     ) -> float:
-        """Return the cost of steps; the test is skipped where a package is missing."""
+        """Return the cost of steps; skip the test if a package is missing."""
         try:
             return epsilon_by(steps, delta, spec)
         except MissingPackageError as missing:
@@ -84,10 +84,10 @@ class AccountantContract(Contract):
 
 
 def _least(kind: GaussianSteps) -> float:
-    """Return a lower bound of the cost: exact without sampling, else of one step with the record.
+    """Return a lower bound of the cost: exact without sampling, or else of one step.
 
-    A step has it with probability q, so a test of the record errs at least as often as one at delta
-    / q.
+    A step includes the record with probability q, so a test for the record errs at least as often
+    as one at delta / q.
     """
     rate = kind.sampling_rate
     if rate == 1:

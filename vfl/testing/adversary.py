@@ -189,12 +189,12 @@ class AdversaryContract(Contract):
         return adversary
 
     def _view(self, adversary: ActiveAdversary) -> View:
-        """Return all holdings of a party of its kind."""
+        """Return all holdings of a party of the adversary's kind."""
         draw = generator(0, "contract")
         return held(adversary, self._experiment(), self._data(), "bank", self.known, draw)
 
     def _train(self, adversary: Adversary | None, folder: Path | None = None) -> LocalSession:
-        """Train against an adversary; a training that an earlier one in the folder left is resumed.
+        """Train against an adversary; resume an earlier training in the folder.
 
         Three batches are in flight, because a feature party makes those again after a resume.
         """
@@ -243,7 +243,7 @@ class AdversaryContract(Contract):
 
 
 def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """Return which rows a trigger marks, axes (rows,); check that values keep their form."""
+    """Return the rows that a trigger marks, axes (rows,); check that values keep their form."""
     before = values.clone()
     marked = mark(values)
     assert torch.equal(values, before), f"{mark.__name__} changed in place what it was given"
@@ -253,7 +253,7 @@ def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
 
 
 def _require_plain(name: str, value: object) -> None:
-    """Require that a checkpoint holds only tensors, numbers and texts, in mappings and lists."""
+    """Require that a checkpoint contains only tensors, numbers and texts, in mappings and lists."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             _require_plain(f"{name}[{key}]", one)

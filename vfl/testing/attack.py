@@ -40,14 +40,14 @@ from vfl.testing.base import Contract, differing, draw_from_all, global_states, 
 
 
 class AttackContract(Contract):
-    """Properties of every attack: it wins where labels leak, and scores like its guess elsewhere.
+    """Properties of every attack: it wins if labels leak, and otherwise scores like its guess.
 
     The two cases are of a feature party in the inference phase. An attack that needs other cases
     overrides `case`.
 
     Attributes:
         specs: the attacks under test, at least one.
-        wins: least score where classes are far apart.
+        wins: smallest score when classes are well separated.
         rows, classes, width: sizes of the two cases.
         leaks: number of leaked labels of each class.
     """
@@ -60,7 +60,7 @@ class AttackContract(Contract):
     leaks: ClassVar[int] = 5
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
-        """Make a victim with classes far apart, or one whose rows have no information on labels.
+        """Make a victim with separated classes, or one whose rows have no information on labels.
 
         Args:
             leaking: whether labels leak.
@@ -127,7 +127,7 @@ class AttackContract(Contract):
     def require_guess(self, score: Score) -> None:
         """Require a score near the guess on a victim without a leak."""
         deviation = (score.guess * (1 - score.guess) / self.rows) ** 0.5
-        # Even random clusters match better than by chance, because the best matching is taken.
+        # Even random clusters match better than by chance, because the best matching is used.
         margin = 6 if score.measure == "matched_accuracy" else 4
         assert score.value <= score.guess + margin * deviation, "it beats its guess"
 
@@ -147,7 +147,7 @@ def require_form(
 
 
 def _bottom(width: int) -> nn.Module:
-    """Return two rotations, which lose no information, in place of a trained bottom."""
+    """Return two lossless rotations in place of a trained bottom."""
     with scoped(1):
         layers = [nn.Linear(width, width), nn.Linear(width, width)]
         for layer in layers:
@@ -169,7 +169,7 @@ class GradientAttackContract(AttackContract):
 
     Attributes:
         top: spec of the label party's top.
-        positive: share of class 1 among two classes; None gives `classes` equal shares.
+        positive: share of class 1 if there are two classes; None gives `classes` equal shares.
         epochs, batch_size: length of the training, and rows of a batch.
     """
 
@@ -232,13 +232,13 @@ class GradientAttackContract(AttackContract):
 
 
 class InputAttackContract(AttackContract):
-    """`AttackContract` on the cuts that a label party received of one feature party.
+    """`AttackContract` for attacks on cuts that a label party received from one feature party.
 
     Without a leak, cuts and predictions are those of other rows. In a U-shape the top is behind the
     middle and a last layer, which the label party lacks.
 
     Attributes:
-        joint: whether the label party has two columns of its own, which its top reads as well.
+        joint: whether the label party has two own columns, which its top also reads.
         wins: largest remaining share of the mean row's squared error.
         leaks: number of rows whose columns leaked.
     """
@@ -288,7 +288,7 @@ class InputAttackContract(AttackContract):
         return Case(view, labels[rest], inputs[rest])
 
     def _rows(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make columns that lie around one point for each class."""
+        """Make columns whose rows lie around one point per class."""
         labels = torch.randint(self.classes, (self.rows,), generator=draw)
         inputs = 1.5 * torch.eye(self.classes, self.width)[labels]
         return inputs + 0.5 * torch.randn(self.rows, self.width, generator=draw), labels
@@ -301,7 +301,7 @@ class InputAttackContract(AttackContract):
 
 
 def contents(view: View) -> dict[str, tuple[bytes, bool]]:
-    """Return all holdings of a view by name: values as bytes, and whether they carry a graph."""
+    """Return all holdings of a view by name: their bytes, and whether they carry a graph."""
     return {
         name: (values.detach().numpy().tobytes(), values.requires_grad)
         for name, values in _tensors("view", view._holdings)
@@ -309,7 +309,7 @@ def contents(view: View) -> dict[str, tuple[bytes, bool]]:
 
 
 def without_the_rest(view: View) -> View:
-    """Return a view with the same grants, without evidence they do not open.
+    """Return a view with the same grants, but without evidence that no grant opens.
 
     The number of rows stays the same.
     """
@@ -326,7 +326,7 @@ def without_the_rest(view: View) -> View:
 
 
 def _opened(view: View, name: str, rows: Evidence) -> Evidence:
-    """Return a group of rows, blank where no grant opens it."""
+    """Return a group of rows without the fields that no grant opens."""
 
     def kept(column: str, value: Any) -> Any:
         return value if _opens(lambda: getattr(getattr(view, name), column)) else _blank(value)
@@ -347,7 +347,7 @@ def _opens(reach: Callable[[], object]) -> bool:
 
 
 def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in evidence, with its name; callables are called for their tensors."""
+    """Yield every tensor in evidence with its name; call callables for their tensors."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, list | tuple):

@@ -22,7 +22,7 @@ class Contract:
     specs: ClassVar[Sequence[str]] = ()
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Make one test for each spec (and phase, where a test distinguishes them)."""
+        """Make one test per spec (and per phase, if a test distinguishes phases)."""
         if not self.specs:
             raise ValueError(f"{type(self).__name__}.specs names no {self.family} to test")
         if "spec" in metafunc.fixturenames:
@@ -51,5 +51,5 @@ def require_still(states: Mapping[str, object]) -> None:
 
 
 def differing(before: Mapping[str, object], after: Mapping[str, object]) -> str:
-    """Return the names of changed entries."""
+    """Return the names of entries that changed."""
     return ", ".join(name for name, value in after.items() if value != before[name])

@@ -189,7 +189,7 @@ class CodecContract(Contract):
 
 
 class _Trip:
-    """One cut and its gradient over the wire, with a codec object of its own at each end."""
+    """One cut and its gradient over the wire, with a separate codec object at each end."""
 
     def __init__(self, spec: str, cut: Tensor, training: bool, device: str = "cpu") -> None:
         self._spec = spec
@@ -233,7 +233,7 @@ class _Trip:
 
 
 def _played(ends: tuple[Codec, Codec], cut: Tensor, step: int) -> tuple[bytes, bytes]:
-    """Run one step of a feature party's and a label party's codec.
+    """Run one step of a codec at a feature party and a label party.
 
     Return what they decode, as bytes.
     """
@@ -263,7 +263,7 @@ def _grad(cut: Tensor) -> Tensor:
 
 
 def _context(training: bool, rows: int, party: str = "", step: int = 3) -> StepContext:
-    """Return the encoding context of a party; without a name, that of a decoding end."""
+    """Return a party's encoding context; without a name, that of a decoding end."""
     if not training:
         return INFERENCE
     secret = Secret.of_simulation(0, party) if party else None

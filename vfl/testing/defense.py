@@ -29,12 +29,12 @@ _LABEL_HOOKS = (
 
 
 class DefenseContract(Contract):
-    """Properties of every defense and every chain of them.
+    """Properties of every defense, and of every chain of defenses.
 
     Attributes:
         specs: the defenses under test, at least one; include the extremes of their options.
         width: width of the cut.
-        parties: number of parties whose cuts of one width a merged cut holds; it divides `width`.
+        parties: number of parties in a merged cut, each with equal width; it divides `width`.
         classes: columns of the top's output.
     """
 
@@ -115,7 +115,7 @@ class DefenseContract(Contract):
         assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
 
     def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
-        """Test that a party can compute the cost on shapes alone, before it consents."""
+        """Test that a party can compute the cost from shapes before it consents."""
         defense = make(spec)
         assert isinstance(defense.fit_epochs, int), "fit_epochs is no number of epochs"
         assert defense.fit_epochs >= 0, "fewer epochs than none"
@@ -190,7 +190,7 @@ class DefenseContract(Contract):
         assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
 
     def _bottom(self, defense: Defense) -> nn.Module:
-        """Return an untrained bottom; one of words for a defense of words."""
+        """Return an untrained bottom; for a defense of words, one that reads words."""
         if defense.of_words:
             return nn.Sequential(_Words(_MOST_WORDS, 2), nn.Linear(2 * _LENGTH, self.width))
         return nn.Linear(self.width, self.width)
@@ -213,7 +213,7 @@ class DefenseContract(Contract):
         return defense.labels(labels, Secret.of_simulation(0, "contract"))
 
     def _values(self) -> dict[str, Tensor]:
-        """Return the inputs of the hooks of one round, by the name of the value."""
+        """Return the inputs of a round's hooks, by the name of the value."""
         draw = generator(0, "contract")
         return {
             "inputs": torch.randn(ROWS, 4, generator=draw),
@@ -226,7 +226,7 @@ class DefenseContract(Contract):
     def _play(
         self, defense: Defense, step: int = 0, given: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Run one training round through every hook; return each result that is not None."""
+        """Run one training round through every hook; yield each result that is not None."""
         values, context = given or self._values(), _context(step)
         inputs, labels = values["inputs"], values["labels"]
         if step == 0:  # a training begins
@@ -248,7 +248,7 @@ class DefenseContract(Contract):
         return {name: value for name, value in made.items() if value is not None}
 
     def _wrapped(self, defense: Defense, part: str) -> nn.Module:
-        """Return a linear bottom or top of fixed weights, as the defense wraps it at the start."""
+        """Return a linear bottom or top with fixed weights, wrapped by the defense."""
         with scoped(1):
             if part == "bottom":
                 bottom = defense.wrap_bottom(self._bottom(defense), self.width)
@@ -259,7 +259,7 @@ class DefenseContract(Contract):
 
 
 class _Words(nn.Module):
-    """Gives the vectors of whole numbers side by side."""
+    """Concatenates the vectors of integers."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()

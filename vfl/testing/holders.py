@@ -1,4 +1,4 @@
-"""Contract tests of a protocol whose parties hold shares.
+"""Contract tests of protocols whose parties have shares.
 
 class TestMine(HolderContract):
     protocols = {"product": Protocol(make, program, result=torch.tensor([6.0]), holders=2)}
@@ -48,7 +48,7 @@ _WORD = np.dtype("<i8")
 #: instead.
 _PATIENCE_S = 0.02
 _TIMEOUT_S = 0.15
-#: A protocol that takes longer is taken to hang.
+#: A protocol that takes longer counts as hanging.
 _HANGING_S = 60.0
 #: Counts and indices are below this number, and repeat.
 _LEAST_WORD = 1 << 40
@@ -58,19 +58,19 @@ _CHECK_TURNS, _NONCE_BYTES = 3, 16
 
 @dataclass(frozen=True)
 class Protocol:
-    """A program of parties of which the first hold shares, and the last helps them.
+    """A program of several parties; the first ones have shares, and the last one helps them.
 
     Attributes:
         make: makes the parties, with agreed keys, from the seconds that they wait for a message.
-        program: each party's program; it notes shares that it shows the helper in another form. Its
-            result is a tensor at every holder that learns the values, None elsewhere.
+        program: each party's program; it records shares that it sends to the helper in another
+            form. Its result is a tensor at every holder that learns the values, None elsewhere.
         result: its result if all parties follow the protocol.
         holders: number of holders; the helper's role follows theirs.
         tolerance: largest error of a right result.
         macs: whether a false share is detected. Other protocols assume that parties follow them; if
             a party sends false values of the right form, they may accept a wrong result.
-        helper: the helper's view: no value, values that masks make uniform, or masked parts of
-            values in a permuted order, which reveal only the values.
+        helper: view of the helper: nothing, values that masks make uniform, or masked parts of
+            permuted values, which reveal only the values.
         word_bytes: bytes of an element in a message to the helper, the uppermost of a word.
     """
 
@@ -90,16 +90,16 @@ class Protocol:
 
 
 class Adversary:
-    """The links of one holder that receives before it sends, and may send anything.
+    """The links of one dishonest holder, which receives before it sends and may send anything.
 
     Args:
         links: links of the holder, by role.
-        holders: roles that it waits for.
-        behave: its behaviour in a turn; by default it follows the protocol.
-        patience_s: seconds that it waits for the others before it sends.
+        holders: roles of the holders it waits for.
+        behave: behaviour in a turn; by default honest.
+        patience_s: seconds to wait for the others before it sends.
 
     Attributes:
-        turns: messages that it should have sent in each turn.
+        turns: messages that an honest holder would have sent in each turn.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Adversary:
         self.turns: list[Sent] = []
 
     def hold(self, peer: int, frame: Frame) -> None:
-        """Keep a message until this holder waits for one."""
+        """Hold a message back until this holder waits for one."""
         self._held.append((peer, replace(frame, payload=bytes(frame.payload))))
 
     def receive(self, peer: int) -> Frame:
@@ -150,7 +150,7 @@ class Adversary:
 
 @dataclass
 class Tapped:
-    """A link of an adversary, or one whose end keeps the received frames."""
+    """A link of an adversary, or a link whose end stores the received frames."""
 
     link: Polled
     peer: int
@@ -203,10 +203,10 @@ def play(
     times: int = 1,
     timeout_s: float = _HANGING_S,
 ) -> list[Played]:
-    """Run a protocol several times in one session, one holder of which may be an adversary.
+    """Run a protocol several times in one session; one holder may be an adversary.
 
     Raises:
-        VFLError: the first error.
+        VFLError: a holder failed; this is the first error.
     """
     found = []
     with protocol.make(timeout_s) as parties:
@@ -220,7 +220,7 @@ def play(
                 }
                 hands = None
                 if party.role == liar:
-                    # Where every opening is checked, all holders send in each turn.
+                    # If every opening is checked, all holders send in each turn.
                     patience_s = _HANGING_S if protocol.macs else _PATIENCE_S
                     hands = adversary = Adversary(links, protocol.holders, behave, patience_s)
                 for peer, channel in party.channels.items():
@@ -268,7 +268,7 @@ def _negated(payload: bytes) -> bytes:
 
 @dataclass
 class Lie:
-    """One kind of false message in one turn; in other turns it follows the protocol.
+    """One kind of false message in one turn; in other turns the holder follows the protocol.
 
     Attributes:
         kind: see `KINDS` and `SIZES`; a kind that does not apply leaves the message unchanged.
@@ -346,7 +346,7 @@ KINDS = (
 
 @dataclass
 class LateLie:
-    """Opens another value, and then makes the check add up to 0, knowing the others' parts."""
+    """Opens a false value, then completes the check to 0, given the other parties' parts."""
 
     opening: int
 
@@ -399,14 +399,14 @@ class HolderContract(Contract):
         cls._turns = {}
 
     def _honest_turns(self, spec: str, role: int) -> list[Sent]:
-        """Return what a holder that follows the protocol sends in each turn; played once."""
+        """Return the messages of an honest holder in each turn; the protocol runs once for this."""
         if (spec, role) not in self._turns:
             (honest,) = play(self.protocols[spec], role)
             self._turns[spec, role] = honest.turns
         return self._turns[spec, role]
 
     def _lies(self, spec: str, kinds: Sequence[str]) -> Iterator[tuple[int, Lie]]:
-        """Yield each kind in each turn of each holder, to all receivers and to a single one."""
+        """Yield each kind of lie in each turn of each holder, to all receivers and to one."""
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
             for turn, sent in enumerate(self._honest_turns(spec, liar)):
@@ -487,7 +487,7 @@ class HolderContract(Contract):
             assert f"of {name_of(liar)}" in (caught.value.got or ""), "an echo passes"
 
     def test_nothing_that_is_sent_comes_twice(self, spec: str) -> None:
-        """Test that the same program, run twice in one session, uses no mask again."""
+        """Test that a program that runs twice in one session uses each mask once."""
         one, two = play(self.protocols[spec], times=2)
         for pair in one.heard:
             again = _words(one.heard[pair]) & _words(two.heard[pair])
@@ -533,7 +533,7 @@ class HolderContract(Contract):
 
 
 def _words(payloads: Sequence[bytes]) -> set[int]:
-    """Return all whole words that are no counts."""
+    """Return all whole words that are not counts."""
     found: set[int] = set()
     for payload in payloads:
         words = np.frombuffer(payload[: len(payload) // 8 * 8], "<u8")

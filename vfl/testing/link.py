@@ -96,9 +96,9 @@ def _fields(frame: Frame) -> tuple[Kind, int, bytes, int]:
 
 
 def _beside(send: Callable[[Frame], None], *frames: Frame) -> threading.Thread:
-    """Send frames that may have to wait for this thread's reading, in a thread of its own.
+    """Send frames in a separate thread, since they may wait until this thread reads.
 
-    A transport for one thread finishes here at once, before the caller starts to receive.
+    A transport for one thread finishes here immediately, before the caller starts to receive.
     """
 
     def work() -> None:

@@ -20,7 +20,7 @@ _ROWS = 5
 
 
 class _ModelContract(Contract):
-    """Properties of either end of a network.
+    """Properties of a network's bottom or top.
 
     Attributes:
         width: columns of its output.
@@ -33,7 +33,7 @@ class _ModelContract(Contract):
         raise NotImplementedError
 
     def rows(self) -> Tensor:
-        """Return rows that it accepts, axes (rows, ...)."""
+        """Return rows that the model accepts, axes (rows, ...)."""
         raise NotImplementedError
 
     def test_it_gives_a_row_of_the_width_for_each(self, spec: str) -> None:
@@ -63,7 +63,7 @@ class BottomContract(_ModelContract):
 
     Attributes:
         shape: axes of one tested row.
-        whole: rows are integers below it; 0 draws any numbers.
+        whole: upper bound of integer rows; 0 means real numbers.
     """
 
     family = "bottom"

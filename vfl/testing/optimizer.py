@@ -17,7 +17,7 @@ from vfl.config import TrainSettings
 from vfl.models.optimizers import Optimization
 from vfl.testing.base import Contract, global_states, require_still
 
-#: A fit of a straight line, which every optimiser improves in so many steps.
+#: A fit of a straight line that every optimiser must improve in this number of steps.
 _ROWS, _COLUMNS, _STEPS = 32, 4, 60
 
 

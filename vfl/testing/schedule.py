@@ -29,7 +29,7 @@ class ScheduleContract(Contract):
     epochs: int = 8
 
     def steps(self, spec: str) -> Optimization:
-        """Return the optimisation of a training with it."""
+        """Return the optimisation settings of a training with the schedule."""
         return Optimization(TrainSettings(schedule=spec, epochs=self.epochs, optimizer="sgd"))
 
     def test_every_epoch_has_a_rate(self, spec: str) -> None:

@@ -131,7 +131,7 @@ class SourceContract(Contract):
         assert {parse(one)[0] for one in parts(spec)} <= set(SOURCES.names())
 
     def read(self, spec: str, limit: int | None = None, form: SetFormat | None = None) -> Bundled:
-        """Read some rows; a test is skipped where the set's files are missing."""
+        """Read some rows; skip the test if the set's files are missing."""
         try:
             return read_bundled(spec, self.root, limit=limit or self.limit, form=form)
         except MissingDataError as missing:
@@ -147,7 +147,7 @@ class SourceContract(Contract):
 
 @contextmanager
 def _no_network() -> Iterator[list[str]]:
-    """Record look-ups of addresses and connections in this context, and refuse them."""
+    """Record and refuse address look-ups and connections in this context."""
     asked: list[str] = []
 
     def refuse(*given: Any, **named: Any) -> None:

@@ -1,6 +1,6 @@
-"""Trainings from start to end: in one process, as a module inside autograd, over a federation.
+"""Whole trainings: in one process, as a module inside autograd, or over a federation.
 
-A run is one training with its folder: `train` makes it, `evaluate` and `predict` use it.
+A run is one training with its folder: `train` makes a run; `evaluate` and `predict` use it.
 """
 
 from __future__ import annotations

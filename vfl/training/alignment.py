@@ -1,4 +1,4 @@
-"""Private alignment with every party in this process: each has its own file, keys and positions."""
+"""Private alignment in one process; each party has its own file, keys and positions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Gain:
     """Gain of an id rule, in counts.
 
     Attributes:
-        rules: spec of this rule and the rules before it.
+        rules: spec of this rule and of the rules before it.
         common: number of distinct ids that all parties have.
         gained: number of common ids that this rule adds.
         changed: number of ids that the rules change, by party.
@@ -72,17 +72,18 @@ class Gain:
 def align(
     experiment: Experiment, protocol: str, folder: Path, tell: Tell = lambda report: None
 ) -> Aligned:
-    """Find the common rows of the parties' own files, and keep each party's positions.
+    """Find the common rows of the parties' own files, and store each party's positions.
 
     Args:
-        experiment: experiment whose parties have files of their own; `data.id` and `data.id_rules`.
+        experiment: experiment whose parties have separate files; `data.id` and `data.id_rules`.
         protocol: a spec of `vfl.datasets.alignment.protocols.PROTOCOLS`.
-        folder: a folder a party is written there.
+        folder: folder in which each party gets a folder.
         tell: function that receives the number of bytes sent so far.
 
     Raises:
         ConfigError: the parties have no files of their own.
-        MisalignedError: missing or repeated ids, or hardly any in common; counts only.
+        MisalignedError: ids are missing or repeated, or very few are common; the error contains
+            counts only.
         DataError, SpecError: see `vfl.datasets` and `Registry.make`.
     """
     rules, place = experiment.data.id_rules, scratch()
@@ -130,7 +131,7 @@ def align(
 
 
 def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
-    """Return the gain of each rule over the rules before it, in counts from the protocol.
+    """Return each rule's gain over the rules before it, in counts from the protocol.
 
     Raises:
         ConfigError, MisalignedError, DataError, SpecError: see `align`.
@@ -174,7 +175,7 @@ def _tables(experiment: Experiment) -> dict[str, OwnTable]:
 
 
 def _still_good(ids: Mapping[str, OwnIds], agreed: Agreed, folder: Path) -> dict[str, Alignment]:
-    """Return each party's last version if all belong to one alignment and no ids have changed."""
+    """Return each party's last version, if all belong to one alignment and no ids changed."""
     try:
         kept = {party: Alignment.newest(folder / party, party) for party in ids}
     except (MissingDataError, RunFolderError):

@@ -1,8 +1,8 @@
 """Cut a model that exists into parts of several parties: `vfl.split`.
 
-The model stays one module, and runs as its author wrote it. Where a cut was named, a hook sends the
-output of that layer through frames and hands on what arrives. One run on an example shows which
-operations each party computes, and what else would cross between them.
+The model stays one module, and runs as written by its author. At a named cut, a hook sends the
+layer's output through frames and continues with the received values. One run on an example shows
+which operations each party computes, and which other values would cross between parties.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vfl.core.torch_internals import TorchDispatchMode
 from vfl.training.split import Addition, Crossings, arguments_of, taking
 
 _FEATURE, _LABEL, _SERVER = "feature", "label", "server"
-#: Hooks of defenses that build a bottom or a top of their own.
+#: Hooks of defenses that build their own bottom or top.
 _ON_MODELS = ("wrap_bottom", "wrap_top")
 
 
@@ -50,30 +50,30 @@ def split(
 ) -> CutModel:
     """Cut a model at layers, by name; its forward and backward passes then cross real frames.
 
-    Weights, dropout and the model's own code stay as they are: without a codec and a defense a
-    training ends with the weights that the same loop gives without a cut, bit for bit.
+    Weights, dropout and the model's own code do not change: without a codec and a defense, a
+    training ends with the same weights as the same loop without a cut, bit for bit.
 
     Args:
         model: any module; it is used, not copied.
-        at: the layer whose output crosses, as `model.named_modules` names it; one layer for each
-            feature party, by party; or two layers, where the cut goes up at the first and comes
-            back at the second (U-shape: Vepakomma et al. 2018, section 3).
+        at: the layer whose output crosses, by its name in `model.named_modules`; one layer for each
+            feature party, by party; or two layers, if the cut goes up at the first and comes back
+            at the second (U-shape: Vepakomma et al. 2018, section 3).
         example: the arguments of one forward pass: a tensor, a tuple, or a dict of names.
-        label_inputs: names of inputs that the label party holds too, such as a mask.
+        label_inputs: names of inputs that the label party has too, such as a mask.
         row_axes: number of first axes of a cut that a codec counts as rows: 1 for (rows, ...), 2
             for tokens of axes (rows, tokens, width).
-        untie: give the label party weights of its own where both sides use the same ones.
+        untie: give the label party separate weights if both sides use the same ones.
         codec: a spec, for every cut.
         defense: a spec of a defense on cuts, gradients or outputs.
-        task: "classification", or "regression" where labels are numbers.
+        task: "classification", or "regression" for numeric labels.
         seed: replaces the parties' secrets; secrets within one process would give no protection.
         observers: objects that receive every frame besides the ledger, for example a `Trace`.
 
     Raises:
-        ConfigError: there is no such layer, or the example does not reach it.
+        ConfigError: the layer does not exist, or the example's forward pass does not reach it.
         SpecError: `SplitModule` refuses the settings, a defense builds models of its own, something
             else than the cuts crosses between parties, or two parties use the same weights.
-        DataError: a tensor that crosses holds whole numbers.
+        DataError: a tensor at a cut contains integers.
 
     >>> model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> cut = split(model, at="1", example=torch.ones(2, 6), codec="topk:k=2")
@@ -124,11 +124,11 @@ class _Cut:
 
     Attributes:
         name: name in the ledger, and of the cut's codec.
-        layer: layer whose output contains the cut.
+        layer: layer with the cut in its output.
         position: among the tensors of that output.
         row_axes: number of first axes that are rows.
         width: width of a row.
-        back: whether it goes to the feature party.
+        back: whether the cut goes back to the feature party.
     """
 
     name: str
@@ -145,9 +145,9 @@ class CutModel(Crossings):
     Attributes:
         model: the model that was cut.
         parts: names of the weights of each party.
-        label_inputs: names of the model's arguments that the label party holds too.
-        by_row: whether a row of a cut is one of the model's inputs, and no token of it.
-        server: name of the party that sends a cut back, as in a U-shape; None if there is none.
+        label_inputs: names of the model's arguments that the label party has too.
+        by_row: whether a row of a cut is an input row of the model, and not a token.
+        server: name of the party that returns a cut, as in a U-shape; None if there is none.
         ledger: ledger of the frames that crossed.
     """
 
@@ -206,9 +206,9 @@ class CutModel(Crossings):
             **named: arguments of the model by name.
             labels: labels of the rows. Defenses that read labels need them in training; the model
                 receives them if its `forward` has an argument of this name.
-            rows: position of each row in your table, whole numbers of axes (rows,); needed in
-                training by codecs that keep state for each row. If the model has an argument of
-                this name, it is the model's alone.
+            rows: position of each row in your table, integers of axes (rows,); needed in training
+                by codecs with state for each row. If the model has an argument of this name, only
+                the model receives it.
 
         Raises:
             SpecError: see `SplitModule.forward`.
@@ -267,7 +267,7 @@ class CutModel(Crossings):
         return outputs
 
     def _called(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Run the model; the error of an argument that it does not have names the arguments."""
+        """Run the model; if it lacks an argument, the error names its arguments."""
         try:
             return self.model(*inputs, **named)
         except TypeError:
@@ -287,11 +287,11 @@ class CutModel(Crossings):
         return next(cut.layer for cut in self._cuts if cut.name == party)
 
     def inputs_of(self, party: str) -> Sequence[str]:
-        """Names of the model's arguments behind a party's cut."""
+        """Return the names of the model's arguments from which a party's cut is computed."""
         return self._rows_of[party]
 
     def arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the model by name, without labels and rows that it does not take."""
+        """Return the model's arguments by name, without labels and rows that it does not accept."""
         left_out = {"labels": not self._takes_labels, "rows": not self._takes_rows}
         named = {name: one for name, one in named.items() if not left_out.get(name)}
         return dict(_named(self._signature, inputs, named))
@@ -317,7 +317,7 @@ class CutModel(Crossings):
             )
         is_flat = len(axes) == 2 and cut.row_axes == 1
         flat = values if is_flat else values.reshape(prod(axes[: cut.row_axes]), cut.width)
-        # In a U-shape the feature party has the labels: it sends gradients of what comes back.
+        # In a U-shape the feature party has the labels: it sends gradients of the returned cut.
         own = labels if cut.back or self.server is None else None
         if not cut.back:
             flat = self._guarded(cut.name, flat, context)
@@ -361,19 +361,19 @@ class _Given:
 
     Args:
         example: see `split`.
-        label_inputs: names of the arguments that the label party holds too.
+        label_inputs: names of the arguments that the label party has too.
     """
 
     def __init__(self, example: Any, label_inputs: frozenset[str]) -> None:
-        # Copies: one tensor given as two arguments would be one value.
+        # These are copies, because one tensor given as two arguments would be one value.
         self.args, self.named = mapped(arguments_of(example), torch.clone)
         self.label_inputs = label_inputs
 
     def by_name(self, model: nn.Module) -> list[tuple[str, Any]]:
-        """Return every argument by the model's name for it.
+        """Return every argument under the model's name for it.
 
         Raises:
-            ConfigError: the model takes others, or has none of `label_inputs`.
+            ConfigError: the model has other arguments, or lacks one of `label_inputs`.
         """
         try:
             found = list(_named(inspect.signature(model.forward), self.args, self.named))
@@ -394,13 +394,13 @@ class _Given:
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A record of the values that each operation reads and makes.
 
-    A value has a number. Views of a tensor are the same value; an operation in place makes a new
-    one of all that it reads.
+    A value has a number. Views of a tensor are the same value; an in-place operation makes a new
+    value from all that it reads.
 
     Attributes:
-        events: each value that was made, the values read for it, and the layer that ran, in order.
+        events: each computed value, the values read for it, and its layer, in order.
         axes: the axes of each value's tensor.
-        layers: names of the layers that are running, the innermost last.
+        layers: names of the running layers, the innermost last.
     """
 
     def __init__(self) -> None:
@@ -445,8 +445,8 @@ class _TracedCut:
 
     Attributes:
         owner: party that sends the cut.
-        layer: layer whose output it is.
-        left, arrived: values of its tensors, before and behind the crossing.
+        layer: layer with this output.
+        left, arrived: values of the tensors before and after the crossing.
         axes: axes of each tensor.
     """
 
@@ -460,7 +460,7 @@ class _TracedCut:
         """Return the tensors that are sent.
 
         Raises:
-            WidthError: one has no axis behind its rows.
+            WidthError: a tensor has no axis after its rows.
         """
         if any(len(axes) <= row_axes for axes in self.axes):
             raise WidthError(
@@ -484,14 +484,14 @@ class _TracedCut:
 
 @dataclass
 class _Traced:
-    """The operations of one forward pass, by the party that computes them.
+    """The operations of one forward pass, by the party that computes each.
 
     Attributes:
         tape: its operations.
-        cuts: cuts in the order in which they cross.
-        inputs, weights: their names, by value; weights are parameters and buffers.
+        cuts: cuts in the order of their crossing.
+        inputs, weights: names of inputs and of weights (parameters and buffers), by value.
         parameters: values of the parameters among the weights.
-        shared: inputs that the label party holds too.
+        shared: inputs that the label party has too.
         outputs: outputs of the model.
     """
 
@@ -513,7 +513,7 @@ class _Traced:
         self._arrived = {value: cut.owner for cut in self.cuts for value in cut.arrived}
         self._private = {value for value, name in self.inputs.items() if name not in self.shared}
         last = _FEATURE if any(cut.owner == _SERVER for cut in self.cuts) else _LABEL
-        # The values that each party's operations touch, one entry for each time that it computes.
+        # The values that each party's operations use, one entry for each computation.
         self._stages = [(cut.owner, self._before(cut.left)) for cut in self.cuts]
         ends = list(map(self.tape.value, tensors_of(self.outputs)))
         self._stages.append((last, self._before(ends)))
@@ -521,8 +521,8 @@ class _Traced:
     def parts(self) -> dict[str, list[str]]:
         """Names of each party's weights.
 
-        A weight that the example does not use goes where the others of its layer are, or with the
-        last operations.
+        A weight that the example does not use belongs to the party of its layer's other weights, or
+        to that of the last operations.
         """
         owners: dict[str, list[str]] = {}
         for value, names in self.weights.items():
@@ -537,7 +537,7 @@ class _Traced:
         return parts
 
     def inputs_of_cuts(self) -> dict[str, list[str]]:
-        """Names of the inputs behind each party's cut."""
+        """Names of the inputs of each party's cut."""
         return {
             owner: [self.inputs[value] for value in self.inputs if value in stage]
             for owner, stage in self._stages[:-1]
@@ -554,10 +554,10 @@ class _Traced:
         return found
 
     def check_weights(self) -> None:
-        """Refuse a model whose parties use the same weights.
+        """Refuse a model in which two parties use the same weights.
 
         Raises:
-            SpecError: some weights have two owners; the error names them.
+            SpecError: two parties own some weights; the error names the weights.
         """
         if tied := self.tied():
             raise SpecError(
@@ -567,10 +567,10 @@ class _Traced:
             )
 
     def check_crossings(self) -> None:
-        """Refuse a model where something else than the cuts crosses.
+        """Refuse a model in which other values than the cuts cross between parties.
 
         Raises:
-            SpecError: an operation of one party reads what another one computed or holds.
+            SpecError: an operation of one party reads a value that another party computed or holds.
         """
         private = self._behind_inputs()
         for at, (owner, stage) in enumerate(self._stages):
@@ -618,7 +618,7 @@ class _Traced:
         return found
 
     def _behind_inputs(self) -> set[int]:
-        """Values that depend on an input that one party alone holds, or on a cut."""
+        """Return values that depend on an input of one party alone, or on a cut."""
         found = self._private | set(self._arrived)
         for made, read, _ in self.tape.events:
             if found & read:
@@ -653,8 +653,9 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
     """Run the example in evaluation mode, and note every operation.
 
     Raises:
-        ConfigError: there is no such layer, or the example does not reach it once.
-        DataError: a cut holds whole numbers.
+        ConfigError: the layer does not exist, or the example's forward pass does not reach it
+            exactly once.
+        DataError: a tensor at a cut contains integers.
     """
     layers = dict(model.named_modules(remove_duplicate=False))
     for layer in owners.values():
@@ -730,7 +731,7 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
 
 
 def _untie(model: nn.Module, traced: _Traced) -> None:
-    """Give the layers behind the cut weights of their own where both sides use the same."""
+    """Give the layers after the cut separate weights if both sides use the same."""
     for key, users in traced.tied().items():
         for name in traced.weights[key]:
             layer, _, own = name.rpartition(".")
@@ -747,7 +748,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _named(
     signature: inspect.Signature, args: Sequence[Any], named: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Arguments with the names that a signature gives them."""
+    """Return arguments under the names that a signature gives them."""
     for name, value in signature.bind(*args, **named).arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
             yield from value.items()
@@ -756,7 +757,7 @@ def _named(
 
 
 def _logits(outputs: Any) -> Tensor | None:
-    """Return the model's logits: its output, or the output's entry of that name."""
+    """Return the model's logits: its output, or the output's entry `logits`."""
     return outputs if isinstance(outputs, Tensor) else entry_of(outputs, "logits")
 
 

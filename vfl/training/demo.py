@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
     """Write the demo's project: every party's folder, its data and its own file.
 
-    Each party's table has its rows in an order of its own; they meet by id.
+    Each party's table has its rows in a different order; they are joined by id.
     """
     label_port, stream_port, *node_ports = free_ports(2 + len(_SIDES))
     superlink = f"127.0.0.1:{label_port}"
@@ -75,7 +75,7 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
 
 
 def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> Path:
-    """Start SuperLink and SuperNodes, train, and end everything that was started."""
+    """Start SuperLink and SuperNodes, train, and end all started processes."""
     with ExitStack() as services:
         say("starting the SuperLink (TLS, node authentication, database file)")
         services.callback(deployment.start_superlink(label).stop)
@@ -114,7 +114,7 @@ def run_in_process(
 
 
 def _tables() -> dict[str, pd.DataFrame]:
-    """Left half, right half and labels of scikit-learn's digits, each in its own order."""
+    """Return left halves, right halves and labels of the digits, each in a different order."""
     pictures, digits = read_digits()
     rows = len(digits)
     ids = [f"image-{row:04d}" for row in range(rows)]

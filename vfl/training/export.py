@@ -1,9 +1,9 @@
-"""One party's part of a model as a file for other programs: ONNX, or a `torch.export` program.
+"""One party's part of a model as a file for other programs: ONNX, or `torch.export`.
 
-Another model than a network has forms of its own, see `SecureMode.exports`.
+Models other than networks have their own forms, see `SecureMode.exports`.
 
-Nothing of another party is needed. What is written computes what the party computes at inference,
-up to the codec of a feature party, which makes bytes of the cut that stands here.
+Nothing of another party is needed. The file computes what the party computes at inference, except
+the codec of a feature party, which would convert the cut to bytes.
 """
 
 from __future__ import annotations
@@ -60,18 +60,19 @@ def export_half(
     """Write a half with its card and encoder.
 
     Args:
-        run: the run's folder, or that of the party in it.
+        run: the run's folder, or a party's folder in it.
         party: owner of the exported half.
-        to: "onnx" or "torch" of a network; a model of a product has forms of its own.
-        out: destination folder; None is a folder beside the weights.
-        bottom: the party's own bottom, where its file named one.
+        to: "onnx" or "torch" for a network; a product's model has other forms.
+        out: destination folder; None is a folder next to the weights.
+        bottom: the party's own bottom, if its file named one.
 
     Returns:
-        What was written, and the largest difference of its answers to the half's on random inputs,
-        relative to the largest answer; None where the runtime is not installed.
+        The result is the written path, and the largest difference between its answers and the
+        half's on random inputs, relative to the largest answer; None if the runtime is not
+        installed.
 
     Raises:
-        RunFolderError: the half is not there, damaged, or another run's.
+        RunFolderError: the half is missing or damaged, or belongs to another run.
         MissingPackageError: the form needs a package that is not installed.
         SpecError: no party has this half, or this form cannot represent it.
     """
@@ -97,7 +98,7 @@ def export_half(
         if to == "onnx":
             _to_onnx(program, half, sample, draft)
         else:
-            program.example_inputs = None  # torch would store them as a pickle
+            program.example_inputs = None  # torch would store them by pickle
             torch.export.save(program, str(draft))
         content = draft.read_bytes()
     write_bytes(path, content)
@@ -125,7 +126,7 @@ def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict
     """Write a model of a product in its own form; None for a network.
 
     Raises:
-        SpecError: the model is not written in this form.
+        SpecError: the model cannot be written in this form.
     """
     terms = own.terms()
     forms = make(terms.secure).exports
@@ -164,7 +165,7 @@ class _Half(nn.Module):
 
     Attributes:
         inputs: axes of one row of each input, by name.
-        output: name of its output.
+        output: name of the output.
         stem: stem of the file's name.
     """
 
@@ -173,7 +174,7 @@ class _Half(nn.Module):
     stem: str
 
     def sample(self) -> tuple[Tensor, ...]:
-        """Random rows of every input; no row of any party."""
+        """Draw random rows of every input; they are not rows of any party."""
         drawn = generator(0, "export")
         return tuple(torch.randn(_ROWS, *x, generator=drawn) for x in self.inputs.values())
 
@@ -189,7 +190,7 @@ class _FeatureHalf(_Half):
         self.model, self._defense = end.model, end.defense
 
     def sample(self) -> tuple[Tensor, ...]:
-        """Random rows: numbers, or zeros and ones for a bottom of words or items."""
+        """Draw random rows: numbers, or zeros and ones for a bottom of words or items."""
         (rows,) = super().sample()
         try:
             self.model["bottom"](rows)
@@ -208,7 +209,7 @@ class _FeatureHalf(_Half):
 
 
 class _LabelHalf(_Half):
-    """Module from decoded cuts, and the party's own columns if it has any, to answers."""
+    """A module from decoded cuts, and the party's own columns if it has any, to answers."""
 
     stem = "top"
 
@@ -252,8 +253,8 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
     """Return a party's half with the weights its training ended with.
 
     Raises:
-        RunFolderError: they are not there, or another run's.
-        SpecError: no party has it, or what it sends cannot be computed without its secret.
+        RunFolderError: the weights are missing, or belong to another run.
+        SpecError: no party has this half, or its output depends on the party's secret.
     """
     terms, weights = own.terms(), own.weights()
     _check_run(run, terms, own, weights)
@@ -280,7 +281,7 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
             else own_bottom(bottom).build(shape or (), terms.parties[name].width)
         )
         end = FeatureParty(data, terms, local_pair()[1], mine, bottom=asked, weights=weights).end
-    except RuntimeError:  # torch: names or shapes of weights differ, and it would list them all
+    except RuntimeError:  # torch's error: names or shapes of weights differ; it would list them all
         raise RunFolderError(
             "these weights are of another model than the one the run names",
             where=str(own.path),
@@ -325,7 +326,7 @@ def _require_no_noise(half: _FeatureHalf, terms: Terms) -> None:
 
 
 def _check_run(run: Path, terms: Terms, own: PartyFolder, weights: Mapping[str, Tensor]) -> None:
-    """Refuse a half of another run, where all halves are here and their joint digest is known."""
+    """Refuse a half of another run, if all halves are here and their joint digest is known."""
     middle = [] if terms.middle is None else [terms.middle.party]
     everybody = list(dict.fromkeys([*terms.parties, *label_parties(terms), *middle]))
     folders = {name: PartyFolder(own.path.parent / name) for name in everybody}
@@ -342,7 +343,7 @@ def _program(half: _Half, sample: Sequence[Tensor]) -> torch.export.ExportedProg
     shapes = tuple(axes) if isinstance(half, _FeatureHalf) else (tuple(axes),)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # GRU keeps its weights in a list, too
+            warnings.simplefilter("ignore")  # GRU keeps its weights in a list too
             return torch.export.export(half, tuple(sample), dynamic_shapes=shapes, strict=False)
     except Exception as problem:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""A session over Flower as seen from the label party's command line: submit it and follow it."""
+"""A session over Flower from the label party's command line: submits and follows it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vfl.session.progress import ProgressReport, Tell
 _TICK_S = 0.1
 _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
-#: The line of a traceback that names what was raised.
+#: The line of a traceback that names the raised error.
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
 #: File that exists once a session has ended well, by mode; products add modes.
 OUTCOMES = {
@@ -48,7 +48,7 @@ def label_folder_of(run: Path) -> LabelFolder:
     """Return the label folder whose store holds a run.
 
     Raises:
-        RunFolderError: the run lies in no project.
+        RunFolderError: the run is not in a project folder.
     """
     for parent in run.resolve().parents:
         if (parent / "app" / "experiment.toml").exists():
@@ -64,7 +64,7 @@ def simulation(folder: LabelFolder) -> Iterator[None]:
         folder: the label party's. The other parties' folders lie beside it.
 
     Raises:
-        MissingDataError: the folder of a party is not there.
+        MissingDataError: a party's folder does not exist.
         LostPeerError: the SuperLink did not start.
         MissingPackageError: Ray, Flower's engine, is not installed.
     """
@@ -118,17 +118,17 @@ def run_session(
         mode: train, evaluate, predict, serve, align, or one that a product adds.
         run: name of the run.
         overrides: changes to the experiment, as ``key=value``.
-        on_epoch: called with each epoch's record as it comes.
-        on_note: called with one line about who came, who went away, and what is done about it.
+        on_epoch: called with each epoch's record when it arrives.
+        on_note: called with one line about parties that join or leave, and the reaction.
         on_progress: called with the session's progress, about once a second.
-        resume: whether the run goes on from its last checkpoint.
+        resume: whether the run continues from its last checkpoint.
         simulated: whether the SuperLink is that of `simulation`.
 
     Returns:
         The run's folder.
 
     Raises:
-        VFLError: error that ended the session, in the words of the party that failed.
+        VFLError: the error that ended the session, in the words of the party that failed.
     """
     path = read_party_file(folder.party_file).run_path(run)
     outcomes = OUTCOMES | {name: one.outcome for name, one in modes().items()}
@@ -174,10 +174,10 @@ def _follow(
     followed: Sequence[_FollowedFile | _FollowedProgress],
     outcomes: Sequence[Path],
 ) -> None:
-    """Report the progress of a session until one of its outcomes is there.
+    """Report the progress of a session until an outcome exists.
 
     Raises:
-        PeerError: the session's process has ended without one.
+        PeerError: the session's process has ended without an outcome.
     """
     asked = time.monotonic()
     while not any(path.exists() for path in outcomes):
@@ -213,14 +213,14 @@ class _FollowedFile:
 
 
 class _FollowedProgress:
-    """A file that says how far a session is; what it said of an earlier one is not reported."""
+    """A file with a session's progress; contents from an earlier session are ignored."""
 
     def __init__(self, path: Path, tell: Tell) -> None:
         self._path, self._tell = path, tell
         self._seen = self._written()
 
     def look(self) -> None:
-        """Report what it says now, if that is new."""
+        """Report the file's present content if it is new."""
         if (written := self._written()) != self._seen:
             self._seen = written
             if (report := read_progress(self._path)) is not None:
@@ -252,7 +252,7 @@ def _record(line: str, run: Path) -> Any:
 
 
 def _wait_for_flower(folder: LabelFolder, run_id: int) -> None:
-    """Let the run's own process end before vfl stops the SuperLink."""
+    """Wait until the run's own process ends, before vfl stops the SuperLink."""
     for _ in looks(_END_S, _TICK_S):
         if deployment.run_state(folder, run_id).startswith("finished"):
             return
@@ -273,7 +273,7 @@ def _check_alive(folder: LabelFolder, run_id: int, outcomes: Sequence[Path]) -> 
 
 
 def _last_error(log: str) -> str:
-    """Return vfl's last message in a log, else the log's first exception, on one line."""
+    """Return vfl's last message in a log, or else the log's first exception, on one line."""
     lines = log.strip().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("error[")]
     if not starts:
@@ -293,7 +293,7 @@ def _failure(file: Path) -> VFLError:
     texts = read_record(record, str(file), printable_lines)
     code, exit_code = texts.pop("code"), record.get("exit")
     error = PeerError(texts.pop("what"), **texts)
-    # The class is the other process's; what a shell sees must not depend on who reports it.
+    # The class is that of the other process's error; the exit code must not depend on the reporter.
     error.code = code  # type: ignore[misc]
     error.exit_code = exit_code if exit_code in range(1, 256) else 1  # type: ignore[misc]
     return error

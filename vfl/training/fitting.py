@@ -1,4 +1,4 @@
-"""Batches of a caller's loader, and a plain training loop for modules that have no other.
+"""Batches of a caller's loader, and a plain training loop for modules without one.
 
 A batch is `(inputs, labels)`, `(image, table, labels)`, or a dict with `labels`.
 """
@@ -32,7 +32,7 @@ def labelled(batch: Any) -> tuple[Any, Tensor]:
     """Return a batch's inputs and labels: the last entry of a tuple, or the `labels` of a dict.
 
     Raises:
-        DataError: it has none.
+        DataError: the output has no logits.
     """
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
         return {name: one for name, one in batch.items() if name != "labels"}, batch["labels"]
@@ -47,7 +47,7 @@ def labelled(batch: Any) -> tuple[Any, Tensor]:
 
 
 def one_a_row(labels: Tensor) -> Tensor:
-    """Return labels of axes (rows, 1) with axes (rows,), and others as they are."""
+    """Return labels of axes (rows, 1) with axes (rows,), and other labels unchanged."""
     return labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
 
 
@@ -73,8 +73,8 @@ def answered(model: nn.Module, inputs: Any, labels: Tensor | None = None) -> Any
     Args:
         model: the module, compiled or not.
         inputs: the module's inputs; a tuple has one entry for each party of a `SplitModule`, in its
-            order. In a dict, `rows` are positions of the rows in a table, unless the model itself
-            has an argument of that name.
+            order. In a dict, `rows` are positions of the rows in a table, unless the model has an
+            argument of that name.
         labels: labels of the rows.
     """
     (inputs, rows), core = apart(inputs), crossings_of(model)
@@ -85,14 +85,14 @@ def answered(model: nn.Module, inputs: Any, labels: Tensor | None = None) -> Any
 
 
 def apart(inputs: Any) -> tuple[Any, Any]:
-    """Inputs without `rows`, and `rows`; None if the inputs are no dict or have no `rows`."""
+    """Return inputs without `rows`, and `rows`; None if the inputs are no dict or lack `rows`."""
     if not isinstance(inputs, Mapping) or "rows" not in inputs:
         return inputs, None
     return {name: one for name, one in inputs.items() if name != "rows"}, inputs["rows"]
 
 
 def by_party(model: Crossings, inputs: Any) -> Any:
-    """Inputs of a `SplitModule` by party; a tuple has one entry for each, in its order."""
+    """Return a `SplitModule`'s inputs by party; a tuple has one entry per party, in its order."""
     parties = list(model.experiment.parties)
     if isinstance(inputs, tuple) and len(inputs) == len(parties):
         return dict(zip(parties, inputs, strict=True))
@@ -110,8 +110,8 @@ def columns_of(
         inputs: inputs of the module.
 
     Returns:
-        Tensors of the party that have a row of axis 0 each; other parties' arguments of a whole
-        model; and whether the party is given something besides, such as the edges of a graph.
+        The result is the party's tensors with one row per input row; other parties' arguments of a
+        whole model; and whether the party gets further inputs, such as the edges of a graph.
     """
     inputs, _ = apart(inputs)
     if isinstance(model, CutModel):
@@ -148,17 +148,18 @@ def _bytes_of(values: Tensor) -> np.ndarray:
 
 
 def loss_of(outputs: Any, labels: Tensor, task: str) -> Tensor:
-    """Return the model's own loss, else the cross-entropy or the mean squared error.
+    """Return the model's own loss, or the cross-entropy or mean squared error.
 
     Args:
         outputs: logits of axes (rows, classes) or (rows, tokens, classes), or numbers of axes
-            (rows,) or (rows, 1); or an object or a dict that has them as `logits`, and its own loss
-            as `loss`, as models of Hugging Face give it.
-        labels: axes of the outputs without the last one; of a single logit a row, 0 or 1.
+            (rows,) or (rows, 1); or an object or dict with `logits` and its own `loss`, as models
+            of Hugging Face return it.
+        labels: labels with the axes of the outputs except the last one; 0 or 1 for a single logit
+            per row.
         task: "classification" or "regression".
 
     Raises:
-        DataError: outputs without logits, or of other axes than the labels'.
+        DataError: the outputs have no logits, or their axes differ from the labels'.
     """
     own = entry_of(outputs, "loss")
     if own is not None:
@@ -172,10 +173,10 @@ def loss_of(outputs: Any, labels: Tensor, task: str) -> Tensor:
 
 
 def logits_in(outputs: Any) -> Tensor:
-    """Return a model's logits: its output, or an entry or attribute `logits` of it.
+    """Return a model's logits: its output, or the output's entry or attribute `logits`.
 
     Raises:
-        DataError: it has none.
+        DataError: the output has no logits.
     """
     found = entry_of(outputs, "logits") if not isinstance(outputs, Tensor) else outputs
     if found is None:
@@ -190,15 +191,15 @@ def logits_in(outputs: Any) -> Tensor:
 
 
 def judged(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
-    """Return what quality is measured on: outputs of axes (labels, outputs), and labels.
+    """Return the values that quality is measured on: outputs of axes (labels, outputs), and labels.
 
     Args:
-        logits: outputs of rows or of tokens; a single output of a class is its logit beside 0.
+        logits: outputs of rows or tokens; a single output is a logit relative to 0.
         labels: label of each row, of each token, or of each class.
         task: "classification" or "regression".
 
     Raises:
-        DataError: outputs of other axes than the labels'.
+        DataError: the axes of the outputs differ from the labels'.
     """
     if task == "regression":
         return _like(logits, labels).reshape(-1, 1).float(), labels.flatten().float()
@@ -216,7 +217,7 @@ def _like(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _by_label(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return outputs of axes (labels, outputs), one of each class."""
+    """Return outputs of axes (labels, outputs), one per class."""
     axes = labels.shape[:-1] if labels.dim() == logits.dim() > 1 else labels.shape
     if logits.shape[:-1] != axes and logits.shape[:1] + logits.shape[2:] == axes:
         logits = logits.movedim(1, -1)  # classes stand second, as in torch's cross-entropy
@@ -236,7 +237,7 @@ def _other_axes(logits: Tensor, labels: Tensor, want: str) -> DataError:
     )
 
 
-#: Settings of [train] that a module's training has; the others are of parties and sessions.
+#: Settings of [train] for a module's training; the others belong to parties and sessions.
 RECIPE = (
     "epochs", "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
     "weight_decay", "precision", "patience", "keep", "measure",
@@ -288,14 +289,14 @@ def fit(
     on_epoch: Callable[[dict[str, float]], None] = lambda record: None,
     **settings: Any,
 ) -> list[dict[str, float]]:
-    """Train a module by a recipe in words; what codec and defense add to the loss included.
+    """Train a module by a recipe; the loss includes the terms of codec and defense.
 
     Args:
-        model: a `SplitModule`, or what `vfl.split` made; also compiled by `torch.compile`.
-        loader: batches of the training rows; each epoch iterates over it anew.
-        validation: batches of rows that each epoch ends with.
+        model: a `SplitModule`, or the result of `vfl.split`; also compiled by `torch.compile`.
+        loader: batches of the training rows; each epoch iterates over them again.
+        validation: batches of validation rows, evaluated at the end of each epoch.
         loss: a spec such as "cross_entropy:smoothing=0.1", or a function of outputs and labels;
-            None is the model's own loss, cross-entropy, or the mean squared error.
+            None selects the model's own loss, cross-entropy, or the mean squared error.
         on_epoch: gets the record of each epoch.
         settings: settings of [train] in an experiment file: epochs, optimizer, schedule,
             warmup_steps, clip_norm (of each party's own weights), learning_rate, momentum,
@@ -306,8 +307,9 @@ def fit(
         bytes of both directions so far.
 
     Raises:
-        ConfigError: a setting that a module's training does not have, or that needs `validation`.
-        DataError: a batch has no labels, or the loader gives none.
+        ConfigError: a module's training does not have this setting, or the setting needs
+            `validation`.
+        DataError: a batch has no labels, or the loader is empty.
 
     >>> from vfl.training.cutting import split
     >>> rows = torch.eye(4)
@@ -410,7 +412,7 @@ def _autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
 
 
 def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
-    """Return the weights of each party, for its own norm; the label party has the rest."""
+    """Return each party's weights for a separate clip norm; the label party has the rest."""
     if isinstance(model, CutModel):
         owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
         parties = [*model.parts]

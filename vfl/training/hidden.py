@@ -30,7 +30,7 @@ from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.trio import Trio
 from vfl.training.run import own_tables
 
-#: Common rows an input, at least: with few, sums would say what single rows hold.
+#: Smallest number of common rows per input; with fewer, sums would disclose values of single rows.
 ROWS_AN_INPUT = 10
 _WAIT_S = 600.0
 _RCOND = 1e-6
@@ -42,10 +42,10 @@ class HiddenStatistics:
 
     Attributes:
         common: number of rows that both parties have; the feature party learns it too.
-        inputs: number of each party's inputs that take part.
+        inputs: number of each party's inputs in the regression.
         left_out: number of inputs that too few of the party's rows have.
-        explained: share of the label's variance that a linear regression explains, adjusted for
-            the number of inputs, by whose inputs it has; the mean over the classes.
+        explained: share of the label's variance that a linear regression explains, adjusted for the
+            number of inputs, by the parties whose inputs it uses; the mean over the classes.
         payload_bytes: that were sent, by sender and receiver.
     """
 
@@ -58,7 +58,7 @@ class HiddenStatistics:
 
 @dataclass(frozen=True)
 class _Brought:
-    """A party's ids and standardised inputs, axes (rows, inputs); labels stand last."""
+    """A party's ids and standardised inputs, axes (rows, inputs); the labels come last."""
 
     keys: list[bytes]
     inputs: Tensor
@@ -70,12 +70,12 @@ def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
     """Compute regressions of the label over hidden rows, with all three parties in this process.
 
     Args:
-        experiment: experiment of a label party and one feature party, each with a file of its own.
+        experiment: experiment of a label party and one feature party, each with its own file.
         pad: rows that both tables seem to have.
 
     Raises:
-        ConfigError: it has other parties.
-        ConsentError: too few rows are common, for the feature party or for so many inputs.
+        ConfigError: the experiment has other parties.
+        ConsentError: too few rows are common, in general or for this number of inputs.
         UserError: see `vfl.datasets`; counts only.
     """
     refuse(of_own_sources(experiment))
@@ -129,8 +129,8 @@ def explained(sums: np.ndarray, inputs: list[int], targets: list[int]) -> float:
     """Adjusted R2 of least squares on some inputs and 1; the mean over the targets.
 
     Args:
-        sums: sums of the products of any two columns, a column of ones first; axes (columns,
-            columns).
+        sums: sums of the products of any two columns, of which the first is a column of ones; axes
+            (columns, columns).
         inputs: indices of the known columns.
         targets: indices of the columns to explain.
 

@@ -1,4 +1,4 @@
-"""All parties in one process: the same parties, the same frames, a function call as the link.
+"""All parties in one process: the same parties and frames, with function calls as links.
 
 `vfl.training.whole_network` runs the parties of a secret-shared network as threads.
 """
@@ -60,25 +60,24 @@ class Options(TypedDict, total=False):
     """Inputs of the parties to a session in one process, and destinations of its results.
 
     Attributes:
-        secrets: each party's secret; parties left out get a repeatable stand-in from the seed.
+        secrets: each party's secret; a missing one is replaced by a repeatable one from the seed.
         bottoms: modules to use instead of the experiment's specs, by party.
         top: a module to use instead of the experiment's spec.
         weights: trained weights by party.
         adversaries: dishonest parties, by name.
         device: device of all parties' models.
-        checkpoints: folder with a folder for each party's checkpoints, and its trace if the
-            experiment asks for one; training goes on from the last checkpoint that was committed
-            there. None saves nothing.
+        checkpoints: folder with a folder for each party's checkpoints, and its trace if requested;
+            training continues from the last checkpoint committed there. None saves nothing.
         observers: objects that receive every frame besides the ledger, for example a `Trace`.
         on_epoch: called with one record for each epoch.
         on_progress: called with the session's progress, about once a second.
-        connect: function that makes the links; by default frames are delivered at once.
+        connect: function that makes the links; by default frames are delivered immediately.
         carry: function that wraps the streams of a session with a secret-shared network, for
             example in simulated connections.
         say: called with one line: the largest size of a trace before it starts, or a damaged
             checkpoint.
         serving: further label parties whose tasks are served.
-        explained: parties that learn what their columns add; see `Terms`.
+        explained: parties that learn the contributions of their columns; see `Terms`.
     """
 
     secrets: Mapping[str, Secret] | None
@@ -104,7 +103,7 @@ class PartiesSession:
     Args:
         experiment: experiment of the session.
         mode: train, evaluate or predict.
-        parties: parties with something of their own: a secret, a model, checkpoints.
+        parties: values of some parties' own: a secret, a model, checkpoints.
         options: the parties' inputs.
     """
 
@@ -112,7 +111,7 @@ class PartiesSession:
 
     @property
     def beside(self) -> Sequence[FeatureParty | MiddleParty | WholeNetworkParty | LabelParty]:
-        """Everybody who keeps weights, or shares of them, beside the label party that leads."""
+        """Return all parties with weights or shares of them, except the leading label party."""
         raise NotImplementedError
 
     def __init__(
@@ -179,7 +178,7 @@ class PartiesSession:
         return start
 
     def _watched(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Return the same exchanges, and report progress if a function for it was given."""
+        """Return the same exchanges, and report progress if the caller gave a function for it."""
         if self._tell is None:
             return iter(schedule)
         progress = SessionProgress(self.terms, self.label.split, self._tell)
@@ -205,11 +204,10 @@ class PartiesSession:
 
 
 class LocalSession(PartiesSession):
-    """One session of an experiment with every party in this process, each in the role that it has.
+    """One session of an experiment in this process, with every party in its role.
 
-    A feature party sends the same frame to every receiver of cuts, and takes the weighted sum of
-    the gradients that come back. Receivers are one or several label parties, or the party in the
-    middle.
+    A feature party sends the same frame to every receiver of cuts, and uses the weighted sum of the
+    returned gradients. Receivers are one or several label parties, or the party in the middle.
 
     Args:
         experiment: experiment of the session.
@@ -224,9 +222,9 @@ class LocalSession(PartiesSession):
 
     Attributes:
         clients: the feature parties.
-        middle: the party between them and the label party; None without.
+        middle: the party between the bottoms and the label party; None without one.
         label: the label party that leads.
-        others: further label parties, by name; while serving those whose tasks are served.
+        others: further label parties by name; in a service those whose tasks are served.
         helper: a third party that only helps; None without.
     """
 
@@ -312,7 +310,7 @@ class LocalSession(PartiesSession):
         return self.label.next_step
 
     def run(self) -> LocalSession:
-        """Go through the whole session, or the rest of it."""
+        """Run the whole session, or the rest of it."""
         self.begin()
         start, split = self._start(), self.label.split
         if self.middle is not None:
@@ -349,11 +347,11 @@ class LocalSession(PartiesSession):
             self._mode.accept(end, keys[end.party], self.terms)
 
     def go_on(self, states: States | None, schedule: Iterable[Exchange]) -> LocalSession:
-        """Train through `schedule` from what an earlier session's `training_states` gave.
+        """Train by `schedule` from the `training_states` of an earlier session.
 
         Args:
             states: training states of an earlier session, which may have had other rows; None
-                starts anew.
+                starts with new weights.
             schedule: exchanges numbered on from `next_step` of that session.
         """
         assert not self.terms.takers, "only where the label party alone takes cuts"
@@ -373,7 +371,7 @@ class LocalSession(PartiesSession):
         return {one.name: one.training_state() for one in (*self.beside, self.label)}
 
     def leads(self, name: str) -> LabelParty:
-        """Return a label party; from now on the feature parties answer only to it."""
+        """Return a label party; the feature parties then answer only to it."""
         for client in self.clients:
             client.end.link = self._ends[name][client.name]
         return self.label if name == self.label.name else self.others[name]
@@ -407,7 +405,8 @@ class LocalSession(PartiesSession):
         links = {taker: dict[str, Link]() for taker in takers}
         self._ends = {taker: dict[str, Link]() for taker in takers}
         for party in self.terms.feature_parties:
-            # Both ends of a feature party's link are here, and its recorders see the same frames.
+            # Both ends of a feature party's link are in this process, and its recorders see the
+            # same frames.
             recorders = [
                 one
                 for name in (party, self.terms.label_party)
@@ -440,40 +439,40 @@ class LocalSession(PartiesSession):
         )
 
     def _players(self) -> list[Beside]:
-        """Return the parties other than the label party, in the order in which they send."""
+        """Return the parties other than the label party, in their order of sending."""
         helping = [] if self.helper is None else [_Helper(self.helper)]
         between = [] if self.middle is None else [self.middle]
         return [*helping, *self.clients, *between]
 
 
 class _Helper:
-    """A third party without columns, which serves when its turn comes."""
+    """A third party without columns, which serves in its turn."""
 
     def __init__(self, end: HelperRound) -> None:
         self._end = end
 
     def begin(self, exchange: Exchange) -> None:
-        """Do nothing: the party waits for requests."""
+        """Do nothing, because the party waits for requests."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Serve what is asked."""
+        """Answer the request."""
         self._end.serve()
 
     def finish(self, exchange: Exchange) -> None:
-        """Do nothing: the party has served."""
+        """Do nothing, because the party has served."""
 
 
 class _Follower:
-    """A further label party, which goes through the same exchanges from one on."""
+    """A further label party, which starts the same exchanges at step one."""
 
     def __init__(self, label: LabelParty, start: int) -> None:
         self._steps = label.steps(rules.schedule(label.terms, label.split, start))
 
     def begin(self, exchange: Exchange) -> None:
-        """Do nothing: the party sends nothing before the cuts."""
+        """Do nothing, because the party sends nothing before the cuts."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Do nothing: the party relays nothing."""
+        """Do nothing, because the party relays nothing."""
 
     def finish(self, exchange: Exchange) -> None:
         """Take the cuts of the exchange and send their gradients."""

@@ -1,7 +1,7 @@
 """Privacy audit: train with canaries, each present by a coin toss, and guess the coins.
 
 The auditor sees everything that a statement of DP-SGD covers: every noisy gradient of every half,
-and the models. The auditor made the canaries, so it knows the gradient of each. The product of that
+and the models. The auditor made the canaries, so it knows each one's gradient. The product of that
 gradient with a noisy sum measures the canary's part in the sum. One forward pass along the sum
 computes this product for all canaries.
 """
@@ -29,13 +29,13 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.session.exchange import FeatureEnd
 from vfl.training.local import LocalSession
 
-#: Bottoms that take columns, of any number.
+#: Bottoms that accept any number of columns.
 _OF_COLUMNS = ("mlp", "periodic")
 #: Inputs of a canary, in deviations of the training rows' own.
 _SPREAD = 3.0
 #: Length of a step along a noisy gradient, over that of the weights.
 _ALONG = 1e-3
-#: Fewest canaries, and trainings where there are many, that can prove anything.
+#: Smallest number of canaries, or of trainings if there are many, for a meaningful audit.
 FEWEST = 20
 
 
@@ -91,15 +91,16 @@ def audit(
 
     Args:
         experiment: experiment with a table [dp].
-        data: every party's aligned rows; canaries take the place of some training rows.
-        canaries: number of canaries; with several trainings each has one.
+        data: every party's aligned rows; canaries replace some training rows.
+        canaries: number of canaries; with several trainings each training has one.
         confidence: confidence of the lower bound.
-        trainings: 1 audits by one training (Steinke et al. 2023); more by as many trainings.
+        trainings: 1 audits by one training (Steinke et al. 2023); a larger number audits by that
+            many trainings.
         seed: seed of canaries and coin flips. Noise always comes from fresh secrets.
         say: called with one line for each training.
 
     Raises:
-        PrivacyError: nothing is claimed, or there is too little to prove anything with.
+        PrivacyError: the experiment claims no epsilon, or the data are too few to prove anything.
     """
     label, dp = experiment.label.party, experiment.dp
     if dp is None or experiment.secure != "none":
@@ -141,12 +142,12 @@ def audit(
 def _train(
     experiment: Experiment, data: Mapping[str, PartyData], coins: np.ndarray, seed: int
 ) -> tuple[PrivacyStatement, dict[str, np.ndarray]]:
-    """Train once with the canaries that the coins chose, and return the scores of all canaries."""
+    """Train once with canaries chosen by coins, and return all canaries' scores."""
     assert experiment.dp is not None, "checked"
     label = experiment.label.party
     split, paired = data[label].split, experiment.dp.sampling == "shuffled"
     order = torch.randperm(len(split.train), generator=generator(seed, "places")).numpy()
-    # Where neighbours have another row in its place, each coin says which of two is there.
+    # If neighbouring data sets replace a row by another one, each coin selects one of the two.
     places = split.train[order[: len(coins) * (2 if paired else 1)]]
     rest = split.train[order[len(places) :]]
     there = np.concatenate([coins, ~coins]) if paired else coins
@@ -174,8 +175,8 @@ def _with_canaries(
 ) -> PartyData:
     """Return a party's rows with unique inputs, or wrong labels, at the canaries' positions.
 
-    A bottom that takes columns gets one column for each canary. The column is zero in other rows,
-    so only the canary and the noise move its weights.
+    A bottom for columns gets one more column for each canary. That column is zero in other rows, so
+    only the canary and the noise change its weights.
     """
     inputs, labels, at = own.inputs, own.labels, torch.from_numpy(places)
     draw = generator(seed, "canaries", own.name)
@@ -198,7 +199,7 @@ def _with_canaries(
 
 
 class _Auditor:
-    """Watches the noisy gradients of every half, and adds up each canary's part in them.
+    """Observes every half's noisy gradients, and accumulates each canary's part in them.
 
     Args:
         session: session that has not run yet.
@@ -219,10 +220,12 @@ class _Auditor:
         self._label, self._truth = label, truth[at]
         ends = {client.name: client.end for client in session.clients}
         self._ends = {name: end for name, end in ends.items() if isinstance(end, FeatureEnd)}
-        # Of each step and half, axes (canaries,): the part in the sum, and what it would be there.
+        # For each step and half, axes (canaries,): the part in the sum, and the part if the canary
+        # were present.
         self._parts: dict[str, list[Tensor]] = {}
         self._whole: dict[str, Tensor] = {}
-        # The same of what a sum differs by from the one before: noise that repeats is not in it.
+        # The same for the difference of a sum from the previous one, which contains no repeated
+        # noise.
         self._jumps: dict[str, list[Tensor]] = {}
         self._before: dict[str, list[Tensor]] = {}
         self._waiting: dict[str, Callable[[Sequence[Tensor]], None]] = {}
@@ -231,7 +234,7 @@ class _Auditor:
             _private(end).watch = self._of_feature_party(name)
 
     def scores(self) -> dict[str, np.ndarray]:
-        """Return scores by name, axes (canaries,); higher where a canary was likelier present."""
+        """Return scores by name, axes (canaries,); a higher one means a likelier member."""
         label = self._label.data.name
         parts = {name: torch.stack(each).double() for name, each in self._parts.items()}
         senders = torch.stack([each for name, each in parts.items() if name != label]).sum(0)
@@ -251,7 +254,7 @@ class _Auditor:
         return {name: values.numpy() for name, values in found.items()}
 
     def _forward(self) -> Tensor:
-        """Outputs of the canaries by the models as they are."""
+        """Return outputs of the canaries from the present models."""
         bottoms = {name: end.model["bottom"].eval() for name, end in self._ends.items()}
         return self._outputs({name: one(self._inputs[name]) for name, one in bottoms.items()})
 
@@ -312,7 +315,7 @@ class _Auditor:
         calls: Any,
         again: Callable[[Mapping[str, Tensor]], Tensor],
     ) -> Callable[[Sequence[Tensor]], None]:
-        """Notes each canary's part in a noisy sum, once it is there; in clip norms."""
+        """Records each canary's part in a noisy sum, in clip norms."""
         named = {key: one for key, one in model.named_parameters() if one.requires_grad}
         weights = list(named.values())
         clipper = half.clipper
@@ -355,14 +358,14 @@ def _private(end: Any) -> PrivateHalf:
 
 
 class _Whole(nn.Module):
-    """The label party's half as a function of cuts, so that it runs with other weights."""
+    """The label party's half as a function of cuts, which can run with other weights."""
 
     def __init__(self, owned: nn.ModuleDict, parties: Sequence[str]) -> None:
         super().__init__()
         self.owned, self._parties = owned, parties
 
     def forward(self, sent: Mapping[str, Tensor], name: str, own: Tensor | None) -> Tensor:
-        """Outputs of cuts and, where the label party has columns, of its own."""
+        """Compute outputs from cuts and, if the label party has columns, from its own."""
         cuts = dict(sent)
         if own is not None:
             cuts[name] = self.owned["bottom"](own)

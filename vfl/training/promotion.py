@@ -1,8 +1,8 @@
-"""Promotion of runs: services answer with the promoted run of a folder, now and when they start.
+"""Promotion of runs: services answer with a folder's promoted run, now and after a restart.
 
 `promoted.json` beside the runs lists the promoted runs in order. A service writes its address and
-the run that answers to `serving.json`, in the folder of the run that it began with. The file
-`serving.next` there asks the service to continue with another run, and it does so without a gap
+its present run to `serving.json`, in the folder of the run that it started with. The file
+`serving.next` there requests a switch to another run, without a gap
 (`vfl.session.label.front.serve_in_turn`).
 """
 
@@ -32,20 +32,20 @@ from vfl.core.storage import (
 from vfl.core.text import printable
 from vfl.federation.project import LabelFolder
 
-#: Files of a service, in the folder of the run with which it began.
+#: Files of a service, in the folder of the run with which it started.
 STATE_FILE, NEXT_FILE, STOP_FILE = "serving.json", "serving.next", "serving.stop"
 _PROMOTED_FILE, _KIND = "promoted.json", "promoted runs"
 
 
 @dataclass(frozen=True, slots=True)
 class RunningService:
-    """A service whose process lives.
+    """A service whose process is running.
 
     Attributes:
-        began: folder of the run that it began with.
+        began: folder of the run that the service started with.
         address: address at which it listens.
-        run: name of the run that answers; None until one does.
-        refused: the run that it could not go on with last, and why; empty without one.
+        run: name of the run that answers; None before the first.
+        refused: the run to which it could not switch last, and the reason; empty without one.
     """
 
     began: Path
@@ -75,10 +75,10 @@ def services_of(runs: Path) -> list[RunningService]:
 
 
 def promoted_runs(runs: Path) -> list[str]:
-    """Names of the promoted runs of a folder, the one that counts last.
+    """Return the names of a folder's promoted runs; the current one is last.
 
     Raises:
-        RunFolderError: the record is not as it was written.
+        RunFolderError: the record is damaged.
     """
     path = runs / _PROMOTED_FILE
     if not path.exists():
@@ -91,13 +91,13 @@ def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
 
     Args:
         run: the folder of a training that ended well.
-        wait_s: seconds that a service may take for the change.
+        wait_s: seconds that a service may take for the switch.
 
     Raises:
-        RunFolderError: it has not ended well, or the record is not as it was written.
-        UserError: a service cannot open it, and goes on with the run before.
-        LostPeerError: a service does not say in time whether it can.
-        StorageError: the disk is full; no service has changed.
+        RunFolderError: the run did not end well, or its record is damaged.
+        UserError: a service cannot open the run, and continues with the earlier one.
+        LostPeerError: a service does not report in time whether it can open the run.
+        StorageError: the disk is full; no service has changed its run.
     """
     folder = RunFolder.open(run.resolve())
     folder.summary()
@@ -118,9 +118,9 @@ def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningServ
         wait_s: seconds that a service may take for the change.
 
     Raises:
-        UserError: none was promoted before, or a service cannot open it.
-        RunFolderError: its folder is gone, or the record is not as it was written.
-        LostPeerError: a service does not say in time whether it can.
+        UserError: no run was promoted before, or a service cannot open it.
+        RunFolderError: the run's folder does not exist, or the record is damaged.
+        LostPeerError: a service does not report in time whether it can open the run.
     """
     with locked(runs):
         promoted = promoted_runs(runs)
@@ -140,7 +140,7 @@ def runs_of(path: Path) -> Path:
     """Return the folder of the runs: this folder, or the store of a project's label party.
 
     Raises:
-        RunFolderError: it is neither.
+        RunFolderError: the folder is neither of these.
     """
     if any(path.glob("*/run.json")):
         return path.resolve()
@@ -149,7 +149,7 @@ def runs_of(path: Path) -> Path:
 
 @contextmanager
 def _kept(folder: RunFolder, promoted: Sequence[str]) -> Iterator[None]:
-    """Record the promoted runs where the block, which changes the services, ends well."""
+    """Record the promoted runs if the block, which changes the services, ends well."""
     path, now = folder.path.parent / _PROMOTED_FILE, datetime.now(UTC).isoformat(timespec="seconds")
     known = {}
     if path.exists():
@@ -164,7 +164,7 @@ def _kept(folder: RunFolder, promoted: Sequence[str]) -> Iterator[None]:
 
 
 def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
-    """Ask every service of the folder to go on with a run; where one cannot, all go back."""
+    """Switch every service of the folder to a run; if one cannot, switch all back."""
     changed = list[RunningService]()
     for service in services_of(run.parent):
         if service.run == run.name:
@@ -181,7 +181,7 @@ def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
 
 
 def _ask(service: RunningService, run: Path, wait_s: float) -> None:
-    """Have one service go on with a run, and wait until it has or says why not."""
+    """Ask one service to switch to a run; wait until it has, or reports why not."""
     write_text(service.began / NEXT_FILE, f"{run}\n")
     for _ in looks(wait_s):
         now = running_service(service.began)
@@ -207,7 +207,7 @@ def _ask(service: RunningService, run: Path, wait_s: float) -> None:
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except PermissionError:  # it lives, and is another user's
+    except PermissionError:  # it is alive, and belongs to another user
         return True
     except ProcessLookupError:
         return False

@@ -1,9 +1,9 @@
 """Recording the training of a module that its caller trains: `vfl.record`.
 
-Frames are kept as the bytes that crossed, as a trace of a run keeps them. A row of a frame is known
-by a digest of its party's inputs, so that a loader finds it again whatever the order of batches; of
-inputs that change in each pass, as augmented pictures do, by the positions that the caller gives as
-`rows`. Epochs follow from rows that come again.
+Frames are stored as sent bytes, as in a trace of a run. A frame's row is identified by a digest of
+its party's inputs, so that a loader finds it in any order of batches; if inputs change in each
+pass, as for augmented pictures, the caller's positions `rows` identify it. Epochs are counted by
+repeated rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vfl.training.cutting import CutModel
 from vfl.training.fitting import columns_of, row_digests
 from vfl.training.split import Crossings, crossings_of
 
-#: The position of a row that is of no interest: behind all others.
+#: Position of a row that is of no interest, after all others.
 _ELSEWHERE = 2**62
 
 
@@ -39,7 +39,7 @@ class _Step:
 
     Attributes:
         inputs: digests of each party's inputs, a row each, by party.
-        rows: their positions in the caller's table; None where it gave none.
+        rows: positions of the rows in the caller's table; None if the caller gave none.
     """
 
     inputs: Mapping[str, Sequence[int]]
@@ -69,7 +69,7 @@ class ModuleTrace:
         """Begin to record.
 
         Raises:
-            SpecError: rows of the module's cuts are tokens, which have no label each.
+            SpecError: rows of the module's cuts are tokens, which do not have one label each.
         """
         model = self._model
         if isinstance(model, CutModel) and not model.by_row:
@@ -131,8 +131,8 @@ class ModuleTrace:
 
         Args:
             party: the feature party.
-            inputs: digests of its inputs of the rows of interest, in their order; a frame's rows
-                count in that order, and other rows lie behind all of these.
+            inputs: digests of the party's inputs for the rows of interest, in order; a frame's rows
+                are counted in that order, and other rows follow after these.
             rows: positions in the caller's table of the same rows.
 
         Raises:
@@ -160,7 +160,7 @@ class ModuleTrace:
         own: dict[str, list[int]] = {}
         for party in model.experiment.parties:
             columns = columns_of(model, party, inputs)[0]
-            # The server of a U-shape has the rows of the feature party, which comes first.
+            # The server of a U-shape sees the rows of the feature party, which comes first.
             own[party] = list(row_digests(columns.values())) if columns else own[next(iter(own))]
         positions = None if rows is None else torch.as_tensor(rows).long().cpu().numpy()
         self._steps[model.step] = _Step(own, positions)
@@ -226,7 +226,7 @@ def _given(model: Crossings, args: tuple[Any, ...], named: Mapping[str, Any]) ->
 
 
 class _Replay:
-    """Decodes the frames of one cut as the module did, in the order in which they crossed.
+    """Decodes the frames of one cut as the module did, in their original order.
 
     Args:
         codec: codec in its state at the start of the recording.
@@ -252,13 +252,13 @@ class _Replay:
 
 
 def record(model: nn.Module, limit_bytes: int = 2**31) -> ModuleTrace:
-    """Record what crosses while a module is trained in a `with` block.
+    """Record the frames between parties while a module is trained in a `with` block.
 
-    `vfl.attack(model, loader, trace=trace, pack=...)` attacks with it: an attacker is given what it
-    saw of the training, as its threat model grants it.
+    `vfl.attack(model, loader, trace=trace, pack=...)` attacks with it: an attacker gets its view of
+    the training, as its threat model grants it.
 
     Args:
-        model: a `SplitModule`, or what `vfl.split` made, in a wrapper of torch or not.
+        model: a `SplitModule`, or the result of `vfl.split`, possibly in a torch wrapper.
         limit_bytes: most bytes of all recorded frames; a training that sends more is refused.
 
     >>> from vfl.training.cutting import split
@@ -270,7 +270,7 @@ def record(model: nn.Module, limit_bytes: int = 2**31) -> ModuleTrace:
     2
 
     Raises:
-        SpecError: rows of the cuts are tokens; raised on entering the block.
+        SpecError: rows of the cuts are tokens; raised when the block is entered.
     """
     return ModuleTrace(model, limit_bytes)
 

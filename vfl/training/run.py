@@ -163,7 +163,7 @@ def training_rows(folder: RunFolder) -> dict[str, PartyData]:
     """Load every party's rows of a finished run, with the split of its training.
 
     Raises:
-        TrainedRowsError: the tables have other rows now.
+        TrainedRowsError: the tables have different rows now.
         DataError: see `load_rows`.
     """
     data = load_rows(folder)
@@ -180,7 +180,7 @@ def training_rows(folder: RunFolder) -> dict[str, PartyData]:
 def _rows_apart(
     experiment: Experiment, encoders: Mapping[str, Encoder], *, download: bool
 ) -> dict[str, PartyData]:
-    """Rows of each party's own: of its own table, or an even share of the training rows of one.
+    """Return different rows for each party: of its own table, or an even share of one table.
 
     The test rows are the label party's.
 
@@ -224,7 +224,7 @@ def _own_rows(
 
 
 def data_doubts(experiment: Experiment, data: Mapping[str, PartyData]) -> list[str]:
-    """What to look at in the rows of an experiment of one process; see `vfl.datasets.doubts`."""
+    """Return warnings on the rows of a one-process experiment; see `vfl.datasets.doubts`."""
     found = doubts(data)
     if not experiment.is_table:
         return found
@@ -257,18 +257,18 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
 def sources_read(experiment: Experiment) -> dict[str, str]:
     """Return the tables that `load_data` reads, by party, or one entry for all parties.
 
-    A setting that parties' own tables take the place of is not among them.
+    Settings that parties' own tables replace are excluded.
     """
     tables = own_tables(experiment) if experiment.is_table else {}
     found = {name: str(table.source) for name, table in tables.items()}
     found = found or {"all parties": experiment.data.source}
-    return {  # the address of a database may hold a password
+    return {  # the address of a database may contain a password
         name: "a database" if is_database(source) else source for name, source in found.items()
     }
 
 
 def _own_table(name: str, source: str) -> OwnTable:
-    """Return a party's table as its own file describes it."""
+    """Return a party's table, as its own file describes it."""
     party = read_party_file(Path(source))
     own = party.table
     if own.memory is not None:
@@ -319,7 +319,7 @@ def trained(
         adversaries: see `Options`.
 
     Raises:
-        RunFolderError: the weights are not those of the run, or not as they were written.
+        RunFolderError: the weights belong to another run, or are damaged.
     """
     experiment = folder.experiment()
     owners = _with_middle(experiment, data)
@@ -333,7 +333,7 @@ def trained(
 
 
 def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
-    """Writes down how far a session is, and passes it on."""
+    """Records the progress of a session, and passes it on."""
 
     def note(report: ProgressReport) -> None:
         folder.progress(report.record())
@@ -362,12 +362,12 @@ def train(
     data: Mapping[str, PartyData] | None = None,
     **options: Unpack[Options],
 ) -> dict[str, Any]:
-    """Train in this process; the summary, whose `run` is the run's folder.
+    """Train in this process; return the summary, whose `run` is the run's folder.
 
     Args:
         experiment: experiment to train.
         root: folder of the run folders.
-        name: the run's own folder there.
+        name: name of the run's folder.
         command: command that repeats the run, for the record.
         resume: go on with that run from its last committed checkpoint.
         download: fetch a bundled data set that is not here.
@@ -376,10 +376,10 @@ def train(
             weights.
 
     Raises:
-        VFLError: also left in the run folder as failure.json.
+        VFLError: the training failed; failure.json in the run folder contains the same error.
     """
     begun = experiment.train.warm_start
-    if begun is not None:  # rows as that run encoded them
+    if begun is not None:  # rows as the earlier run encoded them
         data, options["weights"] = _as_left_by(RunFolder.open(root / begun), experiment)
     data = load_data(experiment, download=download) if data is None else data
     found: list[str] = []
@@ -449,7 +449,7 @@ def _as_left_by(
 
     Raises:
         ConfigError, DataError: see `load_data`.
-        DisagreementError: the earlier run was another network, or of other parties.
+        DisagreementError: the earlier run had a different network or different parties.
     """
     refuse(mistakes_here(experiment))
     require_same_top(earlier.experiment(), experiment)
@@ -482,7 +482,7 @@ def accounts_of(session: AnySession) -> dict[str, Any]:
 
 
 def _figures_of(session: AnySession, party: str) -> dict[str, Any]:
-    """Return a training's figures about one party's part of the model."""
+    """Return a training's metrics for one party's part of the model."""
     if not isinstance(session, WholeNetworkSession):
         return {}
     everybody = {one.name: one.figures() for one in session.clients}
@@ -490,7 +490,7 @@ def _figures_of(session: AnySession, party: str) -> dict[str, Any]:
 
 
 def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
-    """Return the figures and bytes of further label parties."""
+    """Return metrics and bytes of further label parties."""
     if not isinstance(session, LocalSession):
         return {}
     found = {}
@@ -502,7 +502,7 @@ def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
 
 
 def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
-    """Give an adversary that has begun what it had learned when this run ended.
+    """Restore in a started adversary the state that it had at the end of this run.
 
     Raises:
         RunFolderError: that party had no adversary, or another version of vfl wrote the run.
@@ -521,7 +521,7 @@ def evaluate(
     tell: Tell | None = None,
     explained: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Evaluate a run's weights on its test rows, and on rows it has never had.
+    """Evaluate a run's weights on its test rows, and on rows that it has never seen.
 
     Raises:
         TrainedRowsError: no such row is left, or it is not known which rows the run trained on.
@@ -540,10 +540,10 @@ def evaluate(
 def evaluate_together(
     folders: Sequence[RunFolder], device: str = "cpu", tell: Tell | None = None
 ) -> list[dict[str, Any]]:
-    """Evaluate several runs on one set of rows that none of them was trained or validated on.
+    """Evaluate several runs on common rows that none of them trained or validated on.
 
-    Each run keeps its figures as one more evaluation; `common_rows` says how many rows they are of
-    and `beside` which runs share them.
+    Each run stores its metrics as another evaluation; `common_rows` is the number of rows and
+    `beside` names the other runs.
 
     Args:
         folders: folders of runs that this process trained.
@@ -594,7 +594,7 @@ def evaluate_together(
 
 
 def _keep_explained(folder: RunFolder, session: AnySession, data: Mapping[str, PartyData]) -> None:
-    """Keep what columns add at their owners."""
+    """Store the contributions of columns at their owners."""
     if not isinstance(session, WholeNetworkSession):
         return
     everybody: list[WholeNetworkParty | WholeNetworkLabel] = [*session.clients, session.label]

@@ -1,6 +1,6 @@
-"""The plug-ins an experiment names, each asked what it refuses, before anything runs.
+"""The plug-ins that an experiment names; each can refuse settings before anything runs.
 
-`vfl.config.validate` has every other rule, and says which setting names which family.
+`vfl.config.validate` has all other rules, and maps settings to families.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment,
     """Read an experiment file that one process can train, and the position of each setting.
 
     Raises:
-        ConfigError, SpecError: everything that is wrong with it.
+        ConfigError, SpecError: the experiment has mistakes; the error lists all of them.
     """
     experiment = read_experiment(path, overrides, spec_mistakes)
     locations = Locations.of(path, overrides)
@@ -111,7 +111,7 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
 
 
 def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistake]:
-    """Yield the wrong specs of an experiment, each with the file's name of its setting."""
+    """Yield the wrong specs of an experiment, each with the name of its setting in the file."""
     content, written = experiment.model_dump(), locations.lines
     if experiment.secure != "none" and ("model",) in written and ("secure",) not in written:
         content["model"] = content.pop("secure")
@@ -147,7 +147,7 @@ def _check_codec(spec: str, widths: Sequence[object]) -> None:
 
 
 def _check_merger(spec: str, widths: Sequence[object]) -> None:
-    """Check a merger, and that it accepts the cuts whose widths are numbers."""
+    """Check a merger, and that it can merge cuts of the known widths."""
     merger, known = models.make_merger(spec), [one for one in widths if isinstance(one, int)]
     if known == [*widths] and known:
         merger.width(known)
@@ -188,7 +188,8 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     parties, names = table_in(content, "parties"), ("codec", "defense", "merge")
     named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
     named["secure"] = spec
-    # Built from unchecked settings: other checks report mistakes in the rest of the experiment.
+    # It is built from unchecked settings; other checks report mistakes in the rest of the
+    # experiment.
     chosen = Experiment.model_construct(
         **named,
         label=LabelSettings.model_construct(**table_in(content, "label")),
@@ -247,7 +248,7 @@ def _check_linear(party: str, bottom: str) -> None:
 
 
 def _check_attack(spec: str) -> None:
-    """Check an attack, or the name of a group of attacks."""
+    """Check an attack, or the name of a pack of attacks."""
     if spec in PACKS:
         return
     from vfl import attacks
@@ -274,11 +275,11 @@ def _check_augmentation(spec: str) -> None:
 
 def _check_defense(spec: str, numbers: bool) -> None:
     defense = defenses.make(spec)
-    if numbers:  # how many classes there are is known when the labels are read
+    if numbers:  # the number of classes is known only when the labels are read
         defense.prepare(defenses.LabelKind(classes=None))
 
 
-#: Hooks that need cuts and labels, or what both ends agree on, at parties without a link.
+#: Hooks that need cuts and labels, or agreed values, at parties without a common link.
 _JOINING = ("batch", "fit", "loss")
 
 
@@ -286,7 +287,7 @@ def check_beside_middle(spec: str) -> None:
     """Refuse a defense that would have to look at both sides of a middle.
 
     Raises:
-        SpecError: it cannot be built, or with the hook that has no place.
+        SpecError: the defense cannot be built, or needs a hook that a party in the middle excludes.
     """
     if found := defenses.uses(defenses.make(spec), *_JOINING):
         raise SpecError(
@@ -305,7 +306,7 @@ def _check_known_beside_middle(spec: str) -> None:
 
 
 def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> None:
-    """Raise [dp]'s refusals only; other checks report specs that cannot be built or do not fit."""
+    """Report only [dp]'s refusals; other checks report specs that cannot be built or do not fit."""
     try:
         refuse(spec, beside)
     except PrivacyError:
@@ -314,10 +315,10 @@ def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> 
         return
 
 
-#: Checks of a plug-in by family: each takes the spec and what the plug-in has to go with.
+#: Checks of a plug-in by family; each receives the spec and the values that the plug-in must fit.
 _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "codec": _check_codec,
-    # 1 stands in for a number that is looked for later.
+    # 1 replaces a number that is fitted later.
     "wanted codec": lambda spec, widths: _check_codec(spec.replace(WANTED, "1"), widths),
     "defense": _check_defense,
     "defense beside a middle": lambda spec, _: _check_known_beside_middle(spec),

@@ -32,7 +32,7 @@ from vfl.training.specs import checked
 _LABEL = "label"
 #: Hooks in which a defense looks at the labels of a batch.
 _ON_LABELS = ("loss", "gradient")
-#: Hooks that act where this module has no hand.
+#: Hooks that act outside this module.
 _ELSEWHERE = ("labels", "counts", "batch", "fit", "targets", "received")
 #: Beginning of torch's error of a batch normalisation in training.
 _ONE_ROW = "Expected more than 1 value per channel"
@@ -41,15 +41,15 @@ _FORTH, _BACK = ("up", "down"), ("down", "up")
 
 
 class Crossings(nn.Module):
-    """Both ends of every cut: codecs, defenses and frames of a module that plays all parties.
+    """Both ends of every cut: codecs, defenses and frames of a module that runs all parties.
 
-    A subclass runs the models in its `forward`. `state_dict` holds all weights, the step, and the
-    state of codecs and defense, so that a training can resume from it. It does not hold the ledger
-    and observers.
+    A subclass runs the models in its `forward`. `state_dict` contains all weights, the step, and
+    the state of codecs and defense, so that a training can resume from it. It does not contain the
+    ledger and the observers.
 
     Attributes:
-        experiment: the settings, as an experiment file has them; without a codec where each party
-            has its own.
+        experiment: the settings, as in an experiment file; without a codec if each party has its
+            own.
         step: forward passes in training so far.
         ledger: ledger of the frames that crossed.
 
@@ -103,7 +103,7 @@ class Crossings(nn.Module):
 
     @property
     def codecs(self) -> Mapping[str, Codec]:
-        """The codec of each cut, with what it has learned."""
+        """The codec of each cut, with its learned state."""
         return self._codecs
 
     @property
@@ -152,7 +152,7 @@ class Crossings(nn.Module):
         return {"step": self.step, "codecs": codecs, "defense": dict(self._defense.state_dict())}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_extra_state` gave."""
+        """Restore the result of `get_extra_state`."""
         if set(state) != {"step", "codecs", "defense"} or set(state["codecs"]) != set(self._codecs):
             raise DataError(
                 "this state is of another module",
@@ -182,7 +182,7 @@ class Crossings(nn.Module):
     # What subclasses build from.
 
     def _add_ends(self, name: str, width: int) -> None:
-        """Add the modules that a codec has at both ends of one cut; the caller seeds the draws."""
+        """Add a codec's modules for both ends of one cut; the caller seeds the draws."""
         self.encoders[name] = self._codecs[name].client_module(width) or nn.Identity()
         self.decoders[name] = self._codecs[name].server_module(width) or nn.Identity()
 
@@ -216,16 +216,16 @@ class Crossings(nn.Module):
         *,
         back: bool = False,
     ) -> Tensor:
-        """Send a cut, and return it as the receiver decodes it.
+        """Send a cut; return it as the receiver decodes it.
 
         Args:
-            name: name of the cut's party.
+            name: name of the party that the cut belongs to.
             cut: output of `_guarded`.
             rows: the party's inputs, for defenses that use them.
             labels: labels of the rows.
             context: context of the forward pass.
             addition: additional loss terms of the forward pass.
-            back: whether the cut goes to the feature party, and its gradient to the other side.
+            back: whether the cut goes to the feature party and its gradient to the other party.
         """
         codec, own = self._codecs[name], self._context(context, self._secrets[name])
         check_finite(cut.detach(), "cut", name, context.step)
@@ -270,7 +270,7 @@ class Crossings(nn.Module):
         return _with_secret(context, secret if context.training else None)
 
     def _check_labels(self, labels: Tensor | None, outputs: Tensor) -> None:
-        """Check labels as an experiment of this task does, and give the defense their kind."""
+        """Check labels as in an experiment of this task; inform the defense of their kind."""
         if self._prepared and not self._on_labels:
             return
         classes = None
@@ -284,21 +284,21 @@ class Crossings(nn.Module):
 
 
 class SplitModule(Crossings):
-    """Bottoms, cut and top in one module; every forward and backward pass crosses real frames.
+    """Bottoms, cut and top in one module; every forward and backward pass sends real frames.
 
-    What the top sees, and the gradients the bottoms get, are decoded from the bytes that would
-    travel, so a loop around this module trains what a federation would. `ledger` counts them.
-    A defense acts as it does there, or a step ends in an error: where it looks at labels, a forward
-    pass in training needs them, and the loss needs `extra_loss`. The loss itself is the caller's;
-    gradients of a mean over the batch, with rows of equal weight, are what defenses expect.
+    The top's inputs and the bottoms' gradients are decoded from real frames, so a loop around this
+    module trains what a federation would train. `ledger` counts the frames. A defense acts as it
+    does there, or a step ends in an error: A defense that reads labels needs them in the forward
+    pass of a training, and the loss must include `extra_loss`. The caller computes the loss;
+    defenses expect the gradient of a mean over the batch with equal row weights.
 
     Frames carry float32: a cut of another floating-point type is converted, and converted back.
 
     Args:
         bottoms: each feature party's model, from its inputs to axes (rows, its width).
-        top: the label party's model, from the merged cuts to outputs; of classes, one for each.
-        widths: width of each party's cut, or the axes of one row, such as (64, 8, 8); a cut of more
-            axes than one comes to the merger, and behind it to the top, with all of them.
+        top: the label party's model from the merged cuts to outputs, one per class.
+        widths: width of each party's cut, or the axes of one row, such as (64, 8, 8); merger and
+            top receive a cut of several axes unchanged.
         codec: a spec, or a spec for each party.
         defense: a spec, as everywhere.
         merge: spec of a merger, as everywhere.
@@ -365,8 +365,8 @@ class SplitModule(Crossings):
         """Outputs for a batch.
 
         Args:
-            inputs: each party's own rows, in the same order: a tensor of axes (rows, ...), or a
-                tuple or a dict of arguments of its bottom, whose first has axes (rows, ...).
+            inputs: rows of each party in the same order: a tensor of axes (rows, ...), or a tuple
+                or dict of arguments of the bottom, whose first has axes (rows, ...).
             labels: axes (rows,); needed in training by defenses that look at labels.
             rows: position of each row in your table, whole numbers of axes (rows,); needed in
                 training by codecs that keep state for each row.
@@ -392,7 +392,7 @@ class SplitModule(Crossings):
         return outputs
 
     def is_flat(self, party: str) -> bool:
-        """Whether a party's cut has one axis behind its rows."""
+        """Whether a party's cut has exactly one axis after its rows."""
         return len(self._shapes[party]) == 1
 
     def _cut(
@@ -434,7 +434,7 @@ class Addition:
 
     Attributes:
         total: sum of the terms; None if there are none.
-        arrived: whether a backward pass has reached it.
+        arrived: whether a backward pass has reached these terms.
     """
 
     def __init__(self) -> None:
@@ -449,7 +449,7 @@ class Addition:
     def taken(self) -> Tensor | None:
         """Return the sum, for the caller's loss.
 
-        It is a node made after the forward pass, which autograd comes through before any cut.
+        It is a node made after the forward pass, which autograd visits before any cut.
         """
         if self.total is None or not self.total.requires_grad:
             return self.total
@@ -461,7 +461,7 @@ class Addition:
         self.arrived = True
 
     def require(self, party: str, step: int) -> None:
-        """Refuse a gradient that lacks what belongs into it."""
+        """Refuse a gradient for which a value is missing."""
         if self.total is not None and self.total.requires_grad and not self.arrived:
             raise SpecError(
                 "codec or defense add to the loss, and this loss lacks it",
@@ -472,7 +472,7 @@ class Addition:
 
 @dataclass(eq=False)
 class _Crossing:
-    """One cut's way to the other side and its gradient's way back."""
+    """The way of one cut to the other party, and of its gradient back."""
 
     party: str
     codec: Codec
@@ -509,14 +509,14 @@ class _Crossing:
         return received if _alike(received, grad) else received.to(grad)
 
     def _for_codec(self, values: Tensor) -> Tensor:
-        """Values as codecs take them: float32, on the processor unless the codec runs elsewhere."""
+        """Convert values for codecs: float32, on the CPU unless the codec runs elsewhere."""
         values = values.detach()
         if values.dtype is not torch.float32:
             values = values.float()
         return values if self.codec.on_card else values.cpu()
 
     def _require_first(self) -> None:
-        """Refuse a gradient that no party could ask for: of a gradient, or a second one."""
+        """Refuse a gradient of a gradient, or a second gradient, which no party could request."""
         where = f"step {self.there.step}, at the gradient of party '{self.party}'"
         if torch.is_grad_enabled():
             raise SpecError(
@@ -542,7 +542,7 @@ class _Crossing:
                 got=f"model.eval() before it, where '{self.acting[0]}' does not act",
                 fix="model.train() before the forward pass; single layers may be in eval()",
             )
-        if self.labels is None:  # then no hook looks at them
+        if self.labels is None:  # in this case no hook reads them
             return grad
         return self.defense.gradient(grad, self.labels, self.there)
 
@@ -552,12 +552,12 @@ class _Crossing:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one type and one device; asking takes less time than `to`."""
+    """Whether two tensors have the same type and device; faster than calling `to`."""
     return one.dtype is other.dtype and one.device == other.device
 
 
 class _Cross(torch.autograd.Function):
-    """A crossing as autograd sees it."""
+    """A cut and its gradient as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, cut: Tensor, crossing: _Crossing) -> Tensor:
@@ -572,14 +572,14 @@ class _Cross(torch.autograd.Function):
 
 
 def crossings_of(module: object, *, averaged: bool = True) -> Crossings:
-    """Return the split module in a wrapper of torch, such as a compiled or an averaged one.
+    """Return the split module inside a torch wrapper, such as a compiled or averaged one.
 
     Args:
         module: a split module, or a wrapper of one.
         averaged: whether an average of weights, or a replica of several processes, will do.
 
     Raises:
-        DataError: there is none.
+        DataError: the module contains no split module.
     """
     found = module
     while isinstance(found, nn.Module) and not isinstance(found, Crossings):
@@ -625,7 +625,7 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
 
 
 class taking:
-    """Say which model could not take its inputs, and their axes and types; never a value.
+    """Name in an error the model that rejected its inputs, and their axes and types, but no value.
 
     Args:
         whose: the model, in words.
@@ -641,10 +641,10 @@ class taking:
         self.whose, self.given = whose, given
 
     def __enter__(self) -> None:
-        """Do nothing; an object costs less than a generator, three times a step."""
+        """Do nothing; this object is cheaper than a generator and is used three times a step."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Raise the error of a model with its name."""
+        """Add the model's name to its error."""
         if error is None or isinstance(error, VFLError | torch.OutOfMemoryError):
             return
         if isinstance(error, IndexError):  # its text holds the index, which is a value of a row
@@ -676,7 +676,7 @@ def _described(given: Any) -> str:
 
 
 def _require_same_rows(cuts: Mapping[str, Tensor], labels: Tensor | None) -> None:
-    """Refuse parties, or labels, of another number of rows than the others."""
+    """Refuse parties or labels with different numbers of rows."""
     rows = {name: len(cut) for name, cut in cuts.items()}
     if labels is not None and labels.dim():
         rows["the labels"] = len(labels)
@@ -712,10 +712,10 @@ def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
 
 
 def _positions(rows: Any) -> np.ndarray:
-    """Positions of a batch's rows, as codecs take them.
+    """Return the positions of a batch's rows, as codecs take them.
 
     Raises:
-        DataError: they are none.
+        DataError: the values are not positions.
     """
     found = torch.as_tensor(rows)
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.lt(0).any():
@@ -763,7 +763,7 @@ def _check_inputs(inputs: Any, parties: Collection[str]) -> None:
 
 
 def _require_names(what: str, given: Collection[str], parties: Collection[str]) -> None:
-    """Refuse an argument that leaves a party out, or has one too many."""
+    """Refuse an argument with a missing or an unknown party."""
     if set(given) != set(parties):
         raise DataError(
             "an argument has other parties than the module",
@@ -774,7 +774,7 @@ def _require_names(what: str, given: Collection[str], parties: Collection[str]) 
 
 
 def arguments_of(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Inputs of a bottom, as arguments by position and by name."""
+    """Return inputs of a bottom, as arguments by position and by name."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     if isinstance(inputs, tuple | list) and inputs:
@@ -789,5 +789,5 @@ def arguments_of(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def _axes(width: int | Sequence[int]) -> tuple[Any, ...]:
-    """Axes of one row of a cut."""
+    """Return the axes of one row of a cut."""
     return tuple(width) if isinstance(width, Sequence) and width else (width,)

@@ -31,7 +31,7 @@ from vfl.session.terms import AlignTerms
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
 from vfl.training.promotion import promoted_runs, services_of
 
-#: Exit codes of `vfl status` beside those of the error that ended a run.
+#: Exit codes of `vfl status`, in addition to those of the error that ended a run.
 AT_WORK, INTERRUPTED, NOT_READY = 4, 5, 3
 _STATES = {
     "train": "training",
@@ -54,15 +54,15 @@ class RunStatus:
         state: waiting, starting, training, evaluating, predicting, aligning, serving, ended,
             failed or interrupted.
         created: time of the start.
-        progress: progress of its session; None if no session runs, or none has reported yet.
+        progress: progress of the session; None if no session runs, or none has reported yet.
         silent_s: seconds since the last report of progress.
         epochs: number of finished epochs.
         figures: figures of the last epoch, or of the run that has ended.
-        bytes: bytes in both directions by party; while the run goes on, their sum under "all".
-        erased: rows that it trained, validated and tested and that were erased since.
-        failure: why the last session ended badly, as `VFLError.record` gives it.
+        bytes: bytes in both directions by party; during the run only their sum under "all".
+        erased: rows used in training, validation and test that were erased later.
+        failure: error record of the last session that failed, in the form of `VFLError.record`.
         address: address of the service.
-        promoted: whether services answer with it.
+        promoted: whether services answer with this run.
         then: commands that go on from here.
         exit_code: exit code of `vfl status`.
     """
@@ -94,7 +94,7 @@ class ProjectStatus:
 
     Attributes:
         project: its label folder.
-        superlink: address of its SuperLink; None if none runs.
+        superlink: address of the SuperLink; None if none runs.
         parties: whether each party with a node is connected; empty without a SuperLink.
         runs: the last runs, and runs that are promoted or answer; the newest comes first.
         then: commands that go on from here.
@@ -119,10 +119,10 @@ class PartyStatus:
 
     Attributes:
         party: its name.
-        keys: whether it has keys of its own.
-        table: whether the table that its file names is there.
+        keys: whether the party has its own keys.
+        table: whether the table named in the party's file exists.
         up: whether its SuperNode runs.
-        then: the command that goes on from here.
+        then: the next command.
         exit_code: exit code of `vfl status`.
     """
 
@@ -142,7 +142,7 @@ def run_status(path: Path) -> RunStatus:
     """Return the status of a run, whether it has ended or not.
 
     Raises:
-        RunFolderError: there is no run, or its own record is not as it was written.
+        RunFolderError: there is no run, or its record is damaged.
     """
     folder = RunFolder.open(path)
     about, worker = folder.about(), worker_of(path)
@@ -190,7 +190,7 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
     """Return the status of a project.
 
     Raises:
-        VFLError: its files cannot be read, or the SuperLink refuses to say who is there.
+        VFLError: the files cannot be read, or the SuperLink refuses to list the nodes.
     """
     try:
         parties = deployment.connected(folder)
@@ -213,7 +213,7 @@ def party_status(folder: Path) -> PartyStatus:
     """Return the status of a party with a node.
 
     Raises:
-        ConfigError: its file cannot be read, or holds mistakes.
+        ConfigError: the party's file cannot be read, or has mistakes.
     """
     party, file = read_party_file(folder / "party.toml"), folder / "party.toml"
     keys = all(party.beside(name).exists() for name in (party.node.key, party.identity.key))
@@ -229,7 +229,7 @@ def party_status(folder: Path) -> PartyStatus:
 
 
 def has_table(party: PartyFile) -> bool:
-    """Whether the table that a party's file names is there; a database is not asked."""
+    """Whether the table named in a party's file exists; databases are not checked."""
     if party.data is None:
         return True
     source = party.source_path
@@ -266,7 +266,7 @@ def _before_sessions(
 
 
 def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]:
-    """Return commands once all parties are connected: align, train, then use the run."""
+    """Return the commands to use when all parties are connected: align, train, use the run."""
     project = _quoted(folder.path)
     newest = runs[0] if runs else None
     if newest is not None and newest.exit_code == AT_WORK:
@@ -280,7 +280,7 @@ def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]
 
 
 def needs_alignment(experiment: Experiment, party: PartyFile) -> bool:
-    """Whether a project names an alignment that its parties of today have not made yet."""
+    """Whether a project's alignment does not yet include its present parties."""
     name = experiment.data.alignment
     if name is None:
         return False
@@ -306,7 +306,7 @@ def _figures(folder: RunFolder) -> dict[str, Any]:
     """Epochs that are done, the last figures, and bytes."""
     try:
         epochs = list(read_lines(folder.path / "metrics.jsonl"))
-    except VFLError:  # an alignment has none
+    except VFLError:  # an alignment has no such metrics
         epochs = []
     last: Mapping[str, Any] = epochs[-1] if epochs else {}
     sent: dict[str, int] = {}
@@ -328,7 +328,7 @@ def _figures(folder: RunFolder) -> dict[str, Any]:
 
 
 def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | None]:
-    """Return the content of `progress.json`, its age in seconds, and the process that wrote it."""
+    """Return the content of `progress.json`, its age in seconds, and the writer's process."""
     report = read_progress(path / PROGRESS)
     if report is None:
         return None, None, None
@@ -359,7 +359,7 @@ def _failure(path: Path) -> tuple[dict[str, str], int] | None:
 
 
 def _again(folder: RunFolder, *, resumes: bool = True) -> tuple[str, ...]:
-    """Return the command that resumes a run, or begins another one."""
+    """Return the command that resumes a run or starts a new one."""
     words = shlex.split(str(folder.about()["command"]))
     what = words[1] if len(words) > 1 else "train"
     path = words[2] if len(words) > 2 else "EXPERIMENT.toml"

@@ -60,7 +60,7 @@ class WholeNetworkSession(PartiesSession):
         self._streams = carry(self._mode.local_streams(self.terms))
         outer: Mapping[str, Link] = self._streams.outer
         inner: Mapping[str, SharedLink] = self._streams.inner
-        if mode == "serve":  # each party answers a request at once, in one thread
+        if mode == "serve":  # each party answers a request immediately, in one thread
             pairs = {name: local_pair() for name in peers}
             outer = {name: there for name, (_, there) in pairs.items()}
             inner = {name: here for name, (here, _) in pairs.items()}
@@ -111,7 +111,7 @@ class WholeNetworkSession(PartiesSession):
         """Return the label party that learns a party's task.
 
         Raises:
-            ConfigError: there is another label party.
+            ConfigError: the experiment has a second label party.
         """
         if party != self.label.name:
             raise ConfigError("this network has one label party", got=party, want=self.label.name)
@@ -132,7 +132,7 @@ class WholeNetworkSession(PartiesSession):
         return self
 
     def revealed(self) -> list[Revealed]:
-        """Return what each party learned; only a process that runs all parties knows it."""
+        """Return what each party learned; only a process that runs all parties has this."""
         found = [each for one in self._everybody for each in one.revealed()]
         return found + self.label.revealed()
 

@@ -24,19 +24,19 @@ _PARAMETER, _MOST_RUNS = 500, 10_000  # characters of a setting; runs that are l
 
 
 class RunWriter(ABC):
-    """Writes one run to another tool's store; each call replaces earlier output."""
+    """Writes one run to another tool's store; each call replaces the earlier output."""
 
     @abstractmethod
     def check(self) -> None:
         """Require the tool before anything is written.
 
         Raises:
-            MissingPackageError: it is not installed.
+            MissingPackageError: the tool is not installed.
         """
 
     @abstractmethod
     def write(self, folder: RunFolder) -> Path:
-        """Write what the run has so far; return the written folder or file.
+        """Write the present results of the run; return the written folder or file.
 
         Raises:
             MissingPackageError: the tool is not installed.
@@ -107,7 +107,7 @@ class MLflow(RunWriter):
         now = int(time.time() * 1000)
         settings = _flat(folder.experiment().model_dump(mode="json", exclude_none=True))
         parameters = [entities.Param(key, str(text)[:_PARAMETER]) for key, text in settings]
-        for start in range(0, len(parameters), 100):  # of one call, at most
+        for start in range(0, len(parameters), 100):  # limit for one call
             client.log_batch(run, params=parameters[start : start + 100])
         for step, figures in _points(folder):
             metrics = [entities.Metric(key, value, now, step) for key, value in figures.items()]
@@ -131,14 +131,14 @@ def write_run(folder: RunFolder, spec: str) -> Path:
     """Write a run with a writer such as ``tensorboard`` or ``mlflow:store=/data/mlflow.db``.
 
     Raises:
-        SpecError: no such writer.
+        SpecError: the writer does not exist.
         MissingPackageError, RunFolderError: see `RunWriter.write`.
     """
     return WRITERS.make(spec).write(folder)
 
 
 def _points(folder: RunFolder) -> Iterator[tuple[int, dict[str, float]]]:
-    """Figures by step: those of each epoch, and at the last one bytes of parties and the speed."""
+    """Return metrics by step: those of each epoch, and at the end bytes per party and speed."""
     last = 0
     for record in read_lines(folder.path / "metrics.jsonl"):
         last = int(record["epoch"])

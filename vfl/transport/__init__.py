@@ -1,4 +1,4 @@
-"""Links between parties: in one process, or over TLS sockets that reconnect after interruptions.
+"""Links between parties: in one process, or over TLS sockets that reconnect.
 
 Only this package uses sockets. A protocol never names one of these classes; it receives a `Link`.
 """

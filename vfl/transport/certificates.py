@@ -3,7 +3,7 @@
 A session's certificate lives as long as its hub: its CA signs once and is deleted, and its private
 key stays in memory. The trial files allow a federation before an organisation issues its own
 certificates: a CA, a server certificate for the SuperLink, and one key pair for each SuperNode. A
-new server certificate under the same CA needs no action by other parties. A new CA takes two steps,
+new server certificate under the same CA needs no action by other parties. A new CA takes two steps:
 so that no party is cut off: first ca.pem contains the new CA and the old one and is sent to all
 parties, then the server's certificate changes.
 """
@@ -42,7 +42,8 @@ _PEM = serialization.Encoding.PEM
 #: Order of the P-256 group (SEC 2, section 2.4.2), and the bytes of secret for a key of it.
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _SECRET_BYTES = 48
-#: Bytes of a fingerprint: with 128 bits, finding another key with the same one is infeasible.
+#: Number of bytes of a fingerprint: with 128 bits, finding another key with the same one is
+#: infeasible.
 _FINGERPRINT_BYTES = 16
 _KEY_TYPE = re.compile(rb"(ssh|ecdsa)-[a-z0-9-]+")
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -50,7 +51,7 @@ _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """A server's certificate and key, and the CA that signed it; all PEM."""
+    """A server's certificate and key, and the CA that signed it, all as PEM."""
 
     ca_pem: bytes
     cert_pem: bytes
@@ -83,7 +84,7 @@ class Authority:
 
     @classmethod
     def of_secret(cls, secret: bytes, name: str, days: float) -> Authority:
-        """Make the CA of that name whose private key follows from 48 secret bytes.
+        """Make the CA of that name; its private key is derived from 48 secret bytes.
 
         Each call makes another certificate; each of them verifies all signatures of the others (the
         extra random bits follow FIPS 186-5, A.2.1).
@@ -127,17 +128,17 @@ class Authority:
 
 
 def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> ServerCertificate:
-    """Make a new server certificate under its own CA, which cannot be used again.
+    """Make a server certificate under a new CA that cannot sign again.
 
     Args:
-        hosts: names and addresses of the server.
+        hosts: names and addresses of the server in its certificate.
         days: number of days of its validity.
     """
     return Authority.new("vfl session CA", days).issue_for(hosts, days)
 
 
 def check_not_expired(path: Path) -> None:
-    """Check one of our own certificates before a peer refuses it.
+    """Check one of vfl's own certificates before a peer would refuse it.
 
     Raises:
         MissingDataError: the file does not exist.
@@ -208,10 +209,10 @@ def node_key_pair() -> tuple[bytes, bytes]:
 
 
 def public_key_bytes(content: bytes) -> bytes | None:
-    """The comparable part of a file with a SuperNode key; None if it has no such key.
+    """Return the part of a SuperNode's key file that identifies the key; None if there is no key.
 
-    The result does not depend on a comment at the end of the line, PEM encoding, or keys of other
-    kinds on further lines.
+    Comments at the end of a line, PEM encoding, and other kinds of keys on further lines do not
+    change the result.
     """
     lines: list[bytes] = public_key_lines(content)
     for load, text in (
@@ -256,11 +257,11 @@ def fingerprint(content: bytes) -> str:
 
 
 def public_half(private: Path) -> bytes:
-    """The public key of a private key's file, as one line in OpenSSH's format.
+    """Return a private key file's public key, as one line in OpenSSH's format.
 
     Raises:
         MissingDataError: the file does not exist.
-        UserError: it contains no private key without a passphrase.
+        UserError: the file has no private key, or its key has a passphrase.
     """
     try:
         key = serialization.load_ssh_private_key(_read(private), None)
@@ -338,17 +339,17 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def days_left(path: Path) -> int:
-    """Whole days until the first certificate of a PEM file ends; negative once it has.
+    """Return the whole days until a PEM file's first certificate ends; negative after its end.
 
     Raises:
         MissingDataError: the file does not exist.
-        UserError: it contains no certificate.
+        UserError: the file has no certificate.
     """
     return time_left(path) // datetime.timedelta(days=1)
 
 
 def time_left(path: Path) -> datetime.timedelta:
-    """Time until the first certificate of a PEM file ends; negative once it has.
+    """Return the time until a PEM file's first certificate ends; negative after its end.
 
     Raises:
         MissingDataError, UserError: see `days_left`.
@@ -368,7 +369,7 @@ def ends_soon(path: Path) -> bool:
 
 
 def expiry_warning(path: Path, fix: str) -> str | None:
-    """One line about a certificate that has ended or ends soon; otherwise None."""
+    """Return a line about a certificate that has ended or ends soon; otherwise None."""
     if not ends_soon(path):
         return None
     left = days_left(path)
@@ -377,10 +378,10 @@ def expiry_warning(path: Path, fix: str) -> str | None:
 
 
 def renew_when_due(folder: Path, days: float) -> bool:
-    """Call `renew_server` once the certificate `ends_soon`; returns whether it was renewed.
+    """Call `renew_server` if the certificate `ends_soon`; return whether it was renewed.
 
     It does nothing without ca.key, or while ca.pem has two authorities: until every party has the
-    new one, the server's certificate stays with the old one.
+    new CA, the server's certificate stays with the old one.
 
     Raises:
         MissingDataError, UserError: see `renew_server`.
@@ -402,7 +403,7 @@ def renew_server(folder: Path, days: float = SERVER_DAYS) -> int:
 
     Raises:
         MissingDataError: a file is missing; ca.key is needed to sign.
-        UserError: ca.key does not belong to ca.pem, or that CA has expired.
+        UserError: ca.key does not belong to ca.pem, or the CA has expired.
     """
     old = _certificates(folder / "server.pem")[0]
     names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -416,7 +417,7 @@ def renew_server(folder: Path, days: float = SERVER_DAYS) -> int:
 
 
 def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
-    """Put a new CA into ca.pem, before the old ones, and its key into ca.key.
+    """Put a new CA at the front of ca.pem, and its key into ca.key.
 
     Raises:
         MissingDataError: ca.pem does not exist.

@@ -1,6 +1,6 @@
 """The front of every listener: its rules for connections before a client has authenticated.
 
-A connection without a valid credential so far is a *stranger's*. Strangers may cost little, and
+A connection without a valid credential so far is a *stranger's*. Strangers should cost little, and
 must not keep other clients out:
 
 - a listener has a limited number of places for strangers. One more ends the oldest stranger of the
@@ -39,11 +39,11 @@ _UNLIMITED = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """Limits of strangers at one listener.
+    """Limits on unauthenticated callers at one listener.
 
     Attributes:
         strangers: simultaneous connections without a credential.
-        head_s: time from the connection to the end of its first head, TLS included; for a later
+        head_s: time from the connection to the end of its first head, including TLS; for a later
             head, from its first byte.
         head_bytes: size of a head; TLS has its own limits.
         connections_per_second: new connections of a source, a second.
@@ -52,7 +52,7 @@ class FrontLimits:
         burst: most actions that a quiet source accumulates.
         failure_cost: additional cost of a wrong credential.
         longest_wait_s: longest wait of a source in debt.
-        sources: number of remembered sources; the least recently seen one is forgotten.
+        sources: number of remembered sources; the one seen longest ago is forgotten first.
     """
 
     strangers: int = 256
@@ -80,7 +80,7 @@ class RateLimiter:
         per_second: tokens a second.
         burst: most tokens that a quiet key accumulates.
         longest_wait_s: longest wait of a key in debt for its next token.
-        keys: number of remembered keys; the least recently seen one is forgotten.
+        keys: number of remembered keys; the one seen longest ago is forgotten first.
         clock: clock in seconds that never goes back.
     """
 
@@ -136,12 +136,13 @@ class Visitor:
 
     Args:
         front: front of the connection.
-        source: source that it counts for.
-        end: closes it, from any thread; called once at most, and not after `leave`.
+        source: source whose connections are counted together.
+        end: function that closes the connection from any thread; called at most once, and not after
+            `leave`.
 
     Attributes:
-        known: whether it has shown a credential.
-        idle: whether no request is in progress on it.
+        known: whether the connection presented a credential.
+        idle: whether the connection has no request in progress.
     """
 
     __slots__ = ("end", "front", "idle", "known", "source")
@@ -167,7 +168,7 @@ class Front:
 
     Args:
         limits: limits of strangers.
-        trusted: addresses of proxies, whose connections are not strangers.
+        trusted: addresses of proxies, whose connections do not count as strangers.
         clock: clock in seconds that never goes back.
 
     Attributes:
@@ -199,7 +200,7 @@ class Front:
     def enter(self, address: str, end: Callable[[], None]) -> Visitor | None:
         """Admit a new connection.
 
-        The method returns None if its source opens too many, or no place is free.
+        The method returns None if its source opens too many connections, or if no place is free.
         """
         visitor = Visitor(self, source_of(address), end)
         visitor.known = visitor.source in self._trusted
@@ -212,7 +213,7 @@ class Front:
         self._connections.charge(source, -1)
 
     def allow(self, address: str) -> bool:
-        """Whether a source may do one more action without a credential; takes a token."""
+        """Take a token; return whether the source may act once more without a credential."""
         return self._strangers.allow(source_of(address))
 
     def failed(self, address: str) -> None:
@@ -220,7 +221,7 @@ class Front:
         self._strangers.charge(source_of(address), self.limits.failure_cost)
 
     def make_room(self) -> None:
-        """Close one connection, because the process has no descriptor left."""
+        """Close one connection, because the process has no file descriptor left."""
         _HELD.make_room(self)
 
 
@@ -233,7 +234,7 @@ class _Held:
         self._lock = threading.Lock()
 
     def enter(self, visitor: Visitor) -> bool:
-        """Add a connection; returns False if none can be closed for it."""
+        """Add a connection; return False if no other one can be closed for it."""
         evicted = None
         with self._lock:
             own = self._strangers_of(visitor.front)
@@ -249,7 +250,7 @@ class _Held:
         return True
 
     def welcome(self, visitor: Visitor) -> None:
-        """Move a stranger to the known connections, unless it has just been evicted."""
+        """Move a stranger's connection to the known ones, unless it was just evicted."""
         with self._lock:
             if visitor in self._strangers:
                 del self._strangers[visitor]
@@ -262,7 +263,7 @@ class _Held:
             self._known.pop(visitor, None)
 
     def make_room(self, front: Front) -> None:
-        """Close one connection, of this front if it has strangers."""
+        """Close one connection, preferably of a stranger at this front."""
         with self._lock:
             evicted = self._least(self._strangers_of(front))
         if evicted is not None:
@@ -272,7 +273,7 @@ class _Held:
         return [each for each in self._strangers if each.front is front]
 
     def _least(self, own: list[Visitor]) -> Visitor | None:
-        """Evict a stranger, from here or elsewhere, or else an idle connection."""
+        """Choose a stranger's connection to evict, here or elsewhere, or else an idle one."""
         some = own or list(self._strangers) or [each for each in self._known if each.idle]
         return self._evict(some) if some else None
 
@@ -297,21 +298,21 @@ def budget() -> int:
 
 
 def welcome(scope: Mapping[str, Any]) -> None:
-    """Mark the connection of a request as known, because it has shown a valid credential."""
+    """Mark a request's connection as known, after it presented a valid credential."""
     if connection := scope.get("state", {}).get(CONNECTION):
         connection.welcome()
 
 
 @lru_cache(1024)
 def source_of(address: str) -> str:
-    """The source of an address: IPv4 itself, or the /64 that one IPv6 host can choose from.
+    """Return the source of an address: IPv4 itself, or the /64 of an IPv6 host.
 
     >>> source_of("10.0.0.7"), source_of("::ffff:10.0.0.7"), source_of("2001:db8::7")
     ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
     """
     try:
         known = ip_address(address.partition("%")[0])
-    except ValueError:  # a path, or a name
+    except ValueError:  # a file path or a name
         return address
     if not isinstance(known, IPv6Address):
         return address
@@ -321,7 +322,7 @@ def source_of(address: str) -> str:
 
 
 def whole_number(text: bytes, most: int) -> int | None:
-    """Parse decimal digits completely; returns None for other text, or a number above `most`.
+    """Parse a decimal integer; return None for other text, or for a number above `most`.
 
     >>> whole_number(b"12", 100), whole_number(b"0012", 100), whole_number(b"101", 100)
     (12, 12, None)

@@ -36,7 +36,7 @@ _LIMIT_BYTES = {
     Kind.ERROR: ANSWER_LIMIT_BYTES,
 }
 _HEX_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-#: Matches all folders of an absolute path; an address with "://" has no match.
+#: Matches all folders of an absolute path, but not an address with "://".
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s'\"]+/)+")
 _REFUSALS: dict[str, type[VFLError]] = {
     kind.code: kind
@@ -87,8 +87,8 @@ class Hello:
         session: identifier of the session, from the session message.
         node: the control plane's name of this node.
         token: the secret of this node in this session.
-        key: secret that this process has drawn for this session; no message of the control plane
-            contains it. The first greeting binds the token to it, so that the token alone is
+        key: secret that this process draws for this session; it is in no message of the control
+            plane. The first greeting binds the token to the secret, so that the token alone is
             useless afterwards.
         about: the application's own data; JSON values only.
         sent, received: frames that this end has sent and fully received in this session.
@@ -143,7 +143,7 @@ class Welcome:
 
 
 def error_frame(error: VFLError) -> Frame:
-    """Encode an error for the other end: long texts are cut, local folders left out."""
+    """Encode an error for the other end: shorten long texts, and omit local folders."""
     record = {
         key: printable(_FOLDERS.sub("", text)) for key, text in error.record().items() if text
     }
@@ -151,7 +151,7 @@ def error_frame(error: VFLError) -> Frame:
 
 
 def read_refusal(frame: Frame, party: str) -> VFLError:
-    """Decode the error of an ERROR that answered a greeting, in its own class if known."""
+    """Decode the ERROR frame that answered a greeting, into its own class if it is known."""
     code, texts = _error_texts(frame, party)
     if code in _REFUSALS:
         return _REFUSALS[code](texts.pop("what"), **texts)
@@ -168,11 +168,11 @@ def read_failure(frame: Frame, party: str) -> PeerFailedError:
 
 
 def in_session(frame: Frame, party: str) -> Frame:
-    """Return a frame for the application after the greeting; raise other kinds.
+    """Return an application frame after the greeting; raise an error for other kinds.
 
     Raises:
         PeerFailedError: the frame reports the error that stopped `party`.
-        ProtocolError: the frame is another greeting.
+        ProtocolError: the frame is a second greeting.
     """
     if frame.kind is Kind.ERROR:
         raise read_failure(frame, party)

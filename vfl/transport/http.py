@@ -1,4 +1,4 @@
-"""HTTP behind a `Front`: a uvicorn server whose connections are accepted here.
+"""HTTP with a `Front`: a uvicorn server whose connections vfl accepts itself.
 
 uvicorn first sees a TLS connection after its handshake, and waits for a head without a limit of
 time. This module therefore accepts connections itself: each has a deadline for TLS and its first
@@ -32,7 +32,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 #: Connections accepted in one turn of the loop, and the pause when no descriptor is left.
 _AT_ONCE, _REST_S = 64, 0.05
-#: Longest duration of the end of TLS.
+#: Time limit for the end of TLS.
 _CLOSE_S = 2.0
 _START_S, _TICK_S = 10.0, 0.01
 
@@ -76,17 +76,17 @@ class LargeBodyError(Exception):
 async def read_body(
     receive: Receive, most: int, patience_s: float, scope: Scope | None = None
 ) -> bytes | None:
-    """Read the whole body of a request; returns None if the client disconnects before the end.
+    """Read the whole body of a request; return None if the client disconnects first.
 
     Args:
         receive: receive function of the request.
         most: limit in bytes.
-        patience_s: limit of time for the whole body.
-        scope: scope of the request, which may show that all of it has arrived; then reading needs
-            no limit of time.
+        patience_s: time limit for the whole body.
+        scope: scope of the request, which may show that the whole body has arrived; reading then
+            needs no time limit.
 
     Raises:
-        LargeBodyError: the body is larger.
+        LargeBodyError: the body is larger than the limit.
         TimeoutError: the body did not arrive in time.
     """
     body = bytearray()
@@ -105,7 +105,7 @@ async def read_body(
 
 
 def announces_at_most(scope: Scope, most: int) -> bool:
-    """Whether a request announces a length within a limit, or none, as in chunks."""
+    """Whether a request announces a length within the limit, or none, as for chunks."""
     announced = [value for key, value in scope["headers"] if key == b"content-length"]
     return all(whole_number(each, most) is not None for each in announced)
 
@@ -128,7 +128,7 @@ class Connection:
         accepted: its socket.
 
     Attributes:
-        whole: whether every request that began on it has arrived completely.
+        whole: whether every request that started on it has arrived completely.
     """
 
     def __init__(self, server: HttpServer, accepted: socket.socket) -> None:
@@ -166,7 +166,7 @@ class Connection:
         self._server.opening.discard(self)
 
     def received(self, size: int, whole_head: bool) -> None:
-        """Note received bytes, and whether they complete a head."""
+        """Record received bytes, and whether they complete a head."""
         if whole_head:
             self.begin()
         elif not self._answering:
@@ -185,7 +185,7 @@ class Connection:
             self.visitor.idle = False
 
     def answered(self) -> None:
-        """Note that no request is in progress any more."""
+        """Record that no request is in progress any more."""
         self._answering = False
         if self.visitor is not None:
             self.visitor.idle = True
@@ -234,12 +234,12 @@ class Connection:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server, with its connections behind a front.
+    """uvicorn's server with connections that pass a front.
 
     Args:
-        config: configuration of uvicorn; its host and port are used if no sockets are given.
+        config: configuration of uvicorn; its host and port are used without other sockets.
         front: rules for strangers.
-        signals: whether it handles SIGINT and SIGTERM; otherwise the caller does.
+        signals: whether the server handles SIGINT and SIGTERM; otherwise the caller does.
 
     Attributes:
         front: the argument.
@@ -294,10 +294,10 @@ class HttpServer(uvicorn.Server):
         return config.ssl
 
     def start(self, listening: socket.socket, name: str) -> None:
-        """Serve in a thread of this name; returns after the start.
+        """Serve in a thread of this name; return after the start.
 
         Raises:
-            UserError: it does not start within ten seconds.
+            UserError: the server does not start within ten seconds.
         """
         self._thread = threading.Thread(
             target=self.run, args=([listening],), name=name, daemon=True
@@ -356,7 +356,7 @@ class _Listener:
             connection.close()
 
     async def wait_closed(self) -> None:
-        """Do nothing: there is nothing to wait for."""
+        """Do nothing, because there is nothing to wait for."""
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -380,7 +380,7 @@ class _Listener:
 
 
 class _Noted:
-    """An application whose connections note when a request is in progress."""
+    """An application that records for each connection when a request is in progress."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -400,7 +400,7 @@ class _Noted:
 
 
 class _Joined:
-    """A transport that collects the writes of one turn of the loop.
+    """A transport that joins the writes of one iteration of the event loop.
 
     uvicorn writes head and body of an answer separately; the first write wakes the client, which on
     a busy machine delays the second.
@@ -428,7 +428,7 @@ class _Joined:
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol, with deadlines for heads, and answers written in one piece."""
+    """uvicorn's HTTP protocol with deadlines for heads, and answers written in one piece."""
 
     def __init__(self, connection: Connection, **options: Any) -> None:
         super().__init__(**options)

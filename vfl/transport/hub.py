@@ -1,8 +1,8 @@
 """The label party's end of all streams: admission of parties, and their links.
 
-Strangers meet a `Front`: a connection takes one token of its source, and a greeting that fails
-takes a few more. Without a token, a connection is closed before any byte is read; a party that
-meets this tries again automatically.
+Strangers pass a `Front`: a connection takes one token of its source, and a failed greeting takes a
+few more. Without a token, a connection is closed before any byte is read; a party that meets this
+tries again automatically.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OnAttach = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Credential of a party: the control plane's name of its node, and the node's token."""
+    """Credential of a party: its node's name on the control plane, and the node's token."""
 
     node: str
     token: str = field(repr=False)
@@ -59,7 +59,7 @@ class Credential:
 
 @dataclass(slots=True)
 class _Ticket:
-    """Stored form of a credential: digests, so that the hub's memory contains no token.
+    """Stored form of a credential: digests, so that memory contains no token.
 
     Attributes:
         node, token: SHA-256 of the values to show.
@@ -83,11 +83,11 @@ class Admission:
         session: identifier of the session.
         credentials: credential of each party, by name.
         on_attach: returns the terms of a party, or raises a `VFLError`, which both the party and
-            `TcpHub.wait_all` then get. Called by one thread at a time, within the time limit of a
-            handshake.
+            `TcpHub.wait_all` then receive. Called by one thread at a time, within the time limit of
+            a handshake.
         token_s: seconds for which a token is valid before its first use.
         limits: returns the limits of a party's frames, after `on_attach` has admitted it; without
-            it only `vfl.core.frame.LIMIT_BYTES` applies.
+            this only `vfl.core.frame.LIMIT_BYTES` applies.
         clock: clock in seconds that never goes back.
 
     Attributes:
@@ -133,7 +133,7 @@ class Admission:
             return party, self._terms[party]
 
     def replace(self, party: str, credential: Credential) -> None:
-        """Give a party a new credential; the old one becomes invalid."""
+        """Give a party a new credential; the old one is no longer valid."""
         with self._lock:
             self._tickets[party] = self._ticket(credential)
             self._terms.pop(party, None)
@@ -141,7 +141,7 @@ class Admission:
     def _authenticate(self, hello: Hello) -> str:
         """Find the party of a greeting.
 
-        All comparisons are made, and all failures give one error.
+        All comparisons are made, and all failures give the same error.
         """
         token, node, key = _digest(hello.token), _digest(hello.node), _digest(hello.key)
         session_known, now = _same(_digest(hello.session), self._session), self._clock()
@@ -199,7 +199,7 @@ class _Greeting:
     Attributes:
         address: address of the client.
         thread: thread of the handshake.
-        visitor: its connection at the front; marked as known once the admission accepts it.
+        visitor: the connection at the front; marked as known after its admission.
         asking: whether the admission was asked, so that the client has to receive the answer.
     """
 
@@ -221,7 +221,7 @@ class TcpHub:
         timeouts: time limits.
         window: number of sent frames stored for a resend, for each party.
         front: rules for strangers; `timeouts.handshake_s` is the deadline of their greeting.
-        plaintext: allows measurements without TLS beyond this machine, with nothing to protect.
+        plaintext: allows measurements without TLS beyond this machine, for data without any secret.
         listener: source of connections in place of host and port, such as a router.
 
     Attributes:
@@ -266,7 +266,8 @@ class TcpHub:
         """Block until every party has attached; `poll` runs every 0.05 s and may raise.
 
         Raises:
-            MissingPartyError: names the missing and the attached parties.
+            MissingPartyError: parties are missing; the error names the missing and the attached
+                parties.
             VFLError: `on_attach` refused a party.
         """
         deadline = time.monotonic() + timeout_s
@@ -290,7 +291,7 @@ class TcpHub:
             time.sleep(_TICK_S)
 
     def link(self, party: str) -> HubLink:
-        """The link to one attached party.
+        """Return the link to one attached party.
 
         Raises:
             MissingPartyError: the party has never attached.
@@ -300,7 +301,7 @@ class TcpHub:
         return self._links[party]
 
     def replace(self, party: str, credential: Credential) -> None:
-        """Forget a lost party and expect it again, with a new token and from the first frame on.
+        """Remove a lost party, and expect it again with a new token and from the first frame on.
 
         The old link ends, and the old token becomes invalid.
         """

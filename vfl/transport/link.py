@@ -1,4 +1,4 @@
-"""Common parts of all links: limits, deadlines, observers; and the link within one process.
+"""Common code of all links: limits, deadlines, observers; and the link within one process.
 
 An exchange between parties of one process uses no other module of this package: `local_pair` passes
 frames without encoding them, and `Observed` reports each to the ledger and the trace.
@@ -15,7 +15,8 @@ from vfl.core.errors import LostPeerError, ProtocolError, VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, Link, Observer
 from vfl.transport.handshake import error_frame, read_failure
 
-#: Sent frames that each end stores for the other; also the most unread frames in transit.
+#: Number of sent frames that each end stores for the other; also the limit of unread frames in
+#: transit.
 WINDOW_FRAMES = 4
 #: Time that an ending link waits until the other end has read the reason.
 LINGER_S = 0.5
@@ -27,7 +28,7 @@ WHY_IT_ENDED = (
 
 
 class TransportLink(Link, Protocol):
-    """A link whose end can report why it stops."""
+    """A link whose end can report its error to the other end."""
 
     def fail(self, error: VFLError) -> None:
         """Report an error of this end to the other end, then close; `receive` raises it there."""
@@ -39,23 +40,23 @@ class LinkLimits:
 
     Attributes:
         up: limits towards the listening party (in a session, the label party).
-        down: limits from it.
+        down: limits of frames from the label party.
     """
 
     up: Mapping[Kind, int]
     down: Mapping[Kind, int]
 
     def inbox_bytes(self, window: int) -> int:
-        """Most bytes of unread frames that the listening end holds."""
+        """Largest total size of unread frames at the listening end."""
         # One ERROR ends a link, so the other frames of a window are of other kinds.
         return window * _largest(self.up) + self.up.get(Kind.ERROR, 0) + HEADER_BYTES
 
     def resend_bytes(self, window: int) -> int:
-        """Most bytes of sent frames that the listening end stores for a resend."""
+        """Largest total size of sent frames that the listening end stores for a resend."""
         return window * _largest(self.down)
 
     def held_bytes(self, window: int) -> int:
-        """Most bytes of frames that the listening end holds for the other one.
+        """Largest total size of frames that the listening end holds for the other end.
 
         Args:
             window: number of unread frames in transit, and of stored sent frames.
@@ -67,7 +68,7 @@ class LinkLimits:
 
 
 def _largest(limits: Mapping[Kind, int]) -> int:
-    """Bytes of the largest frame that does not end the link, header included."""
+    """Return the size of the largest frame that does not end the link, header included."""
     return max(most for kind, most in limits.items() if kind is not Kind.ERROR) + HEADER_BYTES
 
 
@@ -99,12 +100,12 @@ class Depth:
     hops: int = 0
 
 
-#: A frame with the length of the chain before it; None where the link was closed.
+#: A frame with the length of the chain before it; None if the link was closed.
 Sent = tuple[int, Frame] | None
 
 
 class LocalLink:
-    """One end of an in-process pair; one thread runs both parties, or each end has its own.
+    """One end of an in-process pair; one thread may run both ends, or each has its own.
 
     Args:
         put: queues a sent message.
@@ -133,7 +134,7 @@ class LocalLink:
         """Send one frame; if the other end has closed, only `receive` raises an error.
 
         Raises:
-            LostPeerError: this end has closed.
+            LostPeerError: this end of the link is closed.
         """
         if self._closed:
             raise _closed_link()
@@ -161,7 +162,7 @@ class LocalLink:
         return frame
 
     def poll(self) -> Frame | None:
-        """The next frame if it has arrived.
+        """Return the next frame if it has arrived.
 
         Raises:
             LostPeerError, PeerFailedError: see `receive`.
@@ -193,7 +194,7 @@ class LocalLink:
 
 
 def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
-    """Unpack a message of `peer`: the length of its chain, and a frame for the application.
+    """Unpack a message of `peer`: its chain length, and a frame for the application.
 
     Raises:
         LostPeerError: the link was closed.
@@ -207,7 +208,7 @@ def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
 
 
 def sent_nothing(peer: str, timeout_s: float) -> LostPeerError:
-    """Error for a party whose frame did not arrive in time."""
+    """Make the error for a party whose frame did not arrive in time."""
     return LostPeerError(f"{peer} sent nothing in time", want=f"a frame within {timeout_s:g} s")
 
 
@@ -223,8 +224,8 @@ def local_pair(
     """Make two connected ends.
 
     Args:
-        names: names of the parties at them.
-        timeout_s: seconds that each end waits for the other; 0 where one thread runs both.
+        names: names of the parties at the two ends.
+        timeout_s: seconds that each end waits for the other; 0 if one thread runs both.
         depths: depths of the two parties, which count chains of messages.
 
     >>> label, feature = local_pair()
@@ -251,7 +252,7 @@ class PolledLink(TransportLink, Protocol):
         """The next frame if it has arrived."""
 
     def fileno(self) -> int:
-        """File descriptor to wait for; -1 while there is none."""
+        """File descriptor to wait for; -1 if there is none."""
 
 
 class Observed:
@@ -356,5 +357,5 @@ class ObservedPoll(Observed):
 
     @property
     def waits_for(self) -> str:
-        """Name of the party at the other end."""
+        """Name of the party at the other end of this link."""
         return self._party

@@ -1,4 +1,4 @@
-"""Unix sockets in a folder of one user, by which processes of a party find each other."""
+"""Unix sockets in one user's folder; the processes of a party find each other there."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket
 
 @contextmanager
 def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.socket | None]:
-    """Connect to a listener in a folder; yields None if no process of this user listens.
+    """Connect to a listener in a folder; yield None if this user runs no listener.
 
     Args:
         folder: folder of one user.
-        name: name of the socket in it.
+        name: name of the socket in the folder.
         timeout_s: timeout of every later operation, too; 0 never waits.
     """
     with socket.socket(socket.AF_UNIX) as connection:
@@ -47,7 +47,7 @@ def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.s
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the other end belongs to our user; outside Linux the folder's mode ensures it."""
+    """Whether the same user runs the other end; outside Linux the folder's mode ensures this."""
     if sys.platform != "linux":
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

@@ -22,9 +22,9 @@ from vfl.core.errors import ReusedPadError, VFLError
 
 PUBLIC_BYTES = KEY_BYTES = 32
 SIGNATURE_BYTES, COUNT_BYTES, TAG_BYTES, NONCE_BYTES = 64, 8, 16, 12
-#: An X25519 key, the counter of its party's store, and the signature of both.
+#: An X25519 key, the counter of its party's store, and one signature of both.
 OFFER_BYTES = PUBLIC_BYTES + COUNT_BYTES + SIGNATURE_BYTES
-#: Most messages under one key.
+#: Largest number of messages under one key.
 _MESSAGES = 2**32
 
 
@@ -43,7 +43,7 @@ class Verifier(Protocol):
 
 
 class NotAgreedError(ValueError):
-    """An offer is not signed by its party, or contains no valid key; the caller adds the party."""
+    """An offer is not signed by its party, or has no valid key; the caller adds the party."""
 
 
 def derived(secret: bytes, info: bytes, size: int = KEY_BYTES, salt: bytes | None = None) -> bytes:
@@ -52,7 +52,7 @@ def derived(secret: bytes, info: bytes, size: int = KEY_BYTES, salt: bytes | Non
 
 
 class Agreeing:
-    """One party's X25519 key of one attempt; its private half never leaves this object.
+    """One party's X25519 key for one attempt; the private key never leaves this object.
 
     Attributes:
         public: public half, 32 bytes.
@@ -67,7 +67,7 @@ class Agreeing:
         self.public = self._private.public_key().public_bytes_raw()
 
     def offer(self, signer: Signer, about: bytes, count: int = 0) -> bytes:
-        """Make an offer: the public half and a counter, signed with the data of both ends."""
+        """Make an offer: public key and counter, signed with the data of both ends."""
         told = self.public + count.to_bytes(COUNT_BYTES)
         return told + signer.sign(about + told)
 
@@ -75,7 +75,7 @@ class Agreeing:
         """The shared secret, from which keys are derived.
 
         Raises:
-            NotAgreedError: the other half is no key, or a point of small order.
+            NotAgreedError: the other public value is not a key, or is a point of small order.
         """
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(public))
@@ -97,7 +97,7 @@ def opened_offer(offer: bytes, pin: Verifier, about: bytes) -> tuple[bytes, int]
     """Verify an offer; returns the public half and the counter.
 
     Raises:
-        NotAgreedError: the owner of the pinned key has not signed it with the same data.
+        NotAgreedError: the owner of the pinned key has not signed the offer with the same data.
     """
     told, signature = offer[:-SIGNATURE_BYTES], offer[-SIGNATURE_BYTES:]
     if len(offer) != OFFER_BYTES or not pin.has_signed(about + told, signature):
@@ -141,18 +141,18 @@ class Direction(Generic[Given, Made]):
 
         Args:
             message: content of the message.
-            about: associated data, which must be equal at both ends; it does not travel.
+            about: associated data, which must be equal at both ends and is not sent.
 
         Raises:
-            ReusedPadError: this key has sealed its maximum number of messages.
+            ReusedPadError: this key has already sealed its maximum number of messages.
         """
         return self._cipher.encrypt(self._nonce(), message, about)
 
     def open(self, sealed: Given, about: bytes | None = None) -> Made:
-        """Open a sealed message; only the next message in order can be opened.
+        """Open a sealed message; only the next one in order can be opened.
 
         Raises:
-            InvalidTag: it is not the sender's next message, or has other associated data.
+            InvalidTag: the message is not the sender's next one, or its associated data differ.
         """
         return self._cipher.decrypt(self._nonce(), sealed, about)
 
@@ -174,7 +174,7 @@ class Direction(Generic[Given, Made]):
 
 
 class SealedPairs(Generic[Given, Made]):
-    """Sealed messages between one party and others, numbered in each direction.
+    """Sealed messages between one party and others, numbered separately in each direction.
 
     Args:
         others: the other parties.
@@ -208,7 +208,7 @@ class SealedPairs(Generic[Given, Made]):
         """Open a message of another party; only its next message can be opened.
 
         Raises:
-            VFLError: it is not that message, or has other associated data; see `refused`.
+            VFLError: the message is a different one, or its associated data differ; see `refused`.
         """
         try:
             return self._back[sender].open(sealed, about)

@@ -1,4 +1,4 @@
-"""Probe of an address: whether it answers, with which certificate, and the time there."""
+"""Probe of an address: whether it answers, its certificate, and its time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from vfl.core.errors import (
 from vfl.transport.proxies import connect
 from vfl.transport.stream import family_of
 
-#: Flower refuses the signature of a node whose clock differs by more (TIMESTAMP_TOLERANCE).
+#: Largest clock difference of a node whose signature Flower accepts (TIMESTAMP_TOLERANCE).
 CLOCK_TOLERANCE_S = 300
 _TIME = "%Y-%m-%d %H:%M:%S UTC"
-#: OpenSSL's codes of a certificate that is not valid yet, or no longer.
+#: OpenSSL's codes for a certificate that is not yet valid, or no longer.
 _OUT_OF_TIME = (9, 10)
 _PATIENCE_S = 5.0
 _ROUND_TRIPS = 5
@@ -57,7 +57,7 @@ def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -
         clock: whether to ask for its time as well.
 
     Raises:
-        ClockError: its clock and ours differ too much, or its certificate fails for that reason.
+        ClockError: the clocks differ too much, or the certificate fails because of the clock.
         AuthenticationError: its certificate has expired, is for another host, or is not signed by
             this authority.
         ProtocolError: the address answers, but not with TLS.
@@ -70,7 +70,7 @@ def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -
 
 
 def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
-    """Call `check_server`, and measure the time of a connection and the time there.
+    """Call `check_server`; measure the time of a connection, and read the peer's clock.
 
     Raises:
         PeerError: see `check_server`.
@@ -91,11 +91,11 @@ def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
 def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
     """Round-trip time of a packet: the fastest of a few TCP connections.
 
-    A proxy on the way opens another connection behind ours, which is included.
+    A proxy opens another connection behind ours, whose time is included.
 
     Args:
         address: host:port of a listener; nothing is sent to it.
-        timeout_s: limit for all of them together.
+        timeout_s: time limit for all connections together.
 
     Raises:
         LostPeerError: the address did not answer in time.
@@ -122,7 +122,7 @@ def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a service could listen there; True for addresses of other machines."""
+    """Whether a service could listen there; True for other machines' addresses."""
     try:
         family = family_of(host)
     except OSError:
@@ -140,7 +140,7 @@ def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> Non
     """Refuse two clocks that differ too much for signed times and certificates.
 
     Raises:
-        ClockError: states both clocks.
+        ClockError: the clocks differ; the error states both.
     """
     if abs((ours - theirs).total_seconds()) <= CLOCK_TOLERANCE_S:
         return
@@ -222,7 +222,7 @@ def _unproven_time(address: Address) -> datetime | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free now; all are held open together so that they differ."""
+    """Return distinct free ports; all are held open together while they are chosen."""
     with ExitStack() as held:
         ports = []
         for _ in range(count):

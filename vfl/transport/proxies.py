@@ -1,8 +1,9 @@
 """Connections out of an organisation: directly, or through a CONNECT proxy (RFC 9110, 9.3.6).
 
-Both connections of a party use this module, and both read the variables of Flower's own client:
-`HTTPS_PROXY`, else `ALL_PROXY`, and `NO_PROXY`. The proxy sees names, times and sizes: TLS begins
-inside the tunnel, and certificates are checked as without a proxy. The loopback uses no proxy.
+Both connections of a party use this module, and read the variables of Flower's own client:
+`HTTPS_PROXY`, or else `ALL_PROXY`, and `NO_PROXY`. The proxy sees names, times and sizes: TLS
+begins inside the tunnel, and certificates are checked as without a proxy. The loopback uses no
+proxy.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class Proxy:
 
 
 def proxy_for(host: str) -> Proxy | None:
-    """The proxy on the way to a host, from the environment's variables; None for none.
+    """Return the proxy for a host by the environment's variables; None if there is none.
 
     Raises:
-        ConfigError: the variable names a proxy that cannot be used.
+        ConfigError: the variable names a proxy that vfl cannot use.
     """
     found = getproxies_environment()
     url = found.get("https") or found.get("all")
@@ -99,8 +100,8 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
 
     Raises:
         ConfigError: the proxy cannot be used.
-        AuthenticationError: the proxy wants another name and password.
-        LostPeerError: the proxy refuses a tunnel to it.
+        AuthenticationError: the proxy requires another user name and password.
+        LostPeerError: the proxy refuses to open a tunnel to the host.
         OSError: the host or the proxy cannot be reached, or takes too long.
     """
     proxy = proxy_for(host)
@@ -131,7 +132,7 @@ def _request(target: Address, proxy: Proxy) -> bytes:
 
 
 def _head(connection: socket.socket, deadline: float) -> bytes:
-    """Read the head of the answer; after it, the other end waits for us to send first."""
+    """Read the head of the answer; after it, the other end waits until we send."""
     head = bytearray()
     while not head.endswith(b"\r\n\r\n"):
         connection.settimeout(max(0.001, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Both ends of a stream that survives interruptions: they count, store and resend frames.
+"""Both ends of a stream that survives interruptions; they count, store and resend frames.
 
 Each end counts the frames it has sent and fully received in a session, and stores the last few sent
 frames unchanged. When a party attaches again, both ends report their received frames, and each
@@ -41,7 +41,7 @@ _TICK_S = 0.05
 
 
 class Sequence:
-    """The counters and stored frames of one end; its owner protects it by a lock.
+    """The counters and stored frames of one end; the owner's lock protects them.
 
     Args:
         window: number of stored sent frames.
@@ -64,20 +64,21 @@ class Sequence:
         self.sent += 1
 
     def check_sent(self, peer_sent: int) -> None:
-        """Check that the other end has sent the frames received from it.
+        """Check that the other end counts at least the frames received from it.
 
         Raises:
-            LostPeerError: its counter is smaller, so it is another process than at the session's
-                start.
+            LostPeerError: the peer's counter is smaller than before, so the peer is a different
+                process now.
         """
         if peer_sent < self.received:
             raise self._another_process(f"{peer_sent} frames sent", f"at least {self.received}")
 
     def missing(self, peer_received: int) -> list[Frame]:
-        """The stored frames that the other end lacks, oldest first.
+        """Return the stored frames that the other end lacks, oldest first.
 
         Raises:
-            LostPeerError: it lacks more than are stored, or counts more than were sent.
+            LostPeerError: the other end lacks more frames than are stored, or counts more than were
+                sent.
         """
         gap = self.sent - peer_received
         if gap < 0:
@@ -105,17 +106,17 @@ _LABEL_PARTY = "the label party"
 
 
 class _StreamLink:
-    """Common part of both ends of a stream: counting, storing, limits, and a single end.
+    """Code for both ends of a stream: counting, storing, limits, and a single end.
 
     Args:
         peer: name of the other end, for messages.
-        patience_s: longest time in which it may send or accept nothing.
-        timeouts: all other time limits.
+        patience_s: longest time without any sent or accepted data.
+        timeouts: all other time limits of the link.
         window: number of sent frames stored for a resend.
 
     Attributes:
         limits: limits of frames; None until they are agreed.
-        patience_s: longest time in which the other end may send or accept nothing.
+        patience_s: longest time without any data sent or accepted by the other end.
     """
 
     def __init__(self, peer: str, patience_s: float, timeouts: Timeouts, window: int) -> None:
@@ -136,16 +137,17 @@ class _StreamLink:
         If three ends send in a circle, each waits for the next one to read.
 
         Args:
-            links: links used by the same thread as this one; they replace those set before.
+            links: links used by the same thread as this one; they replace earlier ones.
         """
         self._beside = tuple(links)
 
     def send(self, frame: Frame) -> None:
-        """Store and write a frame; a link that breaks here is repaired when the party comes back.
+        """Store and write a frame; a broken link is repaired when the party returns.
 
         Raises:
-            OversizedFrameError: it exceeds the agreed limit; it was neither sent nor stored.
-            LostPeerError: the rejoin window has passed, or the other end accepts nothing in time.
+            OversizedFrameError: the frame exceeds the agreed limit; it was neither sent nor stored.
+            LostPeerError: the rejoin window has passed, or the other end does not accept data in
+                time.
         """
         self._check_open()
         deadline = time.monotonic() + self.patience_s
@@ -167,7 +169,8 @@ class _StreamLink:
             else:
                 stream.write(frame, deadline)
         except ConnectionError:
-            # The stream stays: frames that the other end sent before the break can still be read.
+            # The stream stays open: frames that the other end sent before the break can still be
+            # read.
             self._note_loss(stream)
         except TimeoutError as error:
             raise self._end(self._silent("took nothing")) from error
@@ -217,11 +220,11 @@ class _StreamLink:
         raise NotImplementedError
 
     def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
-        """Note a failed write, or a failed read after which no frame follows."""
+        """Record a failed write, or a failed read after which no frame follows."""
         raise NotImplementedError
 
     def _read(self, stream: Stream, deadline: float | None) -> Frame | None:
-        """Read the next frame; returns None if the stream was broken or replaced meanwhile.
+        """Read the next frame; return None if the stream broke or was replaced meanwhile.
 
         Without a deadline, the method does not wait, and also returns None if none has arrived.
         """
@@ -335,9 +338,9 @@ class TcpLink(_StreamLink):
             route: name of the session behind a shared port, see `vfl.transport.router`.
 
         Raises:
-            AuthenticationError: wrong session, node, token or certificate.
-            UserError: no TLS, and another machine.
-            DisagreementError, ConsentError, PeerFailedError: the listener's refusal.
+            AuthenticationError: the session, node, token or certificate is wrong.
+            UserError: the address is on another machine, and TLS is off.
+            DisagreementError, ConsentError, PeerFailedError: the listener refused this party.
             LostPeerError: no hub answered within the rejoin window.
         """
         if ca_pem is None and not plaintext:
@@ -465,7 +468,7 @@ class HubLink(_StreamLink):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of frames held for this party: unread ones, and those stored for a resend."""
+        """Size of frames held for this party: unread ones, and those stored for a resend."""
         with self._changed:
             unread = 0 if self._stream is None else self._stream.inbox_bytes
             return unread + self._sequence.stored_bytes
@@ -477,9 +480,9 @@ class HubLink(_StreamLink):
         frame that the old stream still delivers is dropped, because the party sends it again.
 
         Raises:
-            LostPeerError: the two ends' counters do not match.
+            LostPeerError: the counters of the two ends do not match.
             VFLError: the reason why the link has ended.
-            ConnectionError, TimeoutError: the new stream broke; another may be attached.
+            ConnectionError, TimeoutError: the new stream broke; the caller may attach another one.
         """
         with self._changed:
             self._check_open()
@@ -496,7 +499,7 @@ class HubLink(_StreamLink):
             self._changed.notify_all()
 
     def poll(self) -> Frame | None:
-        """The next frame if it has arrived, without waiting.
+        """Return the next frame if it has arrived, without waiting.
 
         Raises:
             LostPeerError: the rejoin window has passed.
@@ -510,7 +513,7 @@ class HubLink(_StreamLink):
         return None if stream is None else self._read(stream, None)
 
     def fileno(self) -> int:
-        """File descriptor of the current stream; -1 without one, or once a write to it has failed.
+        """File descriptor of the current stream; -1 without one, or after a failed write.
 
         It needs no lock, which would cost more than the answer: the stream may be replaced right
         afterwards anyway.
@@ -606,7 +609,7 @@ def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
 
 
 def wait_briefly(links: Iterable[PolledLink]) -> None:
-    """Wait until a message arrives on one of these links, 0.05 s at most."""
+    """Wait for a message on one of these links, for 0.05 s at most."""
     waiting = select.poll()
     for number in (link.fileno() for link in links):
         if number >= 0:

@@ -32,13 +32,13 @@ _ROUTE_DIGITS = 32
 _ADDRESS_FILE = "address"
 _TICK_S = 0.05
 _BACKLOG = 1024
-#: Most bytes of a ClientHello read for its route: one TLS record with its header.
+#: Largest size of a ClientHello read for its route: one TLS record with its header.
 _HELLO_BYTES = 5 + 16 * 1024
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 
 
 def route_of(session: str, rank: int = 0) -> str:
-    """The ALPN name of a session's stream, which anyone on the network path can read.
+    """Return the ALPN name of a session's stream; anyone on the network path can read it.
 
     It is a digest, so it does not disclose the session's identifier, which keys digests of rows.
 
@@ -55,11 +55,11 @@ class Listener(Protocol):
     port: int
 
     def accept(self) -> tuple[socket.socket, str]:
-        """The next connection, and the address that it comes from.
+        """Accept the next connection; return it and its source address.
 
         Raises:
             TimeoutError: no connection came within a short time.
-            OSError: it is closed, or the process has no descriptor left.
+            OSError: the listener is closed, or the process has no descriptor left.
         """
 
     def close(self) -> None:
@@ -135,8 +135,8 @@ def router_port(folder: Path, host: str, port: int) -> int | None:
 
     Args:
         folder: folder of the router.
-        host: address that it should listen on.
-        port: port that it should listen on; 0 for a free one.
+        host: address of the router.
+        port: port of the router; 0 for a free one.
 
     Returns:
         The port; None if there is no router, or it listens elsewhere.
@@ -147,7 +147,7 @@ def router_port(folder: Path, host: str, port: int) -> int | None:
 
 
 def routed_listener(session: str, host: str, port: int, rank: int = 0) -> RoutedListener | None:
-    """Listener behind this process's router; None if no router has that address.
+    """Return a listener behind this process's router; None if no router has that address.
 
     Args:
         session: identifier of the session.
@@ -180,7 +180,7 @@ class OtherConnections:
         self._in.setblocking(False)
 
     def take(self, connection: socket.socket) -> bool:
-        """Pass a connection on; returns False if the server is too far behind."""
+        """Pass a connection on; return False if the server is too far behind."""
         try:
             return bool(socket.send_fds(self._in, [b"\0"], [connection.fileno()]))
         except OSError:
@@ -295,7 +295,7 @@ class StreamRouter:
             self._ready.register(connection, selectors.EVENT_READ, one)
 
     def _look(self, one: _Waiting) -> None:
-        """Pass a connection on once its ClientHello is complete, or close one without any."""
+        """Pass a connection on when its ClientHello is complete; close one without any."""
         try:
             hello = one.connection.recv(_HELLO_BYTES, socket.MSG_PEEK)
             whole = 5 + int.from_bytes(hello[3:5]) if len(hello) >= 5 else 5
@@ -315,7 +315,7 @@ class StreamRouter:
         self._end(one, failed=not handed)
 
     def _hand_over(self, connection: socket.socket, name: str) -> bool:
-        """Whether a session's process has taken the connection."""
+        """Return whether a session's process has accepted the connection."""
         if len(name) != _ROUTE_DIGITS or not set(name) <= set("0123456789abcdef"):
             return False
         with connected_to(self._folder, name, 0) as session:
@@ -338,10 +338,10 @@ def alpn_of(hello: bytes) -> list[str]:
     """Names of protocols from ALPN in the first record of a TLS connection.
 
     Args:
-        hello: the whole record.
+        hello: the whole TLS record.
 
     Raises:
-        ValueError: it is no ClientHello, or its fields are inconsistent.
+        ValueError: the bytes are not a ClientHello, or its fields are inconsistent.
 
     >>> alpn_of(b"GET / HTTP/1.1")
     Traceback (most recent call last):

@@ -1,9 +1,9 @@
-"""Frames on one connected socket, with deadlines, for one thread at a time; and opening sockets.
+"""Frames on one connected socket, with deadlines, for one thread at a time; opens sockets.
 
 The socket never blocks; waiting happens in `poll`, with a deadline for the whole frame. While a
 write waits for room, arriving frames are read, so two ends that send at the same time both succeed.
 A lost connection is a `ConnectionError` and a passed deadline a `TimeoutError`; the link decides
-whether that means the loss of the peer. Bytes that are no frame are a `FrameError`. Sockets are
+whether that means the loss of the peer. Bytes that are no frame give a `FrameError`. Sockets are
 tuned, and only TLS 1.3 is used.
 """
 
@@ -38,7 +38,7 @@ from vfl.transport.proxies import connect, is_loopback
 
 #: Up to this size, header and payload are one write; over TLS also the size of further writes.
 JOINED_BYTES = 64 * 1024
-#: Most bytes of one TLS record.
+#: Largest size of one TLS record.
 _RECORD_BYTES = 16 * 1024
 #: Bytes read at once while no payload arrives: a small frame is one read.
 _READ_BYTES = 4096
@@ -85,8 +85,8 @@ class Stream:
         self._events, self._least_bytes = select.POLLIN, 1
         self._busy = threading.Lock()
         self._inbox: deque[Frame] = deque()
-        # Read bytes that belong to no frame yet are those from `_start` to `_end` of the buffer; a
-        # payload that exceeds them is read into its own bytes.
+        # Bytes that were read but belong to no frame yet are those from `_start` to `_end` of the
+        # buffer; a payload that exceeds them is read into a separate buffer.
         self._buffer, self._start, self._end = bytearray(_READ_BYTES), 0, 0
         self._header: Header | None = None
         self._body = bytearray()
@@ -94,7 +94,7 @@ class Stream:
         self._tls, self._tls_holds = tls, tls
 
     def handshake(self, deadline: float) -> None:
-        """Finish the TLS handshake; does nothing without TLS.
+        """Finish the TLS handshake; do nothing without TLS.
 
         Raises:
             ssl.SSLCertVerificationError: the other end's certificate is not trusted.
@@ -116,19 +116,20 @@ class Stream:
                     raise ConnectionError("the TLS handshake failed") from error
 
     def fileno(self) -> int:
-        """File descriptor of the socket, for waiting on several streams; -1 once it is closed."""
+        """File descriptor of the socket, to wait on several streams; -1 after its end."""
         return self._socket.fileno()
 
     def read(self, deadline: float) -> Frame:
-        """Read the next frame; a deadline that passes inside a frame loses none of its bytes.
+        """Read the next frame; a deadline inside a frame loses none of its bytes.
 
         Raises:
-            ConnectionError, TimeoutError, FrameError: see the module's docstring.
+            ConnectionError, TimeoutError, FrameError: the stream broke or the bytes are no frame;
+                see the module's docstring.
         """
         with self._busy:
             try:
                 while not self._inbox:
-                    # Polling first is cheaper than the error of a read that comes too early.
+                    # Polling first is cheaper than the error of an early read.
                     if self._poll_sees_all():
                         self._wait(select.POLLIN, deadline, self._awaited_bytes())
                     self._advance()
@@ -140,7 +141,8 @@ class Stream:
         """The next frame if it has arrived, without waiting.
 
         Raises:
-            ConnectionError, FrameError: see the module's docstring.
+            ConnectionError, FrameError: the stream broke or the bytes are no frame; see the
+                module's docstring.
         """
         with self._busy:
             return self._take() if self._inbox or self._advance() else None
@@ -159,7 +161,8 @@ class Stream:
             beside: streams that are read, like this one, while it waits for room.
 
         Raises:
-            ConnectionError, TimeoutError, FrameError: see the module's docstring.
+            ConnectionError, TimeoutError, FrameError: the stream broke or the bytes are no frame;
+                see the module's docstring.
         """
         with self._busy:
             header = pack_header(frame, payload_checked=self._payload_checked)
@@ -214,7 +217,7 @@ class Stream:
     def _wait_beside(
         self, events: int, deadline: float, beside: Sequence[Stream]
     ) -> Sequence[Stream]:
-        """Wait for room, and read this stream and others; returns those that can still be read."""
+        """Wait for room, and read this stream and others; return those that remain readable."""
         waiting, broken = select.poll(), []
         waiting.register(self._socket, events)
         others = {stream.fileno(): stream for stream in beside}
@@ -247,7 +250,7 @@ class Stream:
             pass
 
     def _poll_sees_all(self) -> bool:
-        """False if this end holds bytes that were read already, or the socket is closed."""
+        """Return False if this end still holds bytes already read, or the socket is closed."""
         if self._header is None and self._end - self._start >= HEADER_BYTES:
             return False
         if self._tls_holds and self._socket.pending():  # type: ignore[attr-defined]
@@ -273,7 +276,7 @@ class Stream:
                 return True
 
     def _receive(self, whole: bytearray, start: int) -> int:
-        """Read bytes to the end of `whole`; returns their number, 0 if none have arrived."""
+        """Read bytes to the end of `whole`; return their number, 0 if none have arrived."""
         try:
             with memoryview(whole) as view, view[start:] as rest:
                 count = self._socket.recv_into(rest)
@@ -287,13 +290,13 @@ class Stream:
         return count
 
     def _begin(self) -> bool:
-        """Check a header in the buffer, and take its payload's first bytes.
+        """Check a header in the buffer, and move its payload's first bytes.
 
         The method returns True if that completes a frame.
         """
         start = self._start
         if self._end - start < HEADER_BYTES:
-            if start:  # so that a whole header has room
+            if start:  # so that a whole header fits
                 self._buffer[: self._end - start] = self._buffer[start : self._end]
                 self._start, self._end = 0, self._end - start
             return False
@@ -321,9 +324,10 @@ class Stream:
         self._inbox.append(join(header, payload, payload_checked=self._payload_checked))
 
     def _awaited_bytes(self) -> int:
-        """Bytes that are worth a wake-up: many inside a long frame, one otherwise.
+        """Return how many bytes justify a wake-up: many inside a long frame, otherwise one.
 
-        TLS may hold most of a record that it has read already; so many bytes may never arrive.
+        TLS may hold most of a record that it has already read, so that this number of bytes may
+        never arrive.
         """
         left = 0 if self._header is None else len(self._body) - self._filled
         return max(1, min(left - _RECORD_BYTES, _WAKE_BYTES))
@@ -333,7 +337,7 @@ class Stream:
 
         Args:
             events: events to wait for.
-            deadline: end of the wait.
+            deadline: time at which the wait ends.
             least_bytes: number of unread bytes from which the socket counts as readable; it always
                 does when its buffer is full or the other end has closed.
         """
@@ -359,7 +363,7 @@ class Stream:
     def _check_received(self, limit_bytes: int) -> None:
         """Check the received bytes.
 
-        Only Linux counts them, elsewhere only the deadline limits them.
+        Only Linux counts these bytes; elsewhere only the deadline limits them.
         """
         if sys.platform != "linux":
             return
@@ -372,7 +376,7 @@ def require_loopback(host: str) -> None:
     """Refuse a stream without TLS whose other end may be another machine.
 
     Raises:
-        UserError: `host` is neither a loopback address nor the name of one.
+        UserError: `host` is neither a loopback address nor a name of one.
     """
     if not is_loopback(host):
         raise UserError(
@@ -383,7 +387,7 @@ def require_loopback(host: str) -> None:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """The address family to listen in; for a name it is IPv4, unless it only has IPv6.
+    """Return the address family to listen in: IPv4 for a name, unless it has only IPv6.
 
     Raises:
         OSError: the name cannot be resolved.
@@ -423,8 +427,9 @@ def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeout
 
     Raises:
         AuthenticationError: the hub's certificate is not trusted.
-        ConnectionError, TimeoutError, OSError: no listener, or no answer.
-        PeerError, ConfigError: the proxy of this environment does not lead to it.
+        ConnectionError, TimeoutError, OSError: no process listens at the address, or it does not
+            answer.
+        PeerError, ConfigError: the proxy of this environment does not lead to the address.
     """
     connection = connect(host, port, timeouts.connect_s)
     if connection.getsockname() == connection.getpeername():
@@ -463,7 +468,7 @@ def open_stream(
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        with contextlib.suppress(AttributeError):  # no system has all of them
+        with contextlib.suppress(AttributeError):  # no system has all of these options
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if context is not None:
         connection = context.wrap_socket(
@@ -476,14 +481,14 @@ def open_stream(
 
 
 def client_context(ca_pem: bytes, route: str = "") -> ssl.SSLContext:
-    """The TLS 1.3 context for a hub whose certificate must come from this CA.
+    """Return the TLS 1.3 context for a hub whose certificate this CA must have signed.
 
     Args:
         ca_pem: the CA's certificate.
         route: name of the session behind a shared port, see `vfl.transport.router`.
 
     Raises:
-        AuthenticationError: these bytes are no certificate.
+        AuthenticationError: the bytes are not a certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks host name and certificate
     context.minimum_version = ssl.TLSVersion.TLSv1_3

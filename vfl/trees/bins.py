@@ -47,7 +47,7 @@ class Binning:
 
         A missing cell has `layout.width - 1`.
 
-        The type is uint8 where that is enough, else uint16.
+        The type is uint8 if that is large enough, else uint16.
 
         Args:
             cells: cells of `CellEncoder`: numbers, or numbers of categories; missing ones are NaN.
@@ -106,9 +106,9 @@ def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
 
     These are values at evenly spaced ranks, as the quantile summary of Chen and Guestrin 2016
     (appendix A) returns them if it holds all values: it is pruned to eight values a bin, then to
-    one. A value that many rows have takes the ranks of all of them. XGBoost has the same edges for
-    columns of up to eight distinct values a bin. For more values its edges are approximate, because
-    its summary is made from blocks.
+    one. A frequent value has the ranks of all its rows. XGBoost has the same edges for columns of
+    up to eight distinct values a bin. For more values its edges are approximate, because its
+    summary is made from blocks.
 
     Args:
         column: cells, axes (rows,); NaN is missing.
@@ -127,7 +127,7 @@ def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
 
 
 def _pruned(begins: np.ndarray, ends: np.ndarray, most: int) -> np.ndarray:
-    """Return positions of the values next to `most` evenly spaced ranks, both ends included.
+    """Return positions of the values next to `most` evenly spaced ranks, including both ends.
 
     Args:
         begins: for each value, the number of rows with a smaller value.
@@ -151,7 +151,7 @@ def randomised(bins: np.ndarray, layout: Layout, epsilon: float, secret: Secret)
     Source: Kairouz et al. 2016, section 2.
 
     A cell keeps its bin with probability e^epsilon / (e^epsilon + k - 1). Otherwise it moves to one
-    of the other k - 1 bins of its column, the missing one among them, with equal probability. A row
+    of the other k - 1 bins of its column, including the missing one, with equal probability. A row
     spends `epsilon` for each column.
 
     Args:

@@ -1,4 +1,4 @@
-"""Boosting: trees one after another, each fitted to the gradients at the earlier trees' margins.
+"""Boosting: each tree is fitted to the gradients at the margins of the earlier trees.
 
 Friedman 2001 with second derivatives (Chen and Guestrin 2016). The loop sees histograms, and not
 the owners of their columns.
@@ -49,16 +49,16 @@ class Source(Histograms, Protocol):
         Args:
             gradients: first and second derivatives, float32, axes (rows, 2).
             rows: the rows that grow this tree, int64, increasing.
-            columns: columns that the tree may split on, bool, axes (columns,); None for all. Sums
-                of other columns may be omitted.
+            columns: columns that the tree may split on, bool, axes (columns,); None for all. first
+                columns whose sums are needed; others may be omitted.
         """
         ...
 
     def values(self, tree: Tree) -> np.ndarray:
-        """Return leaf values of all rows, axes (all rows,): a tree adds them to the margins.
+        """Return the leaf values that a tree adds to the margins, axes (all rows,).
 
         Args:
-            tree: the tree that has just grown, or an earlier one while no tree grows.
+            tree: the tree that was just grown, or an earlier one between two trees.
         """
         ...
 
@@ -68,7 +68,7 @@ _WALKED_ROWS = 1 << 12
 
 
 class _Walk:
-    """All trees side by side, so that a row passes through them together.
+    """All trees in one structure, so that a row passes through them together.
 
     Args:
         trees: trees in the order of their splits.
@@ -272,7 +272,7 @@ class Booster:
         return trees
 
     def _start(self, gradients: np.ndarray, number: int, output: int) -> np.ndarray | None:
-        """Begin a tree, whose rows only the source keeps.
+        """Start a tree; only the source stores its rows.
 
         Return the columns that it may split on.
         """
@@ -285,7 +285,7 @@ class Booster:
 
         The type is XGBoost's.
 
-        Each array is separate, so that it can be freed when its tree has grown.
+        Each array is separate, so that it can be freed after its tree has grown.
         """
         labels, weights = self._labels, self._weights
         found = [np.empty((len(labels), 2), np.float32) for _ in range(self._objective.outputs)]

@@ -53,7 +53,7 @@ CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
 #: Prefix of the label party's own bins among its weights.
 OWN = "own."
-#: Most bytes of one party's bins that the label party accepts; each party announces its columns.
+#: Largest size of one party's bins that the label party accepts; each party announces its columns.
 MOST_BYTES = 1 << 32
 #: Settings of [train] and of each party that have no meaning for models of cells.
 _IDLE = (
@@ -68,11 +68,13 @@ class CellsMode(NetworkMode):
     """A session that reads cells: the label party in the middle, one stream to each other party.
 
     Attributes:
-        takes_noisy_labels: whether a defense may replace labels before the training. If it did,
-            p-values and intervals would describe the replaced labels.
-        instead: replacement for a setting of networks, by its name.
+        takes_noisy_labels: whether a defense may replace labels before the training. whether
+            defenses may randomise labels; otherwise p-values and intervals would describe the
+            replaced labels.
+        instead: replacement for a setting of networks, by the setting's name.
         fits_once: whether the model is fitted in one epoch.
-        plain_ends: a feature party's end and the label party's, of a session without shares.
+        plain_ends: classes of a feature party's and the label party's part, in a session without
+            shares.
         with_helper: value of `model` that names a helper, for messages.
         sized: whether `NetworkSizes` bound the frames of a training on shares; CHUNK_BYTES bounds
             all others.
@@ -206,7 +208,7 @@ class CellsMode(NetworkMode):
 
 
 class CellsEnd(WholeNetwork):
-    """A party's end of a session over cells.
+    """A party's part of a session over cells.
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
@@ -219,7 +221,7 @@ class CellsEnd(WholeNetwork):
         self._digest = rows.digest()
         self._seen: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._own: Binning | None = None
-        #: Contributions of the own columns, where a session explains them, axes (rows, columns,
+        #: Contributions of the own columns, if a session explains them, axes (rows, columns,
         #: outputs).
         self._values = list[np.ndarray]()
 
@@ -312,7 +314,7 @@ class CellsEnd(WholeNetwork):
 
 
 class FeatureCellsEnd(CellsEnd):
-    """A feature party's end: it shows bins if its protection does, and answers requests.
+    """A feature party's part: it may show bins, and answers requests.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
@@ -358,14 +360,14 @@ class FeatureCellsEnd(CellsEnd):
         return report_to_label_party(self.link, report)
 
     def _show_bins(self) -> None:
-        """Send the bin number of each cell, after randomised response if there is any."""
+        """Send each cell's bin number, after randomised response if there is any."""
         self._answer(0, self._about())
         raw = self._shown_bins().tobytes("F")  # column by column
         for start, end in chunks(len(raw)):
             self._answer(0, raw[start:end])
 
     def _shown_bins(self) -> np.ndarray:
-        """Return bins of the known rows as other parties may see them."""
+        """Return bins of these rows as other parties may see them."""
         bins, epsilon = self._bins(self._known_rows()), self._mode.epsilon
         if epsilon is None:
             return bins
@@ -388,7 +390,7 @@ class FeatureCellsEnd(CellsEnd):
 
 
 class LabelCellsEnd(CellsEnd):
-    """The label party's end, with a link to each other party.
+    """The label party's part, with a link to each other party.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
@@ -440,7 +442,7 @@ class LabelCellsEnd(CellsEnd):
             self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
 
     def _own_bins(self, exchange: Exchange, inputs: Tensor | None) -> np.ndarray:
-        """Return bins of the own columns for the rows of a query, or for given cells."""
+        """Return bins of the party's own columns for a query's rows, or for given cells."""
         if inputs is not None:
             return self._binning.bins(inputs.flatten(1).numpy())
         return self._bins(self._asked_for(exchange))
@@ -468,7 +470,8 @@ class LabelCellsEnd(CellsEnd):
         """Parse a feature party's description of its columns, and the signs of their constraints.
 
         Raises:
-            ProtocolError: no columns fit the description, or it has more than this party accepts.
+            ProtocolError: no columns fit the description, or there are more than this party
+                accepts.
         """
         rows = len(self._known_rows())
         try:
@@ -490,7 +493,7 @@ class LabelCellsEnd(CellsEnd):
         return layout, signs
 
     def _all_bins(self) -> tuple[dict[str, tuple[np.ndarray, Layout]], list[int]]:
-        """Return each party's bins and their layout, the own ones first, and all signs."""
+        """Return each party's bins and layout, the own ones first, and all signs."""
         parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
         if self._own is not None:
             parts[self.party] = self._bins(self._known_rows()), self._own.layout
@@ -527,7 +530,7 @@ def links_of(
     streams: Mapping[str, Link],
     receive_any: Callable[[], tuple[str, Frame]],
 ) -> Mapping[str, Link]:
-    """Return the label party's links by party, where other parties exchange no messages.
+    """Return the label party's links by party, if other parties exchange no messages.
 
     Args:
         terms: terms of the session.
@@ -540,7 +543,7 @@ def links_of(
 
 
 def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the entries of some rows; the array itself if these are all rows in order."""
+    """Return the entries of some rows; for all rows in order, the array itself."""
     if len(positions) == len(of_rows) and (positions[1:] > positions[:-1]).all():
         return of_rows
     found: np.ndarray = of_rows[positions]
@@ -561,7 +564,7 @@ def counted_state(own: Binning | None, counts: Sequence[int]) -> dict[str, Tenso
     """Return the label party's own bins and every party's number of columns, as tensors.
 
     Args:
-        own: bins of its own columns, if it has any.
+        own: bins of the party's own columns, if it has any.
         counts: number of columns of each party, the own ones first.
     """
     bins = {} if own is None else own.state_dict()
@@ -570,7 +573,7 @@ def counted_state(own: Binning | None, counts: Sequence[int]) -> dict[str, Tenso
 
 
 def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, by the rest of the name."""
+    """Return the tensors whose names have a prefix, under the rest of the name."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
 

@@ -19,10 +19,10 @@ _FIGURES = ("splits", "gain", "permutation", "shapley")
 def importance(run: Run, json: Json = False) -> None:
     """Report which parties and columns boosted trees use, by gain, permutation and Shapley values.
 
-    The figures come from the last `vfl evaluate RUN`. A column is listed by its name where its
-    party's files are in RUN, else by its number at its owner. In a feature party's own folder of a
-    run: the number of splits of each of its columns, and their Shapley values if the last
-    evaluation disclosed them (`vfl evaluate RUN --explain PARTY`).
+    The figures come from the last `vfl evaluate RUN`. A column is listed by name if its party's
+    files are in RUN, else by its number at its owner. In a feature party's own folder of a run: the
+    number of splits of each of its columns, and their Shapley values if the last evaluation
+    disclosed them (`vfl evaluate RUN --explain PARTY`).
     """
     table = importance_of(run)
     if json:
@@ -43,12 +43,12 @@ def importance_of(run: Path) -> dict[str, Any]:
     """Return the importance of parties and columns from a run's folder.
 
     Returns:
-        `parties` and `columns`, most gain first. At a feature party only its own `columns` that
-        have splits, with Shapley values once it has received them.
+        `parties` and `columns`, most gain first. At a feature party, only its own `columns` with
+        splits are included, with Shapley values if it has received them.
 
     Raises:
-        RunFolderError: no party's files are there, or the run was never evaluated.
-        SpecError: the run has another model than a forest.
+        RunFolderError: the run has no files of a party, or was never evaluated.
+        SpecError: the run's model is not a forest.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.session import PartyFolder
@@ -95,5 +95,5 @@ def _own_splits(folder: PartyFolder, names: tuple[str, ...]) -> list[dict[str, A
 
 
 def column_name(one: Mapping[str, Any]) -> str:
-    """Return a column's name where it is known, else its number at its owner."""
+    """Return a column's name if it is known, or else its number at its owner."""
     return str(one.get("name", f"column {one['column']}"))

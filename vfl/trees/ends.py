@@ -8,9 +8,9 @@
 The label party requests every message by an empty frame of the same step, so only one is in transit
 at a time. It knows a feature party's columns by number, not by name. A feature party learns only
 which of its columns were split at which bins. In evaluations and predictions it also receives the
-Shapley values of its own columns, if the label party consents. A feature party shows the order of
-its cells; with an `epsilon`, only after randomised response. Queries for test rows and new rows use
-the true cells: answers show on which side of each split they lie.
+Shapley values of its own columns, if the label party consents. A feature party discloses the order
+of its cells; with an `epsilon`, only after randomised response. Queries for test rows and new rows
+use the true cells: answers show on which side of each split they lie.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ from vfl.trees.histograms import Local, Sides
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
 
-#: Most splits on one party's columns, so that their answers for the largest query fit a message.
+#: Largest number of splits on one party's columns, so that their answers for the largest query fit
+#: a message.
 MOST_SPLITS = CHUNK_BYTES // QUERY_ROWS * 8
 _LABEL_PARTY = "the label party"
 #: Entries of a histogram of all columns, of 16 bytes each: 64 MiB a node.
@@ -63,7 +64,7 @@ _EXPLAINED_ROWS = 256
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """The end of a feature party: its bins, and later its splits.
+    """The part of a feature party: its bins, and later its splits.
 
     Args:
         mode, party, terms, rows, link: see `FeatureCellsEnd`.
@@ -128,12 +129,12 @@ class FeatureEnd(FeatureCellsEnd):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Asking:
-    """The splits on one party's columns.
+    """The splits on one party's columns, for requests.
 
     Attributes:
         places: positions of these splits among all splits, axes (own splits,).
         missing_left: whether rows without a value go left at each split.
-        sides: computes answers where the columns are at this party.
+        sides: computes answers for columns at this party.
     """
 
     places: np.ndarray
@@ -142,7 +143,7 @@ class _Asking:
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party's end: it grows the forest and adds up answers.
+    """The label party's part: it grows the forest and adds up answers.
 
     Args:
         mode, terms, rows, links: see `LabelCellsEnd`.
@@ -160,7 +161,7 @@ class LabelEnd(LabelCellsEnd):
         #: Sides of the last answered rows, axes (rows, splits).
         self._answers = np.empty((0, 0), bool)
         self._leaves: Leaves | None = None
-        #: Query for each party, by name, once the forest has grown.
+        #: Query for each party, by name, after the forest has grown.
         self._askings: dict[str, _Asking] | None = None
         #: Answers and labels of the test rows that importance is measured on.
         self._tested = list[tuple[np.ndarray, np.ndarray]]()
@@ -341,7 +342,7 @@ class LabelEnd(LabelCellsEnd):
         return torch.from_numpy(np.concatenate(found))
 
     def _asking(self, name: str, splits: Sequence[Split]) -> _Asking:
-        """Return the query to a party for each row, once all splits are known."""
+        """Return the query to a party for each row, after all splits are known."""
         owned = list(self._owned(name, splits))
         own = [one for _, one in owned]
         here = self._own if name == self.party else None
@@ -352,7 +353,7 @@ class LabelEnd(LabelCellsEnd):
         )
 
     def _owned(self, name: str, splits: Sequence[Split]) -> Iterator[tuple[int, Split]]:
-        """Yield the positions of a party's splits, and the splits by its own column numbers."""
+        """Yield the positions of a party's splits, and the splits by the party's column numbers."""
         first = self._first_of(name)
         for place, one in enumerate(splits):
             if first <= one.column < first + self._counts[name]:
@@ -399,7 +400,7 @@ def _too_many_splits(party: str) -> DataError:
 
 
 def written(split: Split) -> list[Any]:
-    """Return a split as JSON: for an ordered column how many bins go left, else the categories."""
+    """Return a split as JSON: for an ordered column the number of left bins, else categories."""
     left = split.left.stop if isinstance(split.left, range) else list(split.left)
     return [split.column, left, split.missing_left]
 
@@ -440,10 +441,10 @@ def _split(written: Any, layout: Layout) -> Split:
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:
-    """Join all columns side by side; a missing cell has the last place of the widest histogram.
+    """Join all columns; a missing cell gets the last position of the widest histogram.
 
     Raises:
-        DataError: the histogram of all columns is too large.
+        DataError: the histogram of all columns does not fit a message.
     """
     layout = Layout(
         tuple(one for own in layouts for one in own.bins),

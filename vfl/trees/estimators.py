@@ -65,7 +65,7 @@ class VFLBoosting(InProcessEstimator):
     random_state: int | None = None
 
     def _train(self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None) -> None:
-        """Grow a forest; labels as `PartyData` holds them, axes (rows,)."""
+        """Grow a forest; labels as in `PartyData`, axes (rows,)."""
         self._start(frame)
         split = split_rows(len(frame), self._experiment.seed, self.validation, 0.0)
         data = self._data(split, self._fit_inputs(frame, split), labels, weights)
@@ -127,7 +127,7 @@ class VFLBoosting(InProcessEstimator):
 
 
 class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
-    """Gradient boosting over columns of several parties, all of them in this process.
+    """Gradient boosting over columns of several parties, all in this process.
 
     The label party receives each cell's bin number, grows all trees and sends each party the splits
     on its bins (`vfl.trees.ends`). Names of parameters are XGBoost's.
@@ -175,7 +175,7 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
 
         Args:
             X: a frame, or an array of axes (rows, columns); NaN and None are missing cells.
-            y: one label a row.
+            y: one label per row.
             sample_weight: weight of each row, not negative, axes (rows,).
         """
         frame = frame_of(self, X, y, reset=True)
@@ -220,7 +220,7 @@ class VFLBoostingRegressor(RegressorMixin, VFLBoosting):  # type: ignore[misc]
 
         Args:
             X: a frame, or an array of axes (rows, columns); NaN and None are missing cells.
-            y: one number a row; for "poisson" not negative.
+            y: one number per row; for "poisson" not negative.
             sample_weight: weight of each row, not negative, axes (rows,).
         """
         frame = frame_of(self, X, y, reset=True)

@@ -1,9 +1,9 @@
-"""A forest's margins where some splits have no answer, and the contribution of each answer.
+"""A forest's margins if some splits have no answer, and the contribution of each answer.
 
 A split without an answer sends a row to both sides, in proportion to the training weight on each.
 The margins are then an expectation over the splits' training rows, as in the game of path-dependent
-TreeSHAP (Lundberg et al. 2020, algorithm 1). A player is the owner of some answers: a column, or a
-party with all of its columns.
+TreeSHAP (Lundberg et al. 2020, algorithm 1). A player owns some answers: it is a column, or a party
+with all of its columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from vfl.trees.boosting import Forest
 from vfl.trees.grow import LEAST_GAIN, Tree, values_of
 from vfl.trees.objectives import Objective
 
-#: Most numbers of one array, 8 bytes each; rows are processed in blocks to stay below it.
+#: Largest number of values in one array, 8 bytes each; rows are processed in blocks to stay below
+#: it.
 _MOST_NUMBERS = 1 << 22
 _PERMUTATIONS = 5
 
@@ -31,7 +32,7 @@ class Importance:
         splits: number of the player's splits.
         gain: share of the total gain of all splits.
         permutation: increase of the mean loss if the player's answers are taken from other rows, as
-            if its cells were (Breiman 2001); the mean of `_PERMUTATIONS`.
+            if its cells were permuted (Breiman 2001); the mean of `_PERMUTATIONS`.
         shapley: mean absolute Shapley value, added up over outputs.
     """
 
@@ -158,7 +159,7 @@ class Leaves:
         """Return each player's Shapley value for each margin, axes (rows, players, outputs).
 
         They add up to the margins minus `base`. A leaf is a game of the few players on its path:
-        its value is multiplied by each known player's answer (`ones`), or by the share of weight
+        its value is multiplied by each known player's answer (`ones`), or by the weight share
         (`zeros`).
 
         Args:
@@ -187,12 +188,12 @@ class Leaves:
         return found.reshape(len(goes_left), count, len(self._start))
 
     def _passed(self, goes_left: np.ndarray) -> np.ndarray:
-        """Return whether rows take each side of each path, bool, axes (rows, leaves, depth)."""
+        """Return whether rows take each step of each path, bool, axes (rows, leaves, depth)."""
         passed: np.ndarray = self._placed(goes_left) == self._lefts
         return passed
 
     def _placed(self, of_splits: np.ndarray) -> np.ndarray:
-        """Spread rows' values at splits over the paths, False after a path's end.
+        """Arrange rows' values at splits by path, False after a path's end.
 
         The result is bool, with the axes of `_passed`.
         """
@@ -201,7 +202,7 @@ class Leaves:
         return found
 
     def _added(self, reached: np.ndarray) -> np.ndarray:
-        """Return margins where each leaf has this weight, axes (rows, outputs)."""
+        """Return margins for these leaf weights, axes (rows, outputs)."""
         found = np.tile(self._start, (len(reached), 1))
         for output in range(len(self._start)):
             own = self._outputs == output
@@ -215,7 +216,7 @@ class Leaves:
 
 
 def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
-    """Yield each tree, its output, and the positions of its splits among those of the forest."""
+    """Yield each tree, its output, and its splits' positions in the forest."""
     first = 0
     for trees in forest.rounds:
         for output, tree in enumerate(trees):
@@ -225,7 +226,7 @@ def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
 
 
 def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
-    """Yield the path to each leaf in order: splits, sides, and the shares of weight."""
+    """Yield the path to each leaf in order: splits, sides, and weight shares."""
     numbers, at = [-1] * len(tree.splits), first
     to: list[list[tuple[int, bool, float]]] = [[] for _ in tree.splits]
     for node, split in enumerate(tree.splits):
@@ -247,8 +248,9 @@ def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         of_path: player at each step of a path, -1 after its end, axes (leaves, depth).
 
     Returns:
-        The slot of each step, the last slot after a path's end, axes (leaves, depth); and the
-        player of each slot but the last, -1 where a path has fewer players, axes (leaves, slots).
+        The result is the slot of each step, the last slot after a path's end, axes (leaves, depth);
+        and the player of each slot except the last, -1 if a path has fewer players, axes (leaves,
+        slots).
     """
     different: list[dict[int, int]] = []
     for path in of_path.tolist():

@@ -1,4 +1,4 @@
-"""Export of a forest as JSON that XGBoost reads, where all of its thresholds are available."""
+"""Export of a forest as JSON for XGBoost, if all of its thresholds are available."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from vfl.trees.grow import Split, Tree
 from vfl.trees.histograms import goes_left
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson
 
-#: Tolerance for XGBoost's margins, relative to the largest: it adds up float32.
+#: Tolerance for XGBoost's margins, relative to the largest, because XGBoost sums float32 numbers.
 TOLERANCE = 1e-5
 _ROWS = 256
-#: Largest cell: XGBoost accepts no infinite ones.
+#: Largest cell, because XGBoost accepts no infinite ones.
 _LARGEST = float(np.finfo(np.float32).max)
 _ROOT = 2**31 - 1
 #: Letters that XGBoost does not accept in a column name.
@@ -37,10 +37,10 @@ _UNFIT = re.compile(r"[\[\]<]")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns whose thresholds are known.
+    """Columns with known thresholds.
 
     Attributes:
-        names: one name a column.
+        names: one name per column.
         binning: binning of the columns.
         texts: the categories of each column in the order of their numbers; empty for a column of
             numbers.
@@ -54,17 +54,18 @@ class Columns:
 def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
     """Write the forest of a run as `forest.json`, a model file of XGBoost 3.1 or later.
 
-    Its columns are those of the parties whose files are in the run: all columns in a run of one
-    process, the label party's own in a federation.
+    Its columns are those of the parties whose files are in the run: These are all columns in a run
+    of one process, and the label party's own in a federation.
 
     Args:
         run: folder of the run.
-        own: the label party's folder in it.
+        own: the label party's folder in the run's folder.
         target: folder to write to.
 
     Returns:
-        The written facts, and the largest difference between XGBoost's margins and the forest's on
-        random cells, relative to the largest margin; None where XGBoost is not installed.
+        The result is the written facts, and the largest difference between XGBoost's margins and
+        the forest's on random cells, relative to the largest margin; None if XGBoost is not
+        installed.
 
     Raises:
         SpecError: the party is not the label party.
@@ -209,7 +210,7 @@ def columns_of(folder: PartyFolder, of_label: bool) -> Columns:
 
 
 def _joined(parts: Mapping[str, Columns]) -> Columns:
-    """Join all columns; where two have the same name, names get their party as a prefix."""
+    """Join all columns; equal names get their party as a prefix."""
     pairs = [(party, _UNFIT.sub("_", name)) for party, own in parts.items() for name in own.names]
     names = [name for _, name in pairs]
     if len(set(names)) < len(names):
@@ -250,7 +251,7 @@ def _categories(texts: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 
 def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
-    """Return one tree as XGBoost's arrays, with one element a node."""
+    """Return one tree as XGBoost's arrays, one element per node."""
     nodes = len(tree.splits)
     conditions, kinds, parents = list(tree.values), [0] * nodes, [_ROOT] * nodes
     right, of_nodes, sizes = list[int](), list[int](), list[int]()
@@ -294,7 +295,7 @@ def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
 
 
 def _threshold(edges: np.ndarray, bins: int) -> float:
-    """Return the threshold below which a cell goes left, from the number of bins that go left."""
+    """Return the threshold below which a cell goes left, from the number of left bins."""
     if bins > len(edges):
         return _LARGEST
     return min(float(edges[bins - 1]), _LARGEST) if bins else -_LARGEST

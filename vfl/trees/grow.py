@@ -1,4 +1,4 @@
-"""Growth of one tree from histograms of gradients, for any source of the histograms.
+"""Growth of one tree from histograms of gradients, whatever their source.
 
 A tree is grown over bins: it uses only the bin number of a cell. The grower requests from a
 `Histograms` the sums of gradients over bins and the rows of each side of a split; it never sees a
@@ -34,14 +34,15 @@ class Growth:
 
     Attributes:
         max_depth: levels of splits; 0 sets no bound.
-        max_leaves: most leaves; 0 sets no bound.
-        grow_policy: "depthwise" splits level by level, "lossguide" where the gain is largest.
+        max_leaves: largest number of leaves; 0 sets no bound.
+        grow_policy: "depthwise" splits level by level, "lossguide" at the node with the largest
+            gain.
         learning_rate: factor of each leaf.
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
         gamma: least gain of a split.
         min_child_weight: least sum of second derivatives of each side of a split.
         max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets no bound.
-        monotone: -1, 0 or 1 a column: sign with which the outcome may change; empty for no
+        monotone: -1, 0 or 1 per column: the sign with which the outcome may change; empty for no
             constraint.
     """
 
@@ -61,7 +62,7 @@ class Growth:
 class Layout:
     """The columns of a histogram, whose axes are (columns, `width`, 2).
 
-    A column's bins of values come first; sums of its missing cells are at the last place.
+    A column's bins of values come first; sums of its missing cells are at the last position.
 
     Attributes:
         bins: number of bins of values of each column, 1 or more.
@@ -73,7 +74,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Number of places of a column in a histogram."""
+        """Number of positions of a column in a histogram."""
         return max(self.bins, default=1) + 1
 
 
@@ -94,7 +95,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A node with its split, and the new nodes on both sides of it."""
+    """A node, its split, and the new nodes on both sides."""
 
     node: int
     split: Split
@@ -103,7 +104,7 @@ class Division:
 
 
 class Histograms(Protocol):
-    """Sums of gradients over bins: in one place, or from several owners and a helper."""
+    """Sums of gradients over bins, from one place, or from several owners and a helper."""
 
     layout: Layout
 
@@ -119,11 +120,11 @@ class Histograms(Protocol):
         ...
 
     def smaller(self, left: int, right: int) -> int:
-        """Return the side whose sums are cheaper to request; the other is a difference."""
+        """Return the side whose sums are cheaper to request; the other side is a difference."""
         ...
 
     def divide(self, divisions: Sequence[Division]) -> None:
-        """Move the rows of nodes to two new ones each; all nodes of a level at once."""
+        """Move the rows of each node to its two new nodes, for all nodes of a level at once."""
         ...
 
 
@@ -134,8 +135,8 @@ class Tree:
     Attributes:
         splits: the test of each node; None at a leaf.
         children: numbers of the left and the right child of each node; (-1, -1) at a leaf.
-        values: value that a leaf adds to the margin of its rows; for an inner node the value it
-            would have as a leaf.
+        values: value that a leaf adds to the margin of its rows; for an inner node, its value if it
+            were a leaf.
         gains: gain of each split; 0 at a leaf.
         weights: sums of second derivatives of the rows of each node.
     """
@@ -162,7 +163,7 @@ class Tree:
 
 
 def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
-    """Return leaf values of rows, axes (rows,): a tree adds them to the margins.
+    """Return the leaf values that a tree adds to the margins of rows, axes (rows,).
 
     Args:
         tree: a grown tree.
@@ -184,7 +185,7 @@ def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Found:
-    """The best split of a node: its gain and the sums of its two sides."""
+    """The best split of a node: its gain, and the sums of both sides."""
 
     gain: float
     split: Split
@@ -201,7 +202,7 @@ class _Open:
         sums: first and second derivatives, axes (2,).
         bounds: least and largest leaf weight that constraints at earlier splits allow.
         histogram: axes (columns, width, 2).
-        best: its best split; None if no split gains.
+        best: the node's best split; None if no split gains.
     """
 
     node: int
@@ -251,7 +252,7 @@ class _Grower:
         return self._histograms.of([0])
 
     def _enqueue(self, opened: Sequence[_Open], histograms: Callable[[], np.ndarray]) -> None:
-        """Find the best split of each new node, where one more level of splits is allowed."""
+        """Find the best split of each new node, if one more level is allowed."""
         growth = self._growth
         if growth.max_depth and opened[0].depth >= growth.max_depth:
             return
@@ -267,7 +268,7 @@ class _Grower:
                 heapq.heappush(self._queue, (key, one.node, one))
 
     def _next(self) -> list[_Open]:
-        """Return the nodes to split now: all of a level, or the one with the largest gain."""
+        """Return the next nodes to split: all of a level, or the one with the largest gain."""
         key, _, first = heapq.heappop(self._queue)
         batch, bound = [first], self._growth.max_leaves
         if self._growth.grow_policy == "depthwise":
@@ -279,7 +280,7 @@ class _Grower:
         return batch
 
     def _expand(self, batch: Sequence[_Open]) -> None:
-        """Split these nodes, which are of one level, and find splits of their children."""
+        """Split these nodes of one level, and find splits of their children."""
         if not batch:
             return
         tree, sums, bounds = self._tree, list[np.ndarray](), list[tuple[float, float]]()
@@ -303,7 +304,7 @@ class _Grower:
     ) -> np.ndarray:
         """Return histograms of both children of nodes.
 
-        One is requested, the other is the difference.
+        One side is requested, and the other is the difference.
         """
         asked = [self._histograms.smaller(left.node, right.node) for left, right in pairs]
         sums = self._histograms.of(asked)
@@ -333,14 +334,14 @@ def scan(
         histogram: axes (columns, width, 2).
         sums: sums of the node, axes (2,).
         own: gain of the node itself.
-        places: whether a column may be split there, bool, axes (columns, width).
+        places: whether a column may be split at a position, bool, axes (columns, width).
         reg_lambda: L2 penalty.
         reg_alpha: L1 penalty.
         least: least weight of each side.
 
     Returns:
-        Gain, column, place, 1 if missing cells go left and 0 if right, and the sums of the side
-        without them.
+        The result is gain, column, position, 1 if missing cells go left and 0 if right, and the
+        sums of the side without them.
     """
     columns, width = histogram.shape[0], histogram.shape[1]
     best, at, sides = _NEVER, (0, 0, 0), (0.0, 0.0)
@@ -383,7 +384,7 @@ class Search:
         allowed = np.ones(count, bool) if columns is None else columns
         categorical = np.asarray(layout.categorical, bool)
         self._nominal = np.flatnonzero(allowed & categorical)
-        #: Places where an ordered column may be split, axes (columns, width).
+        #: Positions at which an ordered column may be split, axes (columns, width).
         inside = np.arange(layout.width) < np.asarray(layout.bins)[:, None]
         self._places = inside & (allowed & ~categorical)[:, None]
         self._monotone = np.asarray(growth.monotone or (0,) * count)[:, None]
@@ -401,7 +402,7 @@ class Search:
     def best(
         self, histograms: np.ndarray, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
     ) -> list[_Found | None]:
-        """Return each node's split of the largest gain; None if no split gains enough.
+        """Return the split with the largest gain for each node; None if no split gains enough.
 
         Of equal gains, the lower column wins, then the split that sends missing cells right, then
         the lower bin.
@@ -443,7 +444,7 @@ class Search:
     def _ordered(
         self, histogram: np.ndarray, sums: np.ndarray, bounds: tuple[float, float], own: np.float32
     ) -> _Found | None:
-        """Find the best split of the columns whose bins have an order."""
+        """Find the best split among columns with ordered bins."""
         if not self._places.any():
             return None
         growth = self._growth
@@ -459,8 +460,8 @@ class Search:
         values[:, -1] = 0
         left = np.cumsum(values, axis=1)
         right = np.cumsum(values[:, ::-1], axis=1)[:, ::-1]
-        # If missing cells go right, a place is the end of the left side; otherwise it is the begin
-        # of the right side.
+        # If missing cells go right, a position is the end of the left side; otherwise it is the
+        # start of the right side.
         sides = [(left, sums - left), (sums - right, right)]
         # Without missing cells both directions are one split; missing cells of later rows go right,
         # as in XGBoost.
@@ -536,7 +537,7 @@ class Search:
         if not self._bounded and not growth.max_delta_step:
             gain = np.square(self._past_l1(first)) / safe
         else:
-            # All steps are in float32, so that gains are equal exactly where they are in XGBoost.
+            # All steps use float32, so that gains are equal exactly where they are in XGBoost.
             weight = self._weights(sums, bounds).astype(np.float32)
             first, second = first.astype(np.float32), second.astype(np.float32)
             squared = (second + np.float32(growth.reg_lambda)) * np.square(weight)

@@ -1,4 +1,4 @@
-"""Histograms where all bins are in one place: the label party's own columns, and received bins.
+"""Histograms if all bins are in one place: the label party's columns, and received bins.
 
 The loops are compiled where numba is installed; numpy computes the same result, bit for bit.
 """
@@ -22,7 +22,7 @@ class Local:
 
     Args:
         bins: each cell's bin number, uint8 or uint16, axes (rows, columns); a missing cell has the
-            last place of its column's histogram, `layout.width - 1`.
+            last position of its column's histogram, `layout.width - 1`.
         layout: layout of the columns.
     """
 
@@ -71,7 +71,7 @@ class Local:
 
 
 class Partition:
-    """The rows of each undivided node of a tree, side by side in one array.
+    """The rows of each undivided node of a tree, in one array.
 
     Args:
         rows: rows of the root, increasing.
@@ -98,7 +98,7 @@ class Partition:
         """Divide the rows of a node between two new nodes.
 
         Args:
-            division: the node and the new ones.
+            division: the divided node and its two new nodes.
             bins: bins of all rows, axes (all rows, columns).
             column: column of the split.
             goes_left: whether each of its bins goes left.
@@ -109,13 +109,13 @@ class Partition:
         self._spans[division.right] = middle, end
 
 
-#: Up to this many rows, all splits are looked up at once; beyond, one split at a time reads memory
-#: in order.
+#: Up to this number of rows, all splits are looked up at once; for more, one split at a time reads
+#: memory in order.
 _FEW_ROWS = 64
 
 
 class Sides:
-    """Splits of a forest that answer for rows; made once for many requests.
+    """Splits of a forest that answer for rows; made once and used for many requests.
 
     Args:
         splits: splits in the order of answers.
@@ -211,7 +211,7 @@ def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.nd
 def divide(
     rows: np.ndarray, bins: np.ndarray, column: int, goes_left: np.ndarray, spare: np.ndarray
 ) -> int:
-    """Sort the rows that go left before those that go right, each in order.
+    """Move the rows that go left before those that go right; keep the order within each side.
 
     Return how many go left.
 
@@ -219,7 +219,7 @@ def divide(
         rows: uint32; reordered in place.
         bins: axes (all rows, columns).
         column: column of the split.
-        goes_left: whether each of its bins goes left.
+        goes_left: whether each bin goes left.
         spare: buffer with at least as many rows as `rows`; it is overwritten.
     """
     if COMPILED:
@@ -259,7 +259,7 @@ def _sides_of_nodes(
 
 @compiled
 def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> Any:
-    """The loop has no branch on the side, which a processor could not predict."""
+    """The loop does not branch on the side, which a processor could not predict."""
     cells, columns, last = bins.reshape(-1), bins.shape[1], len(rows) - 1
     low = high = 0
     for number, row in enumerate(rows):
@@ -274,7 +274,7 @@ def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> An
 
 @compiled
 def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
-    """Two rows at a time keep more additions in progress; each bin receives them in order."""
+    """Two rows at a time allow more parallel additions; each bin receives them in order."""
     columns, width, count = bins.shape[1], out.shape[1], len(rows)
     cells, pairs, sums = bins.reshape(-1), gradients.reshape(-1), out.reshape(-1)
     per_line = _CACHE_LINE // bins.itemsize
@@ -308,7 +308,7 @@ def sums_of(
         nodes: node of each row; rows with `count` or more are ignored.
         count: number of requested nodes.
         elements: axes (rows,).
-        width: number of places of a column.
+        width: number of positions of a column.
     """
     found = np.zeros((count, bins.shape[1], width), np.uint64)
     if COMPILED:

@@ -1,4 +1,4 @@
-"""`model = "trees"`: gradient boosting takes the place of bottoms, cuts and top.
+"""`model = "trees"`: gradient boosting replaces bottoms, cuts and top.
 
 An epoch grows one round of trees on all training rows, so `train.epochs` is XGBoost's
 `n_estimators`, and `train.patience` with `train.keep = "best"` its early stopping. Every other
@@ -32,20 +32,20 @@ class Trees(CellsMode):
 
     Args:
         protect: "order": the label party receives the bin of every cell (Tian et al. 2020).
-            "shared": it receives sums of gradients over bins, which feature parties and a helper
-            compute from additive shares.
+            "shared": the label party receives sums of gradients over bins, which feature parties
+            and a helper compute from additive shares.
         nodes: for "shared". "known": feature parties and the helper know which rows are in which
-            node, as in SecureBoost (Cheng et al. 2021). "hidden": they do not, and the helper
-            receives a share of every row for each node.
-        helper: for "shared": name of a party without data, which colludes with no other party.
-        epsilon: parameter of the randomised response on each cell of a feature party, before other
-            parties receive anything derived from it; a row spends it for each of that party's
+            node, as in SecureBoost (Cheng et al. 2021). "hidden": feature parties do not know
+            nodes, and the helper receives a share of every row for each node.
+        helper: with "shared": name of a party without data, which must collude with no other party.
+        epsilon: epsilon of the randomised response on each cell of a feature party, before other
+            parties receive anything computed from it; a row spends it for each of that party's
             columns. None means no response.
         objective: loss to minimise: "auto" is cross-entropy for classes and the squared error for
             numbers; "poisson" is for counts.
         learning_rate: factor of each leaf.
         max_depth: levels of splits of a tree; 0 sets no bound.
-        max_leaves: most leaves of a tree; 0 sets no bound.
+        max_leaves: largest number of leaves of a tree; 0 sets no bound.
         grow_policy: "depthwise" splits level by level, "lossguide" where the gain is largest.
         max_bin: most bins of a column.
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
@@ -55,8 +55,8 @@ class Trees(CellsMode):
         subsample: share of the rows that each tree grows on.
         colsample_bytree: share of the columns that each tree may split on.
         own_rounds: number of first rounds that split only on the label party's columns. Splits on
-            other columns then disclose only what these rounds leave unexplained (the complete mode
-            of Cheng et al. 2021).
+            other columns then disclose only the part that these rounds do not explain (the complete
+            mode of Cheng et al. 2021).
         rising, falling: names of columns with which the outcome may only rise, or only fall. All
             parties read them in the terms.
 
@@ -207,7 +207,7 @@ class Trees(CellsMode):
             return HelperEnd(self, terms, rows, place)
         return SharedFeatureEnd(self, party, terms, rows, place)
 
-    # Settings that the ends read.
+    # Settings that the parties' parts use.
 
     def boosting(self, signs: Sequence[int], seed: int, own_columns: int = 0) -> Boosting:
         """Return the settings of boosting, with these signs of the columns' constraints."""

@@ -26,7 +26,7 @@ Name = Literal["gaussian", "binomial", "poisson"]
 
 #: Tolerance for the last step, in standard errors.
 _CLOSE = 1e-7
-#: Least eigenvalue of a correlation matrix; it allows a variance inflation below 10^8.
+#: Smallest eigenvalue of a correlation matrix; it allows a variance inflation below 10^8.
 _LEAST_EIGENVALUE = 1e-8
 #: Share of the first step's information on a coefficient below which the coefficient grows without
 #: limit.
@@ -61,7 +61,7 @@ class Family:
         raise NotImplementedError
 
     def saturated(self, labels: np.ndarray) -> np.ndarray:
-        """Return each row's largest y m - b(m), where the mean equals the label."""
+        """Return each row's largest y m - b(m), at which the mean equals the label."""
         raise NotImplementedError
 
     def constant(self, labels: np.ndarray) -> np.ndarray:
@@ -171,7 +171,7 @@ _FAMILIES: dict[str, Family] = {
 
 
 def family(name: str) -> Family:
-    """Return the family of a name.
+    """Return the family with this name.
 
     Raises:
         BadOptionError: no family has this name.
@@ -288,7 +288,7 @@ class Fit:
 
     @property
     def dispersion(self) -> float:
-        """Variance of residuals; 1 for other families."""
+        """Return the variance of residuals; 1 for other families."""
         return self.deviance / self.residual_rows if self.family.dispersed else 1.0
 
     @property
@@ -330,7 +330,7 @@ class Fit:
 
     @property
     def statistics(self) -> np.ndarray:
-        """Coefficients divided by standard errors (Wald 1943): t for numbers, else z."""
+        """Return coefficients divided by standard errors (Wald 1943): t for numbers, else z."""
         found: np.ndarray = self.coefficients / self.standard_errors
         return found
 
@@ -348,8 +348,8 @@ class Fit:
     def entry_p_values(self) -> np.ndarray:
         """Return p-values of the score test of columns outside the model (Rao 1948).
 
-        Axes (columns,); NaN for other columns. For numbers it is the exact test of the coefficient
-        after its entry.
+        The axes are (columns,); other columns have NaN. For numbers it is the exact test of the
+        coefficient after its entry.
         """
         inside, outside = np.flatnonzero(self.active), np.flatnonzero(~self.active)
         curvature = self.sums.curvature
@@ -376,7 +376,7 @@ class Fit:
 def local_sums(
     family: Family, inputs: np.ndarray, weights: np.ndarray | None = None
 ) -> Callable[[np.ndarray], Sums]:
-    """Return a function that computes sums over rows that are in one place.
+    """Return a function that computes sums over rows in one place.
 
     Args:
         family: distribution of the labels.
@@ -441,12 +441,12 @@ def fit(
         outcome: statistics of the labels.
         sums: returns sums over the rows at given coefficients.
         penalty: penalty on coefficients.
-        active: whether each column is in the model; all if not given. The intercept always is.
-        start: initial coefficients; the intercept-only model if not given.
+        active: whether each column is in the model; by default all. The intercept always is.
+        start: initial coefficients; by default the intercept-only model.
         most_steps: most steps of Newton's method.
 
     Raises:
-        TooFewRowsError: there are no more rows than columns.
+        TooFewRowsError: there are not more rows than columns.
         DataError: columns are collinear or separate the labels, so no maximum-likelihood
             coefficients exist.
 
@@ -518,7 +518,7 @@ class _Solver:
     def search(
         self, b: np.ndarray, sums: Sums, step: np.ndarray, at: Callable[[np.ndarray], Sums]
     ) -> tuple[np.ndarray, Sums]:
-        """Take the step, or half, a quarter and so on of it, until the loss does not increase."""
+        """Halve the step until the loss does not increase."""
         before = self.loss(b, sums)
         rounding = 1e-9 * (1 + abs(before))
         for _ in range(MOST_HALVINGS):
@@ -548,7 +548,7 @@ class _Solver:
 
 
 def _predicted(sums: Sums, step: np.ndarray) -> Sums:
-    """Predict the sums after a step so short that second derivatives stay equal."""
+    """Predict the sums after a step that is so short that second derivatives stay equal."""
     bent = sums.curvature @ step
     normaliser = float(sums.normaliser + step @ sums.means + step @ bent / 2)
     return Sums(sums.means + bent, sums.curvature, normaliser)
@@ -609,8 +609,8 @@ class Selection:
 
     Attributes:
         by: "p" adds the column with the least p-value of the score test if that is below `enter`.
-            It drops the one with the largest p-value of Wald's test if that is above `leave`. "aic"
-            and "bic" add and drop the same candidates if the criterion decreases.
+            It removes the column with the largest p-value of Wald's test if that is above `leave`.
+            "aic" and "bic" add and drop the same candidates if the criterion decreases.
         enter, leave: p-values.
     """
 
@@ -624,14 +624,14 @@ class Selection:
         require_range("leave", self.leave, self.enter, 1)
 
     def takes(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """Return the fit with a further column, if the rule adds it."""
+        """Return the fit with one more column, if the rule adds it."""
         if self.by == "p":
             return after() if p_value < self.enter else None
         found = after()
         return found if getattr(found, self.by) < getattr(before, self.by) else None
 
     def drops(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """Return the fit without a column, if the rule drops it."""
+        """Return the fit without a column, if the rule removes it."""
         if self.by == "p":
             return after() if p_value > self.leave else None
         found = after()
@@ -645,7 +645,7 @@ def stepwise(
     selection: Selection = Selection(),
     most_steps: int = 50,
 ) -> Fit:
-    """Select columns, from the intercept alone (Efroymson 1960).
+    """Select columns, starting from the intercept alone (Efroymson 1960).
 
     Args:
         family: distribution of the labels.

@@ -35,7 +35,7 @@ class Objective:
         raise NotImplementedError
 
     def loss(self, margins: np.ndarray, labels: np.ndarray) -> float:
-        """Return the mean loss of rows; for counts without the term that no margin changes."""
+        """Return the mean loss of rows; for counts without the term that margins do not affect."""
         likely = log_softmax(self.parts(margins), axis=1)
         return float(-likely[np.arange(len(labels)), labels].mean())
 
@@ -99,8 +99,8 @@ class Poisson(Objective):
     """Negative log-likelihood of counts.
 
     Attributes:
-        max_delta_step: second derivatives are taken at a margin so much larger, which keeps leaf
-            weights small where counts are few.
+        max_delta_step: margin that is added when second derivatives are taken, to keep leaf weights
+            small for low counts.
     """
 
     max_delta_step: float = 0.7

@@ -30,7 +30,7 @@ def importance(found: Mapping[str, Any], run: Path) -> Section:
 
     Args:
         found: the entry "importance" of an evaluation.
-        run: folder of the run, which may have names of columns.
+        run: folder of the run, which may contain names of columns.
     """
     table = importance_of(run)
     return Section(
@@ -88,7 +88,7 @@ def _coefficients(fitted: Mapping[str, Any]) -> Table:
 
 
 def _fit_of(fitted: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return figures of the regression as a whole."""
+    """Return metrics of the regression as a whole."""
     names = {
         "rows": "Training rows",
         "log_likelihood": "Log-likelihood",

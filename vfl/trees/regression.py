@@ -1,4 +1,4 @@
-"""`model = "regression"`: a regression with inference takes the place of bottoms and top.
+"""`model = "regression"`: a regression with inference replaces bottoms and top.
 
 It is fitted once, by Newton's method on sums over all training rows (`vfl.trees.newton`); only the
 label party learns these sums (`vfl.trees.sums`). A helper without data takes part in trainings.
@@ -28,11 +28,11 @@ class Regression(CellsMode):
     Args:
         family: "linear", "logistic" or "poisson"; "auto" is logistic for two classes and linear for
             numbers.
-        helper: name of a party without data, which colludes with no other party.
+        helper: name of a party without data, which must collude with no other party.
         l1, l2: elastic net; see `Penalty`. Standard errors require a fit without a penalty.
         select: "p", "aic" or "bic" select columns step by step; see `Selection`.
         enter, leave: p-values of the selection.
-        max_steps: most steps of Newton's method for one fit.
+        max_steps: largest number of Newton steps for one fit.
 
     >>> Regression(helper="notary").third_party("bank")
     'notary'

@@ -1,4 +1,4 @@
-"""The ends of a regression: a training, and answers.
+"""The parties' parts of a regression: a training, and answers.
 
 In a training all parties connect as in `vfl.mpc.secure.ends`, and then:
 
@@ -57,8 +57,8 @@ _LABEL_PARTY = "the label party"
 class Design:
     """Conversion of a party's cells to columns of a regression.
 
-    A column of numbers becomes one column. A column of c categories becomes c - 1 indicators, of
-    the second category, the third and so on. All are standardised by training rows.
+    A numeric column becomes one column. A column of c categories becomes c - 1 indicators, of the
+    second category, the third and so on. All are standardised by training rows.
 
     Attributes:
         categories: number of categories of each column of cells; 0 for numbers.
@@ -111,7 +111,7 @@ class Design:
         return np.where(np.isfinite(found), found, 0.0)
 
     def names(self, columns: Sequence[str]) -> list[str]:
-        """Return the names of the regression's columns, from the names of columns of cells."""
+        """Return names of the regression's columns, given the names of the columns of cells."""
         found = []
         for name, count in zip(columns, self.categories, strict=True):
             found += [f"{name}={code}" for code in range(1, count)] if count else [name]
@@ -165,10 +165,9 @@ class Part:
     """One party's part of a regression.
 
     Attributes:
-        design: design of its columns; None at a label party without columns.
-        labels: whether it is the label party, whose first column is the intercept.
-        found: for each column a number by each name of KEPT, float64; NaN where a number is
-            missing.
+        design: design of the party's columns; None at a label party without columns.
+        labels: whether this is the label party, whose first column is the intercept.
+        found: for each column, one number by each name in KEPT, float64; NaN if it is missing.
     """
 
     design: Design | None
@@ -233,7 +232,7 @@ def outputs_of(family: Family, margins: np.ndarray) -> Tensor:
 
 
 class TrainingEnd(SummingEnd[Facts]):
-    """A party's end of a training: a holder of columns, or the helper.
+    """A party's part of a training: a holder of columns, or the helper.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -342,7 +341,7 @@ class TrainingEnd(SummingEnd[Facts]):
         return family(self._facts.family)
 
     def _opened(self, own: np.ndarray | None) -> tuple[Masked, Masked | None]:
-        """Open all columns, and again with fewer bits where sums at margins follow."""
+        """Open all columns, and again with fewer bits if sums at margins follow."""
         player, values = self._begun, None if own is None else torch.from_numpy(own)
         fine = player.open_columns(values, fine_bits(player.rows))
         if self._family.dispersed:
@@ -350,7 +349,7 @@ class TrainingEnd(SummingEnd[Facts]):
         return fine, player.open_columns(values, coarse_bits(player.rows))
 
     def _follow(self, own: np.ndarray | None) -> None:
-        """At another party: take part in sums at coefficients that the label party chooses."""
+        """At another party: take part in sums for coefficients that the label party chooses."""
         player, part = self._begun, self._part
         fine, coarse = self._opened(own)
         if coarse is None:
@@ -450,11 +449,11 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The label party's record of a fit, besides its own part.
+    """The label party's record of a fit, in addition to its own part.
 
     Attributes:
         columns: number of columns of each holder, the label party last.
-        table: statistics by name of KEPT and standardised column, axes (names, columns).
+        table: statistics by name in KEPT and by standardised column, axes (names, columns).
         summary: figures of the fit.
     """
 
@@ -479,7 +478,7 @@ class Result:
     def figures(self, parties: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
         """Return figures for a run's summary, for standardised columns.
 
-        Columns of other parties have numbers.
+        Columns of other parties have numbers instead of names.
 
         Args:
             parties: the holders, the label party last.
@@ -500,7 +499,7 @@ class Result:
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """A feature party's end of an evaluation, a prediction or a service.
+    """A feature party's part of an evaluation, a prediction or a service.
 
     Args:
         mode, party, terms, rows, link: see `FeatureCellsEnd`.
@@ -529,7 +528,7 @@ class FeatureEnd(FeatureCellsEnd):
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party's end of an evaluation, a prediction or a service.
+    """The label party's part of an evaluation, a prediction or a service.
 
     Args:
         mode, terms, rows, links: see `LabelCellsEnd`.
@@ -558,7 +557,7 @@ class LabelEnd(LabelCellsEnd):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Return outputs of rows that all others answered.
+        """Return outputs of the rows that all other parties answered.
 
         An absent party counts with its means.
         """

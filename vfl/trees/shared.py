@@ -1,9 +1,10 @@
 """Ends of a session that boosts trees on shares of gradients, with `protect = "shared"`.
 
 The label party packs the two derivatives of a row into one element of the ring 2^64 and splits it
-into two additive shares. One share follows from a seed that it shares with a feature party and
-costs no bytes. The other goes to a helper without data or labels, in an order of rows that the
-helper cannot undo. Both add up their shares bin by bin; the label party adds both sums.
+into two additive shares. One share is derived from a seed that the label party shares with a
+feature party, and takes no bytes. The other share goes to a helper without data or labels, in an
+order of rows that the helper cannot undo. Both add up their shares bin by bin; the label party adds
+both sums.
 
     feature party                  helper                          label party
       bins, rows permuted  ---->     keeps them              <---    shares of rows, permuted;
@@ -62,15 +63,17 @@ if TYPE_CHECKING:
 _TREE, _SUMS, _SIDES, _END = b"T", b"S", b"D", b"E"
 _LABEL_PARTY = "the label party"
 _SEEN_SIDES = "sides of splits"
-#: Most bytes of sums for one request.
+#: Largest size of the sums for one request.
 _MOST_SUMS = CHUNK_BYTES
-#: Most nodes of one request: a helper receives a share of every row for each hidden node.
+#: Largest number of nodes in one request: a helper receives a share of every row for each hidden
+#: node.
 _MOST_NODES = 16
 _NO_ROWS, _NO_ELEMENTS = np.empty(0, np.uint32), np.empty(0, np.uint64)
 _NO_NODES = np.empty(0, np.uint8)
-#: Bins of one message to the helper, which requests each; a long column takes more.
+#: Number of bins in one message to the helper, which requests each; a long column takes more
+#: messages.
 _GROUP_BYTES = 1 << 22
-#: Child of rows whose side is 0 or 1.
+#: Child node of rows whose side is 0 or 1.
 _SIDES_LEFT = np.array([False, True])
 #: Bits of the sum of second derivatives in a packed element; the other half has the sum of first
 #: ones.
@@ -78,10 +81,10 @@ _BITS = 32
 
 
 def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Round to whole numbers of units whose sums fit the halves of a ring element; return both.
+    """Round to units whose sums fit half a ring element; return integers and unit.
 
     The units are powers of two, so that sums of them are exact in float64. They follow from the
-    sums of absolute values over all rows: no sum over fewer rows is larger.
+    sums of absolute values over all rows: No sum over fewer rows is larger.
 
     Args:
         gradients: first and second derivatives, the second ones 0 or more, axes (rows, 2).
@@ -135,7 +138,7 @@ def opened(elements: np.ndarray) -> np.ndarray:
 
 
 def chosen(bins: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return bins of some columns side by side; for all columns the bins themselves."""
+    """Return the bins of some columns; for all columns the array itself."""
     return bins if len(columns) == bins.shape[1] else np.ascontiguousarray(bins[:, columns])
 
 
@@ -143,9 +146,8 @@ def renumber(nodes: np.ndarray, places: np.ndarray, told: np.ndarray) -> None:
     """Overwrite each row's node by its new node.
 
     Args:
-        nodes: node of each row, in a type that has room for the numbers in `told`; changed in
-            place.
-        places: position of a row's node in `told`; a position after the end keeps the node.
+        nodes: node of each row, in a type with room for all node numbers; changed in place.
+        places: position of a row's node in the list; a position after the end keeps the node.
         told: numbers of nodes, uint32.
     """
     if COMPILED:
@@ -173,7 +175,7 @@ class Facts(Settings):
     Attributes:
         rows: numbers of training, validation and test rows.
         columns: number of columns of each feature party.
-        widths: number of places of a column's histogram, for each feature party.
+        widths: number of positions of a column's histogram, for each feature party.
     """
 
     rows: tuple[_Count, _Count, _Count]
@@ -213,7 +215,7 @@ class _Meeting:
 
 
 class SharedFeatureEnd(FeatureEnd):
-    """A feature party's end: it sums its own share, and answers on which side rows lie.
+    """A feature party's part: it sums its own share, and answers on which side rows are.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
@@ -228,7 +230,7 @@ class SharedFeatureEnd(FeatureEnd):
         self._elements = _NO_ELEMENTS
         #: Bins of training rows for the columns that a tree may split on.
         self._summed = self._known
-        #: The node of each row, while one is known, and the largest of their numbers.
+        #: The node of each row, while it is known, and the largest node number.
         self._nodes, self._last_node = _NO_NODES, 0
         self._drawn = self._hidden_sums = 0
         self._answered: list[Split] = []
@@ -278,7 +280,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise ProtocolError("the label party describes other rows than this party has")
 
     def _serve(self, step: int) -> bytes:
-        """Answer requests until the last one of a round; return that one's content."""
+        """Answer requests until a round's last one; return that request's content."""
         while True:
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
             letter, content = raw[:1], raw[1:]
@@ -301,7 +303,7 @@ class SharedFeatureEnd(FeatureEnd):
     def _share(self) -> np.ndarray:
         self._drawn += 1
         share: np.ndarray = self._pads.elements64(self._training, "gradients", self._drawn)
-        # read-only like a received array, so that a loop is compiled once
+        # read-only like a received array, so that the loop is compiled only once
         share.flags.writeable = False
         return share
 
@@ -310,7 +312,7 @@ class SharedFeatureEnd(FeatureEnd):
         bins = self._summed
         _require_nodes(count)
         if not len(self._nodes):
-            raise _unknown(_LABEL_PARTY)  # no tree has begun
+            raise _unknown(_LABEL_PARTY)  # no tree has started
         if self._mode.nodes == "known":
             told = _numbers(asked["nodes"], len(self._known))
             kind = _kind(len(told))
@@ -355,7 +357,7 @@ class SharedFeatureEnd(FeatureEnd):
 
 
 class HelperEnd(CellsEnd):
-    """The end of a party without data: it sums shares of rows that it cannot identify.
+    """The part of a party without data: it sums shares of rows that it cannot identify.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
@@ -409,7 +411,7 @@ class HelperEnd(CellsEnd):
         self._serve(exchange.step)
 
     def outputs(self, exchange: Exchange) -> None:
-        """Do nothing: answers to queries need no helper."""
+        """Do nothing, because answers to queries need no helper."""
 
     def receive_verdict(self) -> bytes:
         return receive_verdict(self.link)
@@ -421,7 +423,7 @@ class HelperEnd(CellsEnd):
         return {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load no weights: the helper has none."""
+        """Load no weights, because the helper has none."""
 
     @property
     def _agreed(self) -> Facts:
@@ -429,12 +431,12 @@ class HelperEnd(CellsEnd):
         return self._facts
 
     def _parts(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each feature party with its number of columns and of places in each."""
+        """Yield each feature party with its number of columns, and of positions in each."""
         facts = self._agreed
         return zip(self._terms.feature_parties, facts.columns, facts.widths, strict=True)
 
     def _asked(self) -> Iterator[tuple[str, np.ndarray, int]]:
-        """Yield each party whose columns the tree may split on, their bins, and places of each."""
+        """Yield each party with its splittable columns, their bins, and positions of each."""
         for name, _, width in self._parts():
             if name in self._summed:
                 yield name, self._summed[name], width
@@ -476,7 +478,7 @@ class HelperEnd(CellsEnd):
         return raw.view("<u8")
 
     def _sum_nodes(self, count: int, step: int) -> None:
-        """Sum over the rows of each node that the label party names."""
+        """Sum over the rows of each node in the label party's request."""
         kind, sums = _kind(count), []
         for name, bins, width in self._asked():
             raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, _LABEL_PARTY)
@@ -502,11 +504,11 @@ class HelperEnd(CellsEnd):
 
 
 class SharedLabelEnd(LabelEnd):
-    """The label party's end: it splits gradients into shares and adds up sums.
+    """The label party's part: it splits gradients into shares and adds up sums.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
-        place: its place between the others.
+        place: the party's place between the others.
     """
 
     def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Middle) -> None:
@@ -585,19 +587,19 @@ class SeenSums:
 
 
 class SharedSums:
-    """Histograms at the label party, of sums that the others send; see `Source`.
+    """Histograms at the label party from sums that other parties send; see `Source`.
 
     Args:
         met: connection to the others.
         layouts: layout of each party with columns, in the order of all columns.
-        own: bins of the label party's columns for training and validation rows, if it has any.
+        own: bins of the label party's own columns for training and validation rows, if any.
         mode: settings that name the helper and whether nodes are hidden.
         note: see `CellsEnd`.
 
     Attributes:
-        layout: all columns side by side.
+        layout: layout of all columns, concatenated.
         step: step of the round.
-        watch: called with this party's sums of each node that it requests.
+        watch: called with this party's sums of each requested node.
     """
 
     watch: Callable[[SeenSums], object] | None = None
@@ -626,10 +628,10 @@ class SharedSums:
         #: Columns that the tree may split on, by party, and the parties that sums are requested
         #: from.
         self._columns, self._asked = dict[str, np.ndarray](), list[str]()
-        #: Packed gradients of training rows, zero where a row has no part in the tree.
+        #: Packed gradients of training rows, zero if the tree does not use a row.
         self._units, self._total = np.ones(2), np.zeros(2)
         self._forget()
-        #: Nodes whose rows have not been sent to the others yet.
+        #: Nodes whose rows have not been sent to the other parties yet.
         self._new: list[int] = []
 
     def start(
@@ -659,7 +661,7 @@ class SharedSums:
     def _choose(self, columns: np.ndarray | None) -> None:
         """Note the columns of each party that the tree may split on.
 
-        No sums of others are requested.
+        No sums are requested from other parties.
         """
         for name, layout in self._layouts.items():
             count, first = len(layout.bins), self._first[name]
@@ -734,7 +736,7 @@ class SharedSums:
         self._grows, self._rows, self._elements = False, Partition(_NO_ROWS), _NO_ELEMENTS
 
     def _trained(self, node: int) -> np.ndarray:
-        """Return the training rows of a node, which come first."""
+        """Return the training rows of a node, which precede its other rows."""
         rows = self._rows[node]
         return rows[: np.searchsorted(rows, self._training)]
 
@@ -772,14 +774,14 @@ class SharedSums:
         self._send_permuted(name, share.astype("<u8", copy=False))
 
     def _send_permuted(self, name: str, of_rows: np.ndarray) -> None:
-        """Send the helper a value of each training row, in the order of a party's rows there."""
+        """Send the helper a value of each training row, in the order of a party's rows."""
         order, permuted = self._orders[name], np.empty_like(of_rows)
         for part in blocks(len(order)):
             permuted[part] = of_rows[order[part]]
         _send(self._met.links[self._helper], self.step, permuted)
 
     def _add_sums(self, nodes: Sequence[int], out: np.ndarray) -> None:
-        """Request sums over nodes from both holders of shares, and add them."""
+        """Request sums over nodes from both holders of shares, and add them up."""
         if self._hidden:
             self._ask_hidden(nodes)
         else:
@@ -833,7 +835,7 @@ class SharedSums:
     def _tests(
         self, name: str, divisions: Sequence[Division], everywhere: bool = False
     ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-        """Yield for each division: bins, a column of them, and which of its bins go left.
+        """Yield for each division its bins, its column, and the bins that go left.
 
         For a split on another party's column the bins are the sides of rows: of the node's rows, or
         of all rows if `everywhere`.
@@ -864,23 +866,23 @@ class SharedSums:
 
 
 def _groups(shape: tuple[int, ...], cell_bytes: int) -> Iterator[slice]:
-    """Yield groups of columns whose bins go in one message; axes of `shape` (rows, columns)."""
+    """Yield groups of columns whose bins fit one message; axes of `shape` (rows, columns)."""
     count = max(1, _GROUP_BYTES // max(1, shape[0] * cell_bytes))
     return (slice(at, min(shape[1], at + count)) for at in range(0, shape[1], count))
 
 
 def _send(link: Link, step: int, content: bytes | np.ndarray) -> None:
-    """Send bytes in as many messages as needed; an array without a copy."""
+    """Send bytes in as many messages as necessary; an array is not copied."""
     raw = content if isinstance(content, bytes) else content.reshape(-1).view(np.uint8).data
     for start, end in chunks(len(raw)):
         link.send(Frame(Kind.PROTOCOL, step, raw[start:end]))
 
 
 def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
-    """Receive so many bytes of `_send`; uint8.
+    """Receive a given number of bytes from `_send`; uint8.
 
     Raises:
-        ProtocolError: a message has another length.
+        ProtocolError: the message has another length.
     """
     parts = list[np.ndarray]()
     for start, end in chunks(size):
@@ -902,7 +904,7 @@ def _read(content: bytes) -> Any:
     """Parse a request of the label party.
 
     Raises:
-        ProtocolError: the message is no request.
+        ProtocolError: the message is not a request.
     """
     try:
         found = json.loads(content)
@@ -923,10 +925,10 @@ def _require_nodes(count: Any) -> None:
 
 
 def _numbers(nodes: Any, rows: int) -> np.ndarray:
-    """Parse numbers of nodes of a tree, whose leaves have at least one row each.
+    """Parse the node numbers of a tree whose leaves have at least one row each.
 
     Raises:
-        ProtocolError: the values are no such numbers.
+        ProtocolError: the values are not valid numbers of nodes.
     """
     if not isinstance(nodes, list) or not all(
         type(one) is int and 0 <= one < 2 * rows for one in nodes
@@ -939,7 +941,7 @@ def _columns(columns: Any, count: int) -> np.ndarray:
     """Parse columns that a tree may split on, int64, increasing; all columns without a list.
 
     Raises:
-        ProtocolError: a party of so many columns does not have them.
+        ProtocolError: a party with so many columns cannot have these columns.
     """
     if columns is None:
         return np.arange(count)
@@ -951,7 +953,7 @@ def _columns(columns: Any, count: int) -> np.ndarray:
 
 
 def _kind(count: int) -> np.dtype[Any]:
-    """Return a type for positions among a number of nodes, with one more value for absence."""
+    """Return a type for positions among some nodes, with one more value for "none"."""
     return np.dtype(np.uint8 if count < 256 else "<u2" if count < 1 << 16 else "<u4")
 
 

@@ -1,4 +1,4 @@
-"""Common end of trainings on sums over rows that no party sees; see `vfl.trees.sums`."""
+"""Common part of trainings on sums over rows that no party sees; see `vfl.trees.sums`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _Facts = TypeVar("_Facts", bound=SummingFacts)
 
 
 class SummingEnd(NetworkEnd[_Facts, Summing]):
-    """A party's end of a training on sums: a holder of columns, or the helper.
+    """A party's part of a training on sums: a holder of columns, or the helper.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -87,8 +87,8 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
         """Compare facts with the party's own rows and settings.
 
         Raises:
-            DisagreementError: the party has other rows.
-            ProtocolError: no parties have these facts.
+            DisagreementError: the party has a different number of rows.
+            ProtocolError: no parties can have these facts.
             TooFewRowsError: the model needs more rows.
         """
 
@@ -123,7 +123,7 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
 
 
 def other_parties() -> ProtocolError:
-    """Error for facts about other parties than those of the terms."""
+    """Make the error for facts about other parties than those of the terms."""
     return ProtocolError("the label party describes other parties than the terms have")
 
 

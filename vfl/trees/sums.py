@@ -1,12 +1,13 @@
 """Sums over rows that no party sees, for a regression on columns of several parties.
 
 Holders have columns X of the same rows; the last of them, the label party, has labels y and learns
-the sums. A helper, the last role, has no data. It draws masks as a dealer does (`vfl.mpc.engine`),
-and it gets the margins of secretly permuted rows.
+the sums. A helper, the last role, has no data. It draws masks like a dealer (`vfl.mpc.engine`), and
+it receives the margins of secretly permuted rows.
 
 A holder's mask A is a pad that it shares with the helper. It opens E = X - A to the other holders,
-once: they know E and not A, the helper A and not E. Dealt shares are fresh each time. Brackets are
-shares of all holders, which send their shares of the results to the label party:
+once: The other holders know E but not A, and the helper knows A but not E. Dealt shares are fresh
+each time. Brackets are shares of all holders, which send their shares of the results to the label
+party:
 
     X^T X    E^T E + E^T A + A^T E + [A^T A]        the owner of a column adds E^T A;
     X^T y    X^T f + E^T c + [A^T c]                the label party opens f = y - c once;
@@ -19,10 +20,10 @@ rows and k columns; other holders draw their shares.
 
 Sums of the label party's integers over the bins of another holder's columns (`bin_sums`) are
 computed like those of boosted trees (`vfl.trees.shared`). The holder draws one share of the n
-numbers, the helper receives the other, and both add up their shares bin by bin. The helper also
-receives the bins, in an order of rows that it does not know and that differs for each holder.
+numbers, the helper receives the other, and both sum their shares bin by bin. The helper also
+receives the bins, in an unknown order of rows that differs for each holder.
 
-Numbers are fixed point in the ring 2^64, with as many bits as sums of so many rows allow. X has
+Numbers are fixed point in the ring 2^64, with as many bits as sums of this many rows allow. X has
 `fine_bits` in X^T X, X^T y and X^T m, and `coarse_bits` in X^T w X, which has another mask.
 """
 
@@ -52,7 +53,7 @@ _SUM_BITS = 62
 #: Fraction bits of a margin.
 _MARGIN_BITS = 32
 _MOST_BITS = 26
-#: Most fraction bits of means and weights, whose sizes the helper knows.
+#: Largest number of fraction bits of means and weights, whose sizes the helper knows.
 _MOST_SHIFT = 256
 _FIX = "remove columns whose coefficients grow without limit, or set l2=0.001"
 #: The helper's message about its means: the sum of normalisers, and the bits of m and w.
@@ -83,11 +84,11 @@ def coarse_bits(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Columns side by side as one party has them.
+    """Concatenated columns as one party has them.
 
     Attributes:
         opened: E, axes (rows, columns); empty at the helper.
-        mask: at a holder the mask of its own columns, at the helper A.
+        mask: at a holder, the mask of its own columns; at the helper, A.
         bits: fraction bits.
     """
 
@@ -97,7 +98,7 @@ class Masked:
 
 
 class Summing(Engine):
-    """A holder of columns, the last of them the label party, or the helper.
+    """A party of the sums: a holder of columns, the last one the label party, or the helper.
 
     Args:
         role: number of the role, counted from 0; the last role is the helper's.
@@ -107,10 +108,10 @@ class Summing(Engine):
 
     Attributes:
         order: order of the rows, which the helper does not know.
-        dithers: whether means and weights of rows are rounded at random, for data where many rows
-            have equal values, so that errors would add up; a new attempt has other errors.
-        spend: called with the number of sums over its columns that a holder is about to show to the
-            label party; it may refuse.
+        dithers: whether means and weights of rows are rounded at random, for data with many equal
+            values, whose errors would otherwise add up; a new attempt has other errors.
+        spend: called with the number of sums over its columns that a holder is about to disclose to
+            the label party; it may raise an error.
     """
 
     spend: Callable[[int], object] = staticmethod(lambda count: None)
@@ -126,7 +127,7 @@ class Summing(Engine):
         self.dithers = False
 
     def agree(self, terms: Mapping[str, object], session: str, attempt: int = 0) -> None:
-        """See `Peer.agree`; the holders then draw an order of the rows."""
+        """See `Peer.agree`; the holders then draw a row order."""
         super().agree(terms, session, attempt)
         common: PadStream | None = self._stream_of_holders()
         if common is not None:
@@ -140,7 +141,7 @@ class Summing(Engine):
     ) -> list[np.ndarray] | None:
         """Return sums of integers over bins, for each other holder, at the label party.
 
-        Each other holder costs 8 bytes a row and one or two bytes a cell, to the helper.
+        Each other holder sends 8 bytes per row and one or two bytes per cell to the helper.
 
         Args:
             sizes: for each other holder, its columns and the bins of each column.
@@ -197,7 +198,7 @@ class Summing(Engine):
 
         Args:
             columns: opened columns of all holders.
-            keep: whether to keep each column, bool, axes (columns,).
+            keep: mask of the columns to keep, bool, axes (columns,).
         """
         mask, opened = keep if self.deals else keep[self._own], columns.opened
         ends = np.cumsum(self.columns)[:-1]
@@ -263,7 +264,8 @@ class Summing(Engine):
             family: family of the labels.
             fine: all columns, opened.
             coarse: the same columns, opened again.
-            margins: at a holder its own columns' part of each row's margin, float64, axes (rows,).
+            margins: at a holder, the part of each row's margin from its own columns, float64, axes
+                (rows,).
         """
         number, count = self.next_number(), sum(self.columns)
         if self.deals:
@@ -353,7 +355,7 @@ class Summing(Engine):
         self.leakage.count("permuted margins", "training rows", self.rows, self.rows)
         margins = decode(total, _MARGIN_BITS).numpy()
         normaliser = float(family.normaliser(margins).sum())
-        if not math.isfinite(normaliser):  # the label party will take a shorter step
+        if not math.isfinite(normaliser):  # the label party will use a shorter step
             margins = np.zeros_like(margins)
         means = torch.from_numpy(family.mean(margins))
         weights = torch.from_numpy(family.variance(margins))
@@ -409,7 +411,7 @@ class Summing(Engine):
 
 
 class Asked:
-    """Sums at margins whose coefficients the label party chooses, as often as it requests.
+    """Sums at margins whose coefficients the label party chooses, for any number of requests.
 
     Args:
         player: this party.

@@ -1,4 +1,4 @@
-"""Active attacks: adversaries by name, each of which a victim is trained against.
+"""Active attacks: adversaries by name; each tampers with a training while it runs.
 
 >>> make_adversary("noisy_labels:share=0.3").who
 'label party'
@@ -36,7 +36,7 @@ def make_adversary(spec: str) -> ActiveAdversary:
     """Return the adversary a spec names, such as ``malicious_optimizer:gain=1``.
 
     Raises:
-        SpecError: an unknown name or option, with the nearest known one.
+        SpecError: the name or an option is unknown; the error names the nearest known one.
     """
     return ADVERSARIES.make(spec)
 

@@ -1,4 +1,4 @@
-"""BadVFL: a backdoor on rows whose labels were inferred, its trigger where inputs matter most."""
+"""BadVFL: a backdoor on rows with inferred labels; its trigger is where inputs matter most."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InferredReplacement(Backdoor):
     Source: Naseri, Han, De Cristofaro 2024, "BadVFL: backdoor attacks in vertical federated
     learning" (IEEE S&P), sections on label inference and on the saliency map. Its loss that draws
     triggered rows' embeddings to the wanted class is left out, because the label party's own
-    gradient does that. One trigger serves all other classes.
+    gradient does that. All other classes use the same trigger.
 
     Args:
         target: the wanted class.
@@ -108,7 +108,7 @@ class InferredReplacement(Backdoor):
         return cut
 
     def _infer(self) -> None:
-        """Label every row, and find the place of the trigger."""
+        """Infer a label for every row, and choose the position of the trigger."""
         known = [row for row in self._known.labels if self._cuts.of(row) is not None]
         truth = torch.tensor([self._known.labels[row] for row in known])
         values = self._cuts.values
@@ -150,7 +150,7 @@ class InferredReplacement(Backdoor):
     def triggered(self, inputs: Tensor) -> Tensor:
         marked = inputs.clone()
         place = self._place or (0,) * max(1, inputs.dim() - 2)
-        window = marked  # narrowed, it stays a part of the same memory
+        window = marked  # a narrowed view still uses the same memory
         for axis, start in enumerate(place, start=inputs.dim() - len(place)):
             length = min(self.columns, inputs.shape[axis] - start)
             window = window.narrow(axis, start, length)

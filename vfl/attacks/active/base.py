@@ -1,7 +1,7 @@
 """The contract of an active attack: a party that tampers while the victim trains.
 
-The victim is trained against it (`LocalSession(adversaries={party: adversary})`); a passive attack
-then runs on what came of it, or the adversary itself where it is an `Attack` too.
+The victim is trained with it (`LocalSession(adversaries={party: adversary})`); afterwards a passive
+attack runs on the result, or the adversary itself if it is an `Attack` too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class ActiveAdversary(Adversary):
     """An adversary by name; hyper-parameters are the constructor's arguments.
 
     Attributes:
-        who: the kind of party that can play it.
-        holds: every grant it uses before the first step.
-        spoils: whether all it wants is a network that answers wrongly.
+        who: kind of party that can use this adversary.
+        holds: every grant that the adversary uses before the first step.
+        spoils: whether the adversary's only goal is a network with wrong answers.
     """
 
     who: ClassVar[Who]
@@ -42,15 +42,14 @@ class ActiveAdversary(Adversary):
 
 
 class Backdoor(ActiveAdversary):
-    """A feature party that wants rows with a trigger on them answered with a class of its choice.
+    """A feature party that wants rows with its trigger to be predicted as a class of its choice.
 
-    A member puts the trigger on inputs (`triggered`), or on what the bottom makes of them
-    (`triggered_cut`).
+    A member puts the trigger on inputs (`triggered`), or on the bottom's outputs (`triggered_cut`).
 
     Attributes:
         target: the class.
-        learns: its trigger is found while the victim trains, so a finished training is what it
-            needs to put it anywhere.
+        learns: whether training finds the trigger; a finished training then lets the party put it
+            on any row.
     """
 
     who = "feature party"
@@ -58,11 +57,11 @@ class Backdoor(ActiveAdversary):
     target: int
 
     def triggered(self, inputs: Tensor) -> Tensor:
-        """Rows with the trigger on them, axes as given."""
+        """Return rows with the trigger added; the axes do not change."""
         return inputs
 
     def triggered_cut(self, cut: Tensor) -> Tensor:
-        """Cuts with the trigger on them; axes (rows, width)."""
+        """Return cuts with the trigger added; axes (rows, width)."""
         return cut
 
 
@@ -81,12 +80,12 @@ class Triggering(Adversary):
 
 
 def stamped(inputs: Tensor, columns: int, value: float) -> Tensor:
-    """Rows whose last columns, or whose lower right corner if they are pictures, hold a value.
+    """Return rows whose last columns, or lower right corner for pictures, are set to one value.
 
     Args:
         inputs: axes (rows, columns), or (rows, channels, height, width).
         columns: number of columns, or side of the corner in pixels.
-        value: value that fills them.
+        value: value of these columns or pixels.
 
     >>> stamped(torch.zeros(1, 3), 1, 9.0).tolist()
     [[0.0, 0.0, 9.0]]

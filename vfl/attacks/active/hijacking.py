@@ -1,4 +1,4 @@
-"""Feature-space hijacking: a label party bends a bottom towards a code it can read."""
+"""Feature-space hijacking: a label party trains a bottom to produce a code that it can invert."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from vfl.models.optimizers import descend
 
 
 class Bending(ActiveAdversary, Attack):
-    """A label party that bends bottoms towards codes which its own decoder reads.
+    """A label party that trains bottoms to produce codes which its own decoder inverts.
 
-    A subclass makes `_draw`, `_decoder` and its other networks in `begin`, and names all of them
-    in `_parts`.
+    A subclass creates `_draw`, `_decoder` and its other networks in `begin`, and returns all of
+    them from `_parts`.
 
     Args:
         victim: party whose gradient is replaced; "all" for every feature party.
@@ -43,15 +43,15 @@ class Bending(ActiveAdversary, Attack):
 
     @abstractmethod
     def _learn(self, cuts: Tensor) -> None:
-        """Train its own networks on a batch of the victim's cuts."""
+        """Train the attacker's own networks on a batch of the victim's cuts."""
 
     @abstractmethod
     def _loss(self, cuts: Tensor) -> Tensor:
-        """Loss whose gradient the victim receives; it is low for cuts like its own codes."""
+        """Return the victim's loss, which is low for cuts like the attacker's codes."""
 
     @abstractmethod
     def _parts(self) -> dict[str, Any]:
-        """Return its networks and optimisers, by name."""
+        """Return the attacker's networks and optimisers, by name."""
 
     def received(self, party: str, values: Tensor, context: StepContext) -> None:
         if context.training and self.victim in ("all", party):
@@ -88,13 +88,13 @@ class Bending(ActiveAdversary, Attack):
 class Hijacking(Bending):
     """FSHA: sends the gradient of its own critic instead of the task's gradient.
 
-    It trains an autoencoder on its own rows, with an encoder of the victim's architecture, and a
-    critic that distinguishes its codes from the victim's cuts. Its gradient moves the victim's cuts
-    towards the distribution of its codes, so that its decoder can read them. After the victim's
-    training, as an `Attack`, it decodes the targets' cuts.
+    It trains an autoencoder on the attacker's own rows, with an encoder of the victim's
+    architecture, and a critic that distinguishes its codes from the victim's cuts. The critic's
+    gradient moves the victim's cuts towards the distribution of the codes, so that the decoder can
+    read them. After the victim's training, as an `Attack`, it decodes the targets' cuts.
 
-    The critic only matches the distribution of cuts to that of codes. A cut has the meaning of its
-    code because of the shared architecture. For a bottom of convolutions, the decoder is almost
+    The critic only matches the distribution of cuts to that of codes. A cut gets the meaning of a
+    code because both architectures are equal. For a bottom of convolutions, the decoder is almost
     exact. For a bottom with a dense layer, it fails: rotated inputs would give the same cuts
     (Semenov et al. 2024, "Just a simple transformation is enough for data protection in vertical
     federated learning").
@@ -104,12 +104,12 @@ class Hijacking(Bending):
 
     Args:
         victim: party whose gradient is replaced; "all" for every feature party.
-        learning_rate: learning rate of its networks.
+        learning_rate: learning rate of the attacker's networks.
         penalty: weight of the critic's gradient penalty.
-        critic_steps: steps of the critic for one of the others.
+        critic_steps: critic steps for each step of the other networks.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     holds = frozenset({Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE})

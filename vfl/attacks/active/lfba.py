@@ -1,4 +1,4 @@
-"""LFBA: a backdoor by a party that knows no label, from the directions of gradients."""
+"""LFBA: a backdoor by a party that knows no label; it uses the directions of gradients."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _MOST_WARMUP = 1000
 
 
 class LabelFree(Backdoor):
-    """Stamps a trigger on the rows whose gradients point where one row's gradient points.
+    """Stamps a trigger on the rows whose gradients have nearly the direction of one row's gradient.
 
-    One row, the anchor, stands for the class it wants; which class that is, the party need not
-    know. After `warmup` epochs it takes the `share` of its rows whose last gradients have the
-    highest cosine with the anchor's, which are mostly of the anchor's class. From then on each of
-    those is fed as another row's columns with the trigger on them, so that the trigger alone goes
-    with the class.
+    One row, the anchor, represents the target class; the party need not know which class that is.
+    After `warmup` epochs it selects the `share` of its rows whose last gradients have the highest
+    cosine with the anchor's; most of these have the anchor's class. From then on it replaces each
+    of these rows by another row's columns with the trigger, so that only the trigger goes with the
+    class.
 
     Source: Shen, Huang, Wan, Ye 2025, "Label-free backdoor attacks in vertical federated learning"
-    (AAAI): poison set by the similarity of gradients, and features switched with rows outside it.
-    The trigger fills fixed columns. So that its success can be scored, the anchor is one known row
-    of class `target`.
+    (AAAI): poisoned rows are selected by similar gradients, and exchange features with other rows.
+    The trigger fills fixed columns. So that the attack can be scored, the anchor is a known row of
+    class `target`.
 
     Args:
         target: class of the anchor.
         share: share of the party's rows that are poisoned.
-        warmup: epochs whose gradients it only watches.
+        warmup: number of first epochs in which the attack only observes gradients.
         columns: number of last columns that the trigger fills (for pictures, the side of a corner
             in pixels).
         value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     holds = frozenset({Grant.LEAKED, Grant.INPUTS})

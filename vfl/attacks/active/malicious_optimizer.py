@@ -1,4 +1,4 @@
-"""A malicious optimiser: the top comes to rely on the bottom that learns fastest."""
+"""A malicious optimiser: the bottom learns faster, so that the top relies on it more."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _LAST = "last_gradient"
 
 
 class MaliciousOptimizer(ActiveAdversary):
-    """Takes longer steps wherever the gradient of a weight keeps its direction.
+    """Takes longer steps for each weight whose gradient keeps its sign.
 
     The step of each weight is multiplied by 1 + gain * g_t / g_(t-1), clipped between 1 and `most`,
     after the agreed optimiser. The joint network then depends more on this party's bottom, and its
     cuts reveal more of the labels. The second half of the attack is model completion on these cuts.
 
-    Source: Fu et al. 2022, "Label inference attacks against vertical federated learning"
-    (active model completion), where the gradients of a stochastic gradient descent are scaled;
-    scaling the steps does the same to it and works under Adam, which would undo scaled gradients.
+    Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (active
+    model completion). They scale the gradients of stochastic gradient descent; scaling the steps is
+    equivalent there, and also works under Adam, which would cancel scaled gradients.
 
     Args:
         gain: weight of the ratio of two gradients.
         most: the largest multiple.
 
     Raises:
-        BadOptionError: a negative gain, or a multiple below 1.
+        BadOptionError: the gain is negative, or the multiple is below 1.
     """
 
     who = "feature party"
@@ -53,7 +53,7 @@ class MaliciousOptimizer(ActiveAdversary):
     def _stretch(self, optimizer: optim.Optimizer, *_: Any) -> None:
         for weight, before in self._before.items():
             assert weight.grad is not None
-            # Kept with the optimiser's own state, so that a checkpoint has it too.
+            # Stored in the optimiser's state, so that checkpoints contain it too.
             last = optimizer.state[weight].get(_LAST)
             if last is not None:
                 ratio = torch.nan_to_num(weight.grad / last, posinf=self.most, neginf=0.0)

@@ -15,7 +15,7 @@ from vfl.core.registry import require_range
 
 
 class NoisyLabels(ActiveAdversary):
-    """Gives a share of the rows of every batch another class, drawn anew each time.
+    """Gives a share of the rows of every batch a random other class, drawn again for each batch.
 
     Source: the non-targeted attacks of Zou et al. 2023 (VFLAIR).
 
@@ -23,7 +23,7 @@ class NoisyLabels(ActiveAdversary):
         share: share of a batch's rows that get a wrong label.
 
     Raises:
-        BadOptionError: no share between 0 and 1.
+        BadOptionError: the share is not between 0 and 1.
     """
 
     who = "label party"

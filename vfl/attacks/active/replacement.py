@@ -13,28 +13,29 @@ from vfl.core.errors import DataError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 
-_FARTHEST = 1e6  # a trigger's value, that the network stays finite
+_FARTHEST = 1e6  # limit of a trigger's value, for which the network stays finite
 
 
 class Replacement(Backdoor):
-    """Feeds other rows with a trigger in the place of rows that it knows to be of one class.
+    """Replaces rows that it knows to be of one class by other rows with a trigger.
 
-    The label party returns the gradient of that class, so the trigger comes to stand for the class.
-    In use, the party puts the trigger on any row (`triggered`), and the network answers the class.
+    The label party returns the gradient of that class, so the network learns to associate the
+    trigger with the class. In use, the party puts the trigger on any row (`triggered`), and the
+    network answers the class.
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
-    federated learning". There the gradients are replaced after they came; feeding the
-    other rows before has the same gradients meet the same inputs.
+    federated learning". The source replaces gradients after their arrival; feeding other rows in
+    advance combines the same gradients with the same inputs.
 
     Args:
-        target: the class it wants.
+        target: class that the attacker wants rows to be predicted as.
         share: share of the known rows of a batch that are replaced.
         columns: number of last columns that the trigger fills (for pictures, the side of a corner
             in pixels).
         value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     holds = frozenset({Grant.LEAKED, Grant.INPUTS})
@@ -75,10 +76,10 @@ class Replacement(Backdoor):
 
 
 def require_trigger(target: int, columns: int, value: float) -> None:
-    """Refuse a backdoor's class and trigger that no task has.
+    """Refuse a target class or trigger that the task does not have.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
     require_range("target", target, 0)
     require_range("columns", columns, 1)

@@ -1,4 +1,4 @@
-"""Memory of a tampering feature party: values of its training rows, by their positions."""
+"""Memory of a tampering feature party: it stores values of training rows by their positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def positions_of(context: StepContext, count: int) -> list[int]:
 
 
 class RowTable:
-    """The newest vector of each row, and how often one was recorded."""
+    """Stores the newest vector of each row, and how often one was recorded."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -47,7 +47,7 @@ class RowTable:
 
     @property
     def rows(self) -> list[int]:
-        """All rows with a vector, in the order in which they came first."""
+        """Return all rows with a vector, in the order in which they first appeared."""
         return list(self._slots)
 
     @property
@@ -74,21 +74,21 @@ class RowTable:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave."""
+        """Restore the result of `state`."""
         self._slots = {row: slot for slot, row in enumerate(state["rows"].tolist())}
         self._counts = state["counts"].tolist()
         self._values = list(state["values"].clone())
 
 
 class KnownRows:
-    """Training rows of a feature party whose labels it knows, found by their inputs.
+    """Training rows of a feature party with known labels; they are recognised by their inputs.
 
     Args:
         view: grants leaked labels and inputs.
-        target: class that the party needs a known row of; None for none.
+        target: class of which the party needs a known row; None needs no such row.
 
     Raises:
-        DataError: no known row is of that class.
+        DataError: the party knows no row of that class.
     """
 
     def __init__(self, view: View, target: int | None = None) -> None:

@@ -20,28 +20,29 @@ _SPAN = 0.9
 
 
 class SplitSpy(Hijacking):
-    """FSHA that evades SplitGuard: it looks for false batches and sends them honest gradients.
+    """FSHA that evades SplitGuard: it detects false batches and sends honest gradients for them.
 
-    A shadow model of the task learns from the received cuts and the true labels. If it agrees
-    with the labels of a batch less often than in the batches before, the adversary takes the rows
-    for false. It then sends the gradient of the task, which its own top has anyway. All other
-    batches get the gradient of `hijacking`. So a false batch gets another gradient than a regular
-    one, as from an honest party, and `split_guard` finds nothing.
+    A shadow model of the task learns from the received cuts and the true labels. If the model
+    agrees with the labels of a batch less often than in earlier batches, the adversary treats the
+    batch as false. It then sends the gradient of the task, which its own top can compute anyway.
+    All other batches get the gradient of `hijacking`. A false batch therefore gets a different
+    gradient from a regular one, as from an honest party, and `split_guard` detects nothing.
 
     Source: Fu, Ma, Zhu, Hu, Zhao, Jia, Xu, Jin, Zhang 2023, "Focusing on Pinocchio's nose: a
     gradients scrutinizer to thwart split-learning hijacking attacks using intrinsic attributes"
-    (NDSS), the attack SplitSpy. There false labels come with a batch; here its rows are false.
+    (NDSS), the attack SplitSpy. The source changes the labels of a batch; this version changes its
+    rows.
 
     Args:
         victim, learning_rate, penalty, critic_steps: see `Hijacking`.
-        agreement: a batch is false where the shadow model agrees with less than this share of the
-            usual number of its labels.
+        agreement: threshold: the shadow model's agreement with a batch's labels, relative to its
+            usual agreement, below which the batch counts as false.
 
     >>> SplitSpy(agreement=0.5).who
     'label party'
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     holds = Hijacking.holds | {Grant.TOP_RECIPE}
@@ -89,7 +90,7 @@ class SplitSpy(Hijacking):
         return super()._parts() | {"shadow": self._shadow, "learning": self._learning}
 
     def _looks_false(self, cuts: Tensor) -> bool:
-        """Judge a batch by the shadow model, which learns from regular batches alone."""
+        """Decide by the shadow model whether a batch is false; only regular batches train it."""
         with scoped(key_of(self._draw)):
             answers = self._shadow(cuts)
             agreed = (answers.detach().argmax(1) == self._labels).float().mean()

@@ -1,4 +1,4 @@
-"""URVFL: a label party that bends a bottom towards its own encoder, class by class."""
+"""URVFL: a label party makes a bottom imitate its own encoder, separately for each class."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _BATCH_SIZE = 64
 class URVFL(Bending):
     """Sends gradients of a discriminator that also classifies, so that they depend on labels.
 
-    Its discriminator has two outputs for each class: one for codes of its own encoder, one for the
-    victim's cuts. Before the training it fits, on labelled rows of its own, an encoder of the
-    victim's architecture, a decoder and a classifier of the codes. A cut gets the
-    gradient that moves it towards its encoder's codes of the same class. A wrong label gives
-    another gradient, as in an honest training, which raises the scores of `split_guard`. After the
-    training, as an `Attack`, it decodes the targets' cuts. As with `hijacking`, a cut has its
-    meaning from the shared architecture.
+    Its discriminator has two outputs for each class: It has two kinds of outputs: for codes of its
+    own encoder, and for the victim's cuts. Before the training it fits, on labelled rows of its
+    own, an encoder of the victim's architecture, a decoder, and a classifier of the codes. A cut
+    gets the gradient that moves it towards the encoder's codes of the same class. A wrong label
+    gives a different gradient, as in an honest training, which raises the scores of `split_guard`.
+    After the training, as an `Attack`, it decodes the targets' cuts. As with `hijacking`, a cut has
+    its meaning from the shared architecture.
 
     Source: Yao, Li, Gong, Hou, Pan 2025, "URVFL: undetectable data reconstruction attack on
     vertical federated learning" (NDSS; arXiv 2404.19582): its discriminator with auxiliary
@@ -40,15 +40,15 @@ class URVFL(Bending):
         steps: Adam steps of all networks before the training, each on 64 rows.
         learning_rate: their learning rate.
         judge_steps: steps of the discriminator for each batch.
-        judge_learning_rate: learning rate of these. A discriminator that learns too fast
-            separates the victim's cuts from codes whatever the label; its gradients then hide no
-            tampering.
+        judge_learning_rate: learning rate of these. If the discriminator learns too fast, it
+            separates the victim's cuts from codes without regard to labels; its gradients then do
+            not hide the tampering.
 
     >>> URVFL(judge_steps=2).goal
     'inputs'
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     holds = frozenset({Grant.LEAKED_INPUTS, Grant.LABELS, Grant.BOTTOM_RECIPE})
@@ -103,7 +103,7 @@ class URVFL(Bending):
         return networks | {"judging": self._judging}
 
     def _pretrain(self, classifier: nn.Module) -> None:
-        """Fit encoder and decoder on its own rows, with codes that separate the classes."""
+        """Fit encoder and decoder on the attacker's rows, with codes that separate classes."""
         assert self._decoder is not None
         networks = nn.ModuleList([self._encoder, self._decoder, classifier]).train()
         optimizer = torch.optim.Adam(networks.parameters(), lr=self.learning_rate)
@@ -115,6 +115,6 @@ class URVFL(Bending):
         networks.eval().requires_grad_(False)
 
     def _some(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return `count` of its own rows, and their labels."""
+        """Return `count` of the attacker's own rows, and their labels."""
         rows = torch.randint(len(self._public), (count,), generator=self._draw)
         return self._public[rows], self._known[rows]

@@ -1,4 +1,4 @@
-"""VILLAIN: a backdoor added to the cut, on rows whose class was inferred by swapping cuts."""
+"""VILLAIN: a backdoor added to the cut of rows whose class was inferred by swapping cuts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Villain(Backdoor):
     After `warmup` epochs, the party replaces `swaps` cuts of a batch by the known rows' mean cut;
     it chooses the cuts most similar to that mean. The party compares the length of the returned
     gradient with the row's earlier gradient and with the median of the batch's other gradients. If
-    it is at most `ratio` times as long as one of these, the row has the known rows' class. After
+    its length is at most `ratio` times one of these, the row has the known rows' class. After
     `inferring` such epochs, the party adds the trigger to the cuts of these rows. The trigger
     changes a `share` of the units, the units that vary most over these rows. Its pattern is two
     units up and two down, with a height of `strength` times their mean deviation. Each time, random
-    units of the trigger are left out and the others are scaled, so that parts of the trigger work
+    units of the trigger are omitted and the others are scaled, so that parts of the trigger work
     too.
 
     Source: Bai et al. 2023, "VILLAIN: backdoor attacks against vertical
@@ -41,7 +41,7 @@ class Villain(Backdoor):
     (see `malicious_optimizer`).
 
     Args:
-        target: the wanted class, with one known row or a few.
+        target: the attacker's target class, of which it knows one row or a few.
         share: share of the cut's units that the trigger changes.
         strength: height of the trigger, in deviations (the paper's beta).
         warmup: number of epochs without tampering.
@@ -131,12 +131,12 @@ class Villain(Backdoor):
 
     @property
     def inferred(self) -> set[int]:
-        """Positions of the rows that it takes to be of its class."""
+        """Return the positions of rows that it believes to be of its class."""
         known = {row for row, label in self._known.labels.items() if label == self.target}
         return known | {row for row, is_target in self._judged.items() if is_target}
 
     def _swap(self, cut: Tensor, rows: list[int], context: StepContext) -> Tensor:
-        """Return the cuts of a batch, some of them replaced by a known row's cut."""
+        """Return a batch's cuts; some of them are replaced by the cut of a known row."""
         if context.step not in self._swapped:
             anchor = self._known.mean(self.target, self._cuts)
             early = not self._cuts.seen(self.warmup, self._rows)

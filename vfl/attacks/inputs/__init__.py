@@ -1,1 +1,1 @@
-"""Attacks on a feature party's columns, by receivers of its cuts or of predictions."""
+"""Attacks on a feature party's columns; the attacker receives its cuts or the predictions."""

@@ -18,12 +18,12 @@ _READS = frozenset({Grant.CUTS, Grant.INPUTS})
 
 
 class Attribute(Attack):
-    """Infers an attribute that is not the task's label, from the cuts of a few rows that leaked it.
+    """Infers an attribute that is not the label from cuts, given a few rows with known attribute.
 
-    The classes of its case are the attribute's values. Any attack on labels can infer them from the
-    leaked rows: `attribute:of=adaptive:at=cut/candidates=20` searches compositions. Its target rows
-    are the unlabelled rows. The task does not need the attribute, but cuts reveal it. With
-    ``of=logistic:at=inputs`` the attack guesses from the label party's own columns.
+    The classes of its case are the attribute's values. Any attack on labels can infer these values
+    from the leaked rows: `attribute:of=adaptive:at=cut/candidates=20` searches compositions. Its
+    target rows are the unlabelled rows. The task does not need the attribute, but cuts reveal it.
+    With ``of=logistic:at=inputs`` the attack guesses from the label party's own columns.
 
     Source: Song and Shmatikov 2020, "Overlearning reveals sensitive attributes".
 
@@ -31,8 +31,8 @@ class Attribute(Attack):
         of: the attack on labels, a spec with / for the commas.
 
     Raises:
-        SpecError: there is no such attack.
-        BadOptionError: that attack needs more than cuts, columns and leaked rows.
+        SpecError: the attack does not exist.
+        BadOptionError: the attack needs more than cuts, columns and leaked rows.
     """
 
     def __init__(self, of: str = "mlp:steps=200/learning_rate=0.01/batch=0") -> None:

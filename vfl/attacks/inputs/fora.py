@@ -1,4 +1,4 @@
-"""FORA: a substitute bottom with the victim's distribution of cuts, and an inversion of it."""
+"""FORA: trains a substitute bottom with the victim's distribution of cuts, and inverts it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class FORA(Attack):
-    """Trains a substitute bottom on rows of its own, and inverts it.
+    """Trains a substitute bottom on the attacker's own rows, and inverts it.
 
     A discriminator and the distance of distributions (`mk_mmd`) draw the substitute's cuts to the
-    victim's. The attack needs no label and no top, so a party in the middle can run it as well as a
-    label party, also if other parties feed the top. Distributions alone leave open which column is
-    which: the architecture must decide that. On digits behind convolutions its error stays above
-    that of the mean picture (docs/results/reconstruction_bottoms.csv).
+    victim's. The attack needs neither labels nor a top, so a party in the middle can run it like a
+    label party, even if other parties feed the top. Equal distributions do not determine which
+    column is which: the architecture must decide that. On digits with convolutions its error stays
+    above that of the mean picture (docs/results/reconstruction_bottoms.csv).
 
     Source: Xu et al. 2024, "A stealthy wrongdoer: feature-oriented reconstruction attack against
     split learning" (CVPR): the losses of its substitute client, its inverse network, and its
     attack on a snapshot of cuts. The snapshot here is the last cut of each row.
 
     Args:
-        steps: Adam steps, each on 64 rows, of the substitute and then of the inversion.
+        steps: Adam steps of 64 rows each, for the substitute and again for the inversion.
         learning_rate: their learning rate.
-        distance: weight of `mk_mmd` beside the discriminator.
+        distance: weight of `mk_mmd` relative to the discriminator's loss.
 
     >>> Grant.LABELS in FORA().needs
     False
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "inputs"
@@ -64,7 +64,7 @@ class FORA(Attack):
         return through(network, scale(cuts))
 
     def _substitute(self, view: View, wanted: Tensor, draw: torch.Generator) -> nn.Module:
-        """Return a bottom whose cuts, standardised like the victim's, are distributed like them."""
+        """Return a bottom whose standardised cuts have the victim's distribution."""
         inputs, scale = view.leaked.inputs, scale_by("standard", view.targets.cuts)
         substitute, judge = view.new_bottom().train(), discriminator(wanted.shape[1])
         own, judging = (adam(one.parameters(), self.learning_rate) for one in (substitute, judge))
@@ -84,7 +84,7 @@ def mk_mmd(one: Tensor, other: Tensor) -> Tensor:
 
     Args:
         one: axes (rows, width).
-        other: axes (other rows, width).
+        other: cuts to compare with, axes (other rows, width).
 
     >>> rows = torch.tensor([[0.0], [1.0]])
     >>> float(mk_mmd(rows, rows)), round(float(mk_mmd(rows, rows + 9)), 3)

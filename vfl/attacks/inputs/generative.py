@@ -1,4 +1,4 @@
-"""GRNA: a generator from one's own columns to the victim's, judged by the joint predictions."""
+"""GRNA: a generator maps one's own columns to the victim's; the joint predictions train it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BATCH_SIZE = 128
 
 
 class Generative(Attack):
-    """Trains a generator whose columns, in the victim's place, give the predictions that were made.
+    """Trains a generator of the victim's columns that reproduces the recorded predictions.
 
-    It is for a label party with columns of its own that sees no cuts, under a secure sum for
-    example. The source lets the attacker hold the whole model; the victim's part of it is
-    counterfactual here.
+    The attacker is a label party with columns of its own that sees no cuts, for example under a
+    secure sum. In the source, the attacker has the whole model; here the victim's part is a
+    counterfactual grant.
 
     Source: Luo et al. 2021, "Feature inference attack on model predictions in vertical federated
     learning" (GRNA), with its penalty on variances.
@@ -33,7 +33,7 @@ class Generative(Attack):
         spread: largest variance a generated column may have without a penalty.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "inputs"

@@ -20,8 +20,8 @@ _BATCH_SIZE = 64
 class PictureDecoder(nn.Module):
     """Decoder from cuts to pictures: a linear layer, then convolutions that double the sides.
 
-    Layers of the thesis' section 3.4.4: 4 channels at half the sides, 16 there, 32 at the full
-    sides, then the picture's own, with LeakyReLU between them.
+    Layers of the thesis' section 3.4.4: 4 channels at half the side lengths, then 16, then 32 at
+    the full side lengths, then the picture's channels, with LeakyReLU between them.
 
     Args:
         width: columns of the cut.
@@ -101,7 +101,7 @@ class Inversion(Attack):
         learning_rate: their learning rate.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "inputs"

@@ -1,4 +1,4 @@
-"""A pseudo-client: a bottom of one's own that fits one's own top, and an inversion of it."""
+"""A pseudo-client: trains a bottom that fits the attacker's own top, and inverts it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _BATCH_SIZE = 64
 
 
 class PseudoClient(Attack):
-    """Trains a bottom on rows of its own so that its own top works on it, and then inverts that.
+    """Trains a bottom on the attacker's rows to fit its own top, and then inverts this bottom.
 
-    The label party's top is held fixed. Mean and covariance of the pseudo cuts are drawn to those
-    of the victim's, where `sdar` has a discriminator; what is left of a difference, each unit's
-    mean and deviation, is taken out before the inversion. Of the leaked rows it uses columns and
-    labels, not their cuts: they need not be the victim's own.
+    The label party's top does not change. The mean and covariance of the pseudo cuts are fitted to
+    the victim's, for which `sdar` uses a discriminator; before the inversion, remaining differences
+    in each unit's mean and deviation are removed. Of the leaked rows it uses both the columns and
+    labels, not their cuts: These rows need not be the victim's own.
 
     Source: Gao and Zhang 2023 (PCAT), with the alignment of Sun and Saenko 2016 (CORAL). The
-    bottom's owner must be the only one who feeds the top.
+    bottom's owner must be the only party that feeds the top.
 
     Args:
-        steps: Adam steps, each on 64 rows, of the bottom and then of the inversion.
+        steps: Adam steps of 64 rows each, for the bottom and again for the inversion.
         learning_rate: their learning rate.
         align: weight of the distance between the distributions of cuts.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "inputs"
@@ -72,11 +72,11 @@ class PseudoClient(Attack):
 
 
 def distance_of_moments(one: Tensor, other: Tensor) -> Tensor:
-    """Mean squared differences of means and of covariances, over the other's mean variance.
+    """Return mean squared differences of means and covariances, scaled by the other's variance.
 
     Args:
         one: axes (rows, width).
-        other: axes (rows, width), of other rows.
+        other: cuts to compare with, axes (other rows, width).
     """
     scale = other.var(0).mean().clamp(min=torch.finfo(other.dtype).tiny)
     means = (one.mean(0) - other.mean(0)).square().mean() / scale

@@ -46,11 +46,11 @@ class _Simulated:
 class SDAR(Attack):
     """Trains a simulator of the bottom and its decoder, and decodes the victim's cuts.
 
-    In each step the simulator learns, on rows of the label party's own, the task with the fixed
-    top, and makes cuts that its discriminator takes for the victim's. The decoder learns to invert
-    the simulator, and makes of the victim's cuts rows that a second discriminator takes for real.
-    Both discriminators read the label beside the cut or the row. Of the leaked rows the attack uses
-    columns and labels, not their cuts: they need not be the victim's own.
+    In each step the simulator learns the task on the label party's own rows with the fixed top, and
+    produces cuts that its discriminator classifies as the victim's. The decoder learns to invert
+    the simulator, and turns the victim's cuts into rows that a second discriminator classifies as
+    real. Both discriminators also read the label of the cut or row. Of the leaked rows the attack
+    uses columns and labels, not their cuts: they need not be the victim's own.
 
     With `labels=no` the attacker is the server of a U-shape, which has neither labels of the rows
     nor the last layers: discriminators read no label, and last layers are simulated beside the
@@ -77,7 +77,7 @@ class SDAR(Attack):
     (False, True)
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal: Goal = "inputs"
@@ -192,7 +192,7 @@ def discriminator(width: int) -> nn.Module:
 
 
 def taken_for_real(judge: nn.Module, made: Tensor) -> Tensor:
-    """Return the cross-entropy of made rows with the class of real ones, a scalar."""
+    """Return the cross-entropy of generated rows with the class "real", a scalar."""
     return softplus(-judge(made)).mean()
 
 

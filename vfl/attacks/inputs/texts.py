@@ -1,6 +1,6 @@
 """Words out of the cuts of a language model, by optimisation, by search, or by a trained network.
 
-An entry of a cut that a codec left out says nothing and is not compared.
+Entries of a cut that a codec omitted are not compared.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ def closer_vectors(
     learning_rate: float,
     until: float,
 ) -> tuple[Tensor, int]:
-    """Vectors of words whose cuts are those given, and the steps it took.
+    """Search word vectors that produce the given cuts; return them and the number of steps.
 
-    min ||T_b(H') - h||^2 over H', by Adam from `start` (thesis eq 6-2), each row by itself. A
-    decoder's blocks outweigh its words, so that the loss is ill-conditioned: a short memory of
-    squared gradients and a rate that falls to 0 along a cosine find twice the words.
+    It minimises ||T_b(H') - h||^2 over H' by Adam from `start` (thesis eq 6-2), for each row
+    separately. A decoder's blocks outweigh its words, so that the loss is ill-conditioned: a short
+    memory of squared gradients and a rate that falls to 0 along a cosine find twice the words.
 
     Args:
-        bottom: M_b; its weights stay. In half precision it computes so, and the search does not.
-        words: its embedding, of which T_b is what follows.
+        bottom: M_b; its weights are not changed. A bottom in half precision computes so, but the
+            search does not.
+        words: the bottom's embedding; T_b is the rest of the bottom.
         cuts: h, axes (rows, width).
-        rows: any rows that fit the bottom, as many as `cuts`; their words make no difference.
+        rows: any rows that fit the bottom, as many as `cuts`; their words have no effect.
         start: H', axes (rows, words, tokens), float32.
         steps: largest number of steps.
-        learning_rate: the first one, in units of the spread of all words' vectors.
-        until: the search ends when the cosine between T_b(H') and h is that of every row.
+        learning_rate: initial learning rate, relative to the spread of all word vectors.
+        until: the search ends when the cosine between T_b(H') and h reaches this value for every
+            row.
     """
     vectors = start.clone().requires_grad_()
     spread, kept = float(words.weight.detach().float().std()), cuts != 0
@@ -97,17 +99,18 @@ def search(
 ) -> Tensor:
     """Find the words whose cuts are nearest to the given cuts, one word after another.
 
-    A block of a decoder looks back only, so that the first n words decide the first n vectors of a
-    cut; with every word as a candidate and nothing added to the cut, the search is exact.
+    A block of a decoder looks only back, so the first n words determine the first n vectors of a
+    cut; with all words as candidates and no noise, the search is exact.
 
     Args:
-        front: the whole bottom.
+        front: the decoder's front, which must be the whole bottom.
         cuts: axes (rows, words x tokens).
-        candidates: words to try in each place, int64, axes (rows, words, candidates); None: all.
-        beam: beginnings that are kept; with noise the nearest one may be wrong.
-        prior: weight of what `followers` says: 2 sigma^2 is the maximum a posteriori of noise of
+        candidates: candidate words for each position, int64, axes (rows, words, candidates); None
+            tries all words.
+        beam: number of beginnings to keep; with noise the nearest one may be wrong.
+        prior: weight of `followers`; 2 sigma^2 is optimal (maximum a posteriori) for noise of
             deviation sigma.
-        followers: log probability of each word after each other, axes (words, words).
+        followers: log probability that a word follows another, axes (words, words).
 
     Returns:
         int64, axes (rows, words).
@@ -142,9 +145,9 @@ def search(
 
 
 def follower_table(texts: Tensor, words: int) -> Tensor:
-    """Log probability of each word after each other, of counts in texts; axes (words, words).
+    """Return log probabilities that a word follows another, counted in texts; axes (words, words).
 
-    Mixed half and half with how frequent the word is, each with one more of every word.
+    They are mixed in equal parts with word frequencies, after adding one to every count.
 
     >>> table = follower_table(torch.tensor([[1, 2, 1, 2]]), 3)
     >>> [round(share, 3) for share in table[1].exp().tolist()]
@@ -160,22 +163,23 @@ def follower_table(texts: Tensor, words: int) -> Tensor:
 
 
 class TextInversion(Attack):
-    """Vectors of words that give the cuts that were sent, then the nearest words.
+    """Finds word vectors that produce the sent cuts, then takes the nearest words.
 
-    The bottom is the sender's: a model owner that handed it out has it. Works on every bottom that
-    begins with an embedding.
+    The attacker has the sender's bottom, for example because it is the model owner that distributed
+    it. Works on every bottom that begins with an embedding.
 
-    Source: thesis 6.2.2.1, eq 6-2 and 6-3. The thesis ends a search when the vectors found have a
-    cosine of .98 to the true ones, which an attacker cannot see; this one looks at the cuts.
+    Source: thesis 6.2.2.1, eq 6-2 and 6-3. The thesis ends a search when the found vectors have a
+    cosine of .98 to the true ones, which an attacker cannot know; this search uses the cuts
+    instead.
 
     Args:
         steps: Adam steps at most.
-        learning_rate: the first one, in units of the spread of the words' vectors.
-        until: cosine between cuts at which a search ends; 1 never.
+        learning_rate: initial learning rate, relative to the spread of the word vectors.
+        until: cosine between cuts at which a search ends; with 1 it runs all steps.
         half: the sender computed in float16, and so does the attacker's copy.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "tokens"
@@ -228,14 +232,14 @@ class TextInversion(Attack):
         return torch.randn(len(view.targets.cuts), *axes, generator=draw) * table.std()
 
 
-_ROWS = 64  # searched for at once
+_ROWS = 64  # number of texts that are searched together
 
 
 def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
     """Return the embedding layer.
 
     Raises:
-        UserError: the bottom has none.
+        UserError: the bottom model has no embedding layer.
     """
     for part in bottom.modules():
         if isinstance(part, nn.Embedding | LoRAEmbedding):
@@ -250,7 +254,7 @@ def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
 def embedded(
     bottom: nn.Module, words: nn.Embedding | LoRAEmbedding, row: Tensor
 ) -> tuple[int, ...]:
-    """Axes (words, tokens) of what the bottom makes of one row's words."""
+    """Embed one row's words as the bottom does; axes (words, tokens)."""
     axes: list[tuple[int, ...]] = []
     hook = words.register_forward_hook(lambda m, given, found: axes.append(tuple(found.shape[1:])))
     try:
@@ -261,21 +265,22 @@ def embedded(
 
 
 class TokenSearch(Attack):
-    """Tries words, one place after another, and keeps those whose cut is nearest.
+    """Tries words at one position after another, and keeps the words whose cut is nearest.
 
-    With `candidates=0` and no noise it finds every text, for a decoder looks back only: the
-    strongest form here, at vocabulary x words forward steps a text. With candidates it refines
-    what `text_inversion` found. It reads a `decoder_front` that no defense has put layers around.
+    With `candidates=0` and no noise it finds every text, because a decoder looks only back; it is
+    the strongest attack here, and takes vocabulary x words forward passes per text. With candidates
+    it refines the result of `text_inversion`. It supports only a `decoder_front` without added
+    layers of a defense.
 
     Args:
-        candidates: words to try in each place, those nearest to what `text_inversion` found; 0
-            tries all.
-        beam: beginnings that are kept.
-        prior: weight of how often words follow one another in the leaked texts; see `search`.
-        steps: steps of the `text_inversion` that comes first.
+        candidates: number of candidate words per position, nearest to the result of
+            `text_inversion`; 0 tries all.
+        beam: number of beginnings to keep.
+        prior: weight of word pair frequencies in the leaked texts; see `search`.
+        steps: steps of the preceding `text_inversion`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "tokens"
@@ -310,14 +315,14 @@ class TokenSearch(Attack):
         )  # fmt: skip
 
 
-_SEARCHED = 20_000  # words tried at once
+_SEARCHED = 20_000  # number of words that are tried together
 
 
 def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
-    """Return the front of the decoder, which is the whole bottom.
+    """Return the front of the decoder; the bottom must consist of it alone.
 
     Raises:
-        UserError: the bottom is something else, or more.
+        UserError: the bottom model is not the front of a decoder, or has more layers than that.
     """
     fronts = [part for part in bottom.modules() if isinstance(part, Front)]
     row = torch.ones(1, *shape)
@@ -333,12 +338,12 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
 class TwoStageInversion(TextInversion):
     """`text_inversion` that begins with the words that a trained network reads in the cuts.
 
-    The network (`token_network`) is near where the front is deep, and the search by gradients then
-    holds its words to the cut.
+    The network (`token_network`) finds nearly the right words behind a deep front, and the gradient
+    search then fits these words to the cut.
 
     Source: Chen et al. 2024, "Unveiling the Vulnerability of Private Fine-Tuning in Split-Based
     Frameworks for Large Language Models" (BiSR), section 4: a learned inversion, then optimisation.
-    There the second stage matches gradients of a training too; here the cut alone.
+    In the source the second stage also matches gradients of a training; here it uses the cut alone.
 
     Args:
         steps: see `text_inversion`.
@@ -346,11 +351,11 @@ class TwoStageInversion(TextInversion):
         until: see `text_inversion`.
         half: see `text_inversion`.
         network_steps: training steps of the network, each on 512 words.
-        before: number of preceding words whose vectors the network reads beside a word's own.
-        hidden: units of its layer.
+        before: number of preceding words whose vectors the network also reads.
+        hidden: units of the network's hidden layer.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     needs = TextInversion.needs | {Grant.LEAKED_INPUTS}
@@ -368,7 +373,7 @@ class TwoStageInversion(TextInversion):
         super().__init__(steps, learning_rate, until, half)
         require_at_least(0, network_steps=network_steps)
         self._network = (before, hidden, network_steps)
-        TokenNetwork(1, *self._network)  # refuses what is out of range
+        TokenNetwork(1, *self._network)  # this call rejects options that are out of range
 
     def started(
         self, view: View, draw: torch.Generator, table: Tensor, axes: tuple[int, ...]
@@ -377,21 +382,21 @@ class TwoStageInversion(TextInversion):
 
 
 class TokenNetwork(Attack):
-    """A network from a word's vector in the cut, and those before it, to the word.
+    """A network that maps a word's vector in the cut, and the vectors before it, to the word.
 
-    It is trained on leaked texts, needs no party's weights, and works under noise and codecs.
+    It is trained on leaked texts, needs no party's weights, and also works under noise and codecs.
 
     Source: thesis 6.2.2, after its reference 52 (an inversion model trained on pairs).
 
     Args:
         tokens: numbers of a word's vector in the cut.
-        before: vectors of earlier words that it is given besides.
+        before: number of preceding word vectors that the network also reads.
         hidden: units of its layer.
         steps: Adam steps, each on 512 words.
         learning_rate: their learning rate.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "tokens"

@@ -1,4 +1,4 @@
-"""UnSplit: inputs and a copy of the bottom, found together from cuts and the architecture alone."""
+"""UnSplit: finds inputs and a copy of the bottom together, from cuts and the architecture alone."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from vfl.models.optimizers import descend
 
 
 class UnSplit(Attack):
-    """Takes turns: inputs that a clone maps to the cuts, then a clone that maps them there.
+    """Alternates two fits: of inputs that a clone maps to the cuts, and of the clone itself.
 
-    It wins where the architecture leaves little open, as few convolutions with something that is
-    not linear between them do; a linear layer may be undone by any other. Inputs have to move
-    slower than the clone learns, or both settle on another scale.
+    It succeeds if the architecture leaves little freedom, as few convolutions with nonlinear layers
+    between them do; a linear layer can be exchanged for any other. Inputs have to move slower than
+    the clone learns, or both settle on another scale.
 
     Source: Erdogan et al. 2022, "UnSplit: data-oblivious model inversion, model stealing, and
     label inference attacks against split learning".
 
     Args:
         rounds: turns of both.
-        input_steps, model_steps: Adam steps of a turn.
+        input_steps, model_steps: Adam steps before the fit changes to the other one.
         input_learning_rate, model_learning_rate: their learning rates.
         smooth: weight of the total variation of pictures.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "inputs"

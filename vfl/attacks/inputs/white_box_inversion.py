@@ -1,4 +1,4 @@
-"""White-box inversion: with the victim's bottom, inputs that give the cuts that were sent."""
+"""White-box inversion: finds inputs for which the victim's bottom produces the sent cuts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vfl.attacks.view import Grant, View
 def closer_inputs(
     bottom: nn.Module, cuts: Tensor, start: Tensor, steps: int, learning_rate: float, smooth: float
 ) -> Tensor:
-    """Move `start` by Adam towards inputs with the given cuts, and return it.
+    """Move `start` by Adam towards inputs that produce the given cuts, and return it.
 
-    Each row minimises ||M(x) - h||^2 + smooth * TV(x) by itself (thesis eq 2-3; He et al. 2019).
+    Each row minimises ||M(x) - h||^2 + smooth * TV(x) separately (thesis eq 2-3; He et al. 2019).
 
     Args:
-        bottom: M; its weights stay.
+        bottom: M; its weights are not changed.
         cuts: h, axes (rows, width).
         start: axes (rows, ...).
         steps: number of steps.
@@ -54,7 +54,7 @@ _ROWS = 2048  # searched for at once
 class WhiteBoxInversion(Attack):
     """Searches for inputs that the victim's bottom maps to the recorded cuts.
 
-    No real party has the victim's bottom: what it finds bounds what others may.
+    No real party has the victim's bottom, so the result bounds that of other attacks.
 
     Source: thesis eq 2-3; He et al. 2019, "Model inversion attacks against
     collaborative inference" (white-box, with total variation).
@@ -65,7 +65,7 @@ class WhiteBoxInversion(Attack):
         smooth: weight of the total variation of pictures.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "inputs"

@@ -1,8 +1,8 @@
-"""An attacker that tries attacks on held-out leaked labels, and combines the best by a vote.
+"""An attacker that tries attacks on held-out leaked labels; the best ones vote on each guess.
 
 It uses successive halving (Jamieson and Talwalkar 2016). It tries every candidate on one fold of
-the leaked rows and a sample of the unlabelled rows. The better third goes on to the next fold, and
-so on, until nine candidates are left.
+the leaked rows and a sample of the unlabelled rows. The better third continues on the next fold,
+and so on, until nine candidates are left.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _VOTES = 9
 _TRUST = 8  # a vote's weight is this power of its share of right guesses.
 _UNKNOWN = 0.8  # assumed share of right guesses without held-out rows.
 _SEARCH = 0.6  # share of the budget for the first rung.
-_KEPT = 3  # one candidate in so many goes on.
+_KEPT = 3  # one of this many candidates continues
 _MARGIN = 1.3  # of an expected cost
-_NEW = 4  # how much more a learner may take that was not tried yet
+_NEW = 4  # factor of the time that a learner may take without an earlier trial
 _SPENT = 0.85  # of the budget; costs are only expected
 _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
 #: Candidates that always read all rows.
@@ -47,11 +47,11 @@ class Trial:
 
     Attributes:
         spec: spec of the composition.
-        right: for each leaked row that was held back: whether the guess was right.
+        right: whether the guess for each held-out leaked row was right.
         guesses: about the sample of unlabelled rows.
         seconds: seconds of processor time, all folds together.
-        folds: number of folds on which it was tried.
-        agreement: share of its guesses that others make too, mean over them.
+        folds: number of folds on which the trial ran.
+        agreement: mean share of guesses that other trials also made.
     """
 
     spec: str
@@ -63,7 +63,7 @@ class Trial:
 
     @property
     def validation(self) -> float:
-        """Share of the held back rows that it got right; 0 where none could be held back."""
+        """Share of right guesses on held-out rows; 0 if no rows could be held out."""
         return sum(self.right) / len(self.right) if self.right else 0.0
 
 
@@ -73,7 +73,7 @@ class Report:
 
     Attributes:
         best: specs of those that voted, the best first.
-        seconds: processor time of it all.
+        seconds: processor time of the whole search.
         trials: compositions that were tried, best first.
     """
 
@@ -85,26 +85,26 @@ class Report:
 class Adaptive(Attack):
     """Searches the compositions of some layers, and lets the nine best vote.
 
-    Where it reads the layer "accumulated" of a recorded training, the attacks on gradients of all
-    epochs and on sums of gradients are among the candidates (`accumulating`). Rows that it is
+    If it reads the layer "accumulated" of a recorded training, attacks on gradients of all epochs
+    and on sums of gradients are among the candidates (`accumulating`). Rows that the attacker is
     scored on never choose: their labels are not in its view.
 
-    It holds labels back from the candidates to compare them. One label a class leaves none to hold
-    back: then those win whose guesses about unlabelled rows most others share. With `at=inputs` it
-    is the same attacker without the model.
+    It holds some labels out from the candidates to compare them. With one label per class none can
+    be held out back: In that case the candidates win whose guesses about unlabelled rows agree most
+    with others. With `at=inputs` it is the same attacker without the model.
 
     Attributes:
         report: report of the last run.
 
     Args:
-        at: the layers it may read, joined by +; see `features`.
-        budget_s: seconds of processor time that it takes at most; one composition, the cheapest of
-            those that were tried, answers in any case.
-        candidates: number of compositions to try, instead of the time limit; the guesses are then
+        at: layers that the attack may read, joined by +; see `features`.
+        budget_s: limit of processor time in seconds; one composition, the cheapest of the tried
+            ones, always answers.
+        candidates: number of compositions to try, in place of the time limit; guesses are then
             repeatable. 0 uses the time limit.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, at: str = "cut+inputs", budget_s: float = 60.0, candidates: int = 0) -> None:
@@ -149,7 +149,7 @@ class Adaptive(Attack):
 
 
 class _Search:
-    """One search; every trial draws from the same number, so the order of trials has no effect."""
+    """One search; every trial draws from the same seed, so the order of trials has no effect."""
 
     def __init__(self, attack: Adaptive, view: View, draw: torch.Generator) -> None:
         self._started = time.process_time()
@@ -193,7 +193,7 @@ class _Search:
         return _ranked(going) + [one for one in _ranked(tried) if one not in going]
 
     def _fits(self, spec: str, tried: Sequence[Trial]) -> bool:
-        """Whether a trial leaves time to vote, by those of its learner, or of all if it is new."""
+        """Whether time for the vote remains after a trial, by the times of earlier trials."""
         assert self._budget is not None
         alike = [one for one in tried if _learner(one.spec) == _learner(spec)]
         likely = max(one.seconds for one in alike or tried)
@@ -209,7 +209,7 @@ class _Search:
             if not late and len(voted) < _VOTES:
                 found.append(_trust(one) * self._answered(one))
                 voted.append(one.spec)
-        if not voted:  # a budget that nothing fits into
+        if not voted:  # a budget that is too small for any trial
             cheapest = min(trials, key=self._cost)
             found, voted = [self._answered(cheapest)], [cheapest.spec]
         total = torch.stack(found).sum(0)
@@ -243,9 +243,9 @@ class _Search:
         trial.folds += 1
 
     def _whole(self, made: Attack, view: View) -> Tensor:
-        """Scores by an attack that reads a whole training, on the footing of the others.
+        """Return the scores of an attack that reads the whole training, in the form of the others.
 
-        Leaked rows are as many of each class, so the shares of the classes are taken off again.
+        The leaked rows have equally many of each class, so the class shares are removed again.
         """
         scores = made.run(view.only(made.needs), self._fresh())
         if Grant.PRIOR in made.needs:
@@ -270,18 +270,18 @@ class _Search:
 
 
 def _trust(trial: Trial) -> float:
-    """Return the weight of a vote; votes are equal without held-out rows."""
+    """Return the weight of a trial's vote; without held-out rows all votes are equal."""
     return max(trial.validation, 1e-3) ** _TRUST if trial.right else 1.0
 
 
 def _learner(spec: str) -> tuple[str, bool]:
-    """Return the key of a trial's cost: its learner, and whether it learns only once."""
+    """Return the key of a trial's stored cost: its learner, and whether it learns once."""
     once = "unlabelled=" not in spec or "unlabelled=none" in spec
     return spec.partition(":")[0], once and "teacher=" not in spec
 
 
 def compositions(layers: Sequence[str], draw: torch.Generator) -> Iterator[str]:
-    """Compositions of some layers, each once: those that won before first, then drawn at random."""
+    """Return compositions of some layers without repetition; earlier winners first."""
     given: set[str] = set()
     for spec in [
         *accumulating(layers),
@@ -294,7 +294,7 @@ def compositions(layers: Sequence[str], draw: torch.Generator) -> Iterator[str]:
 
 
 def accumulating(layers: Sequence[str]) -> list[str]:
-    """Attacks on the gradients of all epochs, and on their sums, of who reads these layers.
+    """Return attacks that read the gradients of all epochs, or their sums, at these layers.
 
     >>> accumulating(["cut", "inputs"])
     []
@@ -350,7 +350,7 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
     chosen = [f"at={joined}", *([options] if options else []), f"scaler={one(_SCALERS)}"]
     if "+" in joined and "inputs" in joined:
         chosen.append(f"mix={one(('0.1', '0.2', '0.35', '0.5', '0.8'))}")
-    if name not in ("trees", "ridge", "svm"):  # which take long to learn from thousands
+    if name not in ("trees", "ridge", "svm"):  # these learners need long for thousands of rows
         uses = ["none", "none", "self_training"]
         uses += ["co_training"] if "+" in joined else []
         uses += ["mixmatch"] if name == "mlp" else []
@@ -362,7 +362,7 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
 
 
 def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
-    """Return masks of leaked rows to hold out, stratified by class; empty if a class has one row.
+    """Return masks of leaked rows to hold out, stratified by class; none if a class has one row.
 
     A class without leaked rows does not count.
     """
@@ -390,8 +390,8 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
 def calibrated(scores: Tensor, share: float) -> Tensor:
     """Return class probabilities whose mean confidence equals the share of right guesses.
 
-    softmax(s z), where z is the standardised scores; bisection finds the s for which the mean of
-    the largest probability is `share` (Guo et al. 2017, temperature scaling).
+    They are softmax(s z), where z are the standardised scores; bisection finds the s for which the
+    mean of the largest probability is `share` (Guo et al. 2017, temperature scaling).
 
     Args:
         scores: axes (rows, classes).

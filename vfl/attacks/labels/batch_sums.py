@@ -113,7 +113,7 @@ class Equations:
             return None
         all_sizes, means, when = torch.cat(sizes), torch.cat(values), torch.cat(epochs)
         for epoch in sorted({one.epoch for one in seen.messages}):
-            here = when == epoch  # an epoch of zeros has none
+            here = when == epoch  # an epoch of zeros has no root mean square
             if not here.any():
                 continue
             centre = all_sizes[here] @ means[here] / all_sizes[here].sum()
@@ -142,7 +142,7 @@ class Equations:
         return ridge(means, root * self.values)
 
     def own(self, explained: Tensor, penalty: float) -> Tensor:
-        """Return the rows' residuals beside the explained part, by penalised least squares.
+        """Return the rows' residuals that columns do not explain, by penalised least squares.
 
         Args:
             explained: axes (rows, dimensions).

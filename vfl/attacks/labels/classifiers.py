@@ -24,7 +24,7 @@ def as_scores(found: np.ndarray, present: Sequence[int], classes: int) -> Tensor
 
     Args:
         found: axes (rows, present), or (rows,) for two classes: the evidence for the second.
-        present: the classes among the leaked rows, ascending; others score below them.
+        present: classes of the leaked rows, ascending; other classes score below them.
         classes: number of classes.
     """
     numbers = torch.from_numpy(found).float()
@@ -39,16 +39,16 @@ Measure = Literal["cosine", "euclid"]
 
 
 class NearestMean(Composed):
-    """Gives each target the class whose mean over the leaked rows is nearest.
+    """Assigns each target to the class whose mean over the leaked rows is nearest.
 
     Source: Snell et al. 2017 (prototypes), without training.
 
     Args:
-        measure: "cosine" compares directions, "euclid" places.
+        measure: "cosine" compares directions, "euclid" compares distances.
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: no such measure.
+        BadOptionError: the distance measure does not exist.
     """
 
     def __init__(self, measure: Measure = "cosine", **options: Any) -> None:
@@ -70,7 +70,7 @@ class NearestMean(Composed):
 
 
 class KNN(Composed):
-    """Lets the nearest leaked rows vote, each with the inverse of its distance.
+    """The nearest leaked rows vote; each vote is weighted by the inverse distance.
 
     Source: Dudani 1976 (votes weighted by distance).
 
@@ -79,7 +79,7 @@ class KNN(Composed):
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: no neighbour at all.
+        BadOptionError: the number of neighbours is below 1.
     """
 
     def __init__(self, neighbours: int = 5, **options: Any) -> None:
@@ -113,7 +113,7 @@ class Penalised(Composed):
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"scaler": "standard"}
@@ -131,11 +131,12 @@ class Logistic(Penalised):
     energy) withstands fine-tuning and falls here.
 
     Args:
-        held_back: strength while it learns from a teacher; small, for its errors are many.
+        held_back: regularisation while learning from a teacher; it is small because the teacher
+            makes many errors.
         options: `strength`, and those of all composed attacks; see `Composed`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, held_back: float = 0.01, **options: Any) -> None:
@@ -175,8 +176,8 @@ def fit_logistic(
 class SVM(Penalised):
     """Fits the leaked rows by a support-vector machine with kernel exp(-|x - x'|^2 / (d v)).
 
-    d is the number of features and v their variance over the leaked rows, so that nothing is left
-    to tune. It reads classes that no linear boundary separates.
+    d is the number of features and v their variance over the leaked rows, so there is no parameter
+    to tune. It separates classes without a linear boundary.
 
     Source: Cortes and Vapnik 1995; several classes one against one.
 
@@ -190,7 +191,7 @@ class SVM(Penalised):
     ) -> Predict:  # fmt: skip
         from sklearn.svm import SVC
 
-        # Nothing in it is random, but without a seed it asks numpy's global generator for one.
+        # The fit is deterministic, but without a seed it asks numpy's global generator for one.
         model = SVC(C=self.strength, kernel="rbf", gamma="scale", random_state=0)
         model.fit(rows.numpy(), labels.numpy(), None if weights is None else weights.numpy())
         return lambda some: as_scores(
@@ -233,7 +234,7 @@ class Trees(Composed):
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: no tree at all.
+        BadOptionError: the number of trees is below 1.
     """
 
     def __init__(self, steps: int = 50, **options: Any) -> None:
@@ -258,21 +259,22 @@ class Trees(Composed):
 
 
 class Discriminant(Composed):
-    """A linear discriminant: a Gaussian a class, all of one shape, unlabelled rows included.
+    """A linear discriminant: one Gaussian per class with a common covariance; uses all rows.
 
-    Expectation-maximisation: each step gives an unlabelled row to the classes in shares, leaked
-    rows keep their labels. The shape is learned from all rows, so it finds classes that lie in
-    directions of little variance.
+    Expectation-maximisation: each step assigns an unlabelled row to the classes in shares; leaked
+    rows keep their labels. The covariance is learned from all rows, so it detects classes that
+    differ in directions of little variance.
 
     Source: Nigam et al. 2000 (labelled and unlabelled rows), of linear discriminants.
 
     Args:
         steps: number of expectation-maximisation steps.
-        columns: largest number of columns; wider rows are reduced to as many principal components.
+        columns: largest number of columns; wider rows are reduced to this many principal
+            components.
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     uses = frozenset({Grant.LEAKED, Grant.UNLABELLED})
@@ -335,14 +337,15 @@ class MLP(Composed):
     Args:
         steps: Adam steps.
         learning_rate: their learning rate.
-        batch: rows of a step, drawn with replacement; 0 takes all.
-        recipe: a network of the top's architecture instead; a linear one starts at the class means.
+        batch: rows per step, drawn with replacement; 0 takes all rows.
+        recipe: a network of the top's architecture to train instead; a linear one starts at the
+            class means.
         loss: "robust": (1 - p^q) / q of the label's probability p, q = 0.7, which wrong labels
             pull less than the cross-entropy (Zhang and Sabuncu 2018).
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"scaler": "standard"}
@@ -419,7 +422,7 @@ class FineTuning(MLP):
         options: options of `MLP` and of all composed attacks; see `Composed`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"scaler": "none"}
@@ -432,10 +435,10 @@ class FineTuning(MLP):
 
 
 class SelfTraining(Logistic):
-    """Logistic regression on the leaked rows, then again with its most confident guesses.
+    """Logistic regression on the leaked rows, and again with its most confident guesses added.
 
-    A defense that makes a few labels worth little leaves the classes apart, and unlabelled rows
-    show where they are. A leaked row counts twice as much as a guessed one.
+    A defense that makes a few labels useless may leave the classes separated, and unlabelled rows
+    show the separation. A leaked row counts twice as much as a guessed one.
 
     Args:
         options: options of `Logistic`; with `scaler=whiten` the attack also finds classes that
@@ -455,12 +458,12 @@ class TeacherStudent(Logistic):
     distinguish the classes, the student learns the classes and not the errors.
 
     Args:
-        student: "linear": a logistic regression, held back at first and then self-trained; "top":
-            a network of the top's architecture, for cuts that no line divides into classes.
+        student: "linear": a logistic regression, first regularised and then self-trained; "top": a
+            network of the top's architecture, for classes that are not linearly separable.
         options: options of `Logistic`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     defaults: ClassVar[dict[str, Any]] = SelfTraining.defaults | {"teacher": "propagation"}

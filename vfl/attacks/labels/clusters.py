@@ -19,16 +19,16 @@ from vfl.defenses.components import principal
 
 
 class KMeans(EmbeddingAttack):
-    """Clusters the targets into as many clusters as there are classes.
+    """Divides the targets into one cluster per class.
 
     Source: thesis section 4.4.2; scored by the best matching of clusters and classes (eq 4-26).
 
     Args:
-        starts: independent starts, of which the tightest clustering is kept.
-        at: the layer it reads.
+        starts: independent starts; the tightest clustering is kept.
+        at: the layer that the attack reads.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "clusters"
@@ -51,20 +51,20 @@ Covariance = Literal["full", "tied", "diag", "spherical"]
 
 
 class GaussianMixture(EmbeddingAttack):
-    """Fits as many Gaussians as there are classes to the targets; each row joins the likeliest.
+    """Fits one Gaussian per class to the targets, and assigns each row to the likeliest.
 
     Source: Dempster et al. 1977 (finite mixtures); scored as k-means is.
 
     Args:
-        covariance: "tied": one for all; "full": each its own; "diag", "spherical": each its own,
-            without correlations.
-        starts: independent starts, of which the likeliest is kept.
-        columns: rows of more columns are read by so many of their principal components; a step
-            takes columns^2 for each row and class.
+        covariance: "tied": one for all classes; "full": a separate one each; "diag", "spherical":
+            separate ones without correlations.
+        starts: independent starts; the likeliest result is kept.
+        columns: limit of columns; wider rows are reduced to this many principal components; a step
+            takes columns^2 operations for each row and class.
         at: the layer it reads.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "clusters"
@@ -97,7 +97,7 @@ class GaussianMixture(EmbeddingAttack):
             random_state=key_of(draw) % 2**32,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the best of its steps is used
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the best step's result is used
             return torch.from_numpy(model.fit_predict(rows.numpy())).long()
 
 
@@ -110,7 +110,7 @@ def _strongest(rows: Tensor, columns: int) -> Tensor:
     return projected
 
 
-_SPARE = 5  # vectors that make the block find the leading ones sooner
+_SPARE = 5  # additional vectors, with which the block converges faster
 
 
 class Spectral(EmbeddingAttack):
@@ -120,12 +120,12 @@ class Spectral(EmbeddingAttack):
 
     Args:
         neighbours: number of neighbours of each row in the graph.
-        most: largest number of rows in the graph, drawn at random; every other target joins the
-            cluster of the nearest of them.
+        most: largest number of rows in the graph, drawn at random; every other target gets the
+            cluster of its nearest graph row.
         at: the layer it reads.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "clusters"

@@ -1,7 +1,7 @@
 """Label-inference attacks of five parts: layers, scaling, learner, unlabelled rows, teacher.
 
-A member of this family is a learner with defaults of its own; every other part is an option of all
-of them, so that `label_propagation:at=cut+inputs,scaler=whiten` needs no class of its own.
+A member of this family is a learner with its own defaults; all other parts are options of every
+member, so `label_propagation:at=cut+inputs,scaler=whiten` needs no separate class.
 
     layers      at, or of      cut, bottom, learned, before, inputs, outputs, gradients,
                                accumulated; joined by +;
@@ -34,7 +34,7 @@ from vfl.defenses.components import principal
 #: Function from rows of axes (rows, features) to scores of axes (rows, classes).
 Predict = Callable[[Tensor], Tensor]
 Unlabelled = Literal["none", "self_training", "co_training", "mixmatch"]
-#: Teachers that have a name, by their specs.
+#: Named teachers, with their specs.
 TEACHERS = {"propagation": "label_propagation:at=inputs", "scratch": "scratch"}
 
 
@@ -75,8 +75,8 @@ class Seen:
 
         Args:
             hidden: mask of the leaked rows to hide, bool.
-            some: positions of unlabelled rows. Those and the hidden ones, which stand first, are
-                both the targets and the unlabelled rows.
+            some: positions of unlabelled rows. These and the hidden rows, which precede them, are
+                targets and unlabelled rows at once.
         """
         known = {layer: rows[~hidden] for layer, rows in self.known.items()}
         asked = {
@@ -95,7 +95,7 @@ class Task:
     """The inputs of a learner besides leaked rows.
 
     Attributes:
-        view: view that gives architectures.
+        view: the attacker's view, which provides architectures.
         draw: everything random comes from here.
         further: returns the unlabelled rows, scaled.
         taught: whether a teacher labelled most rows, wrongly at times.
@@ -110,31 +110,33 @@ class Task:
 class Composed(Attack):
     """An attack on labels that is put together from five parts.
 
-    Layers of the victim are read and scaled; a learner fits the leaked rows, or what a teacher says
-    of the unlabelled ones; it is taught its own surest guesses, or those of a second one that reads
-    other layers (co-training, Blum and Mitchell 1998).
+    Layers of the victim are read and scaled; a learner fits the leaked rows, or a teacher's guesses
+    about the unlabelled ones; it then learns from its own most confident guesses, or from those of
+    a second learner of other layers (co-training, Blum and Mitchell 1998).
 
     Attributes:
         defaults: a member's own defaults for the options below.
 
     Args:
-        at: the layer, or several joined by +; see `features`. Beside others, inputs are their
-            first principal components, and every layer is brought to one mean square.
-        scaler: see `scale_by`; of inputs beside others nothing is scaled.
-        unlabelled: "self_training": with the surest guesses as labels; "co_training": two learners,
-            of the first layer and of the others, with each other's; "mixmatch" (of networks).
+        at: the layer, or several joined by +; see `features`. Together with other layers, inputs
+            are replaced by principal components, and all layers get one mean square.
+        scaler: see `scale_by`; inputs that are joined with other layers are not scaled.
+        unlabelled: "self_training": uses the most confident guesses as labels; "co_training": two
+            learners, of the first layer and of the others, exchange guesses; "mixmatch" (for
+            networks).
         teacher: an attack whose guesses about the unlabelled rows are learned first, as a spec with
-            / for the commas: "propagation" spreads labels over inputs, "scratch" trains anew.
+            / in place of commas: "propagation" spreads labels over inputs, "scratch" trains a new
+            model.
         rounds: rounds of self-training or co-training.
         share: share of the rows guessed to be of a class that the next round learns from, surest
             first.
-        every: step through these rows: 4 takes every fourth of them.
-        mix: share of the other layers in a mean squared distance, where inputs stand beside them.
-        components: principal components that replace the inputs beside other layers; 0 keeps the
-            inputs.
+        every: stride over these rows: 4 takes every fourth row.
+        mix: share of the other layers in the squared distance, if inputs are joined with them.
+        components: number of principal components that replace inputs joined with other layers; 0
+            keeps the inputs.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     uses: ClassVar[frozenset[Grant]] = frozenset({Grant.LEAKED})
@@ -176,7 +178,7 @@ class Composed(Attack):
             self.needs |= self.teacher.needs | {Grant.UNLABELLED}
 
     def __init_subclass__(cls) -> None:
-        """Build a member's options: its own, then the common options with its defaults."""
+        """Collect a member's options: its own, then the common ones with its defaults."""
         super().__init_subclass__()
         found: dict[str, inspect.Parameter] = {}
         for one in cls.__mro__:
@@ -211,7 +213,7 @@ class Composed(Attack):
 
     @property
     def all_layers(self) -> list[Layer]:
-        """Layers that it reads, and layers of its teacher."""
+        """Return the layers that the attack and its teacher read."""
         taught = self.teacher.all_layers if isinstance(self.teacher, Composed) else []
         return list(dict.fromkeys([*self.layers, *taught]))
 
@@ -219,7 +221,7 @@ class Composed(Attack):
         return self.answer(Seen.of(view, self.all_layers), view, draw)
 
     def _learn_from(self, scores: Tensor, seen: Seen, known: Tensor, task: Task) -> Predict:
-        """Fit the leaked rows, and further rows with a teacher's surest guesses about them."""
+        """Fit the leaked rows, and further rows with a teacher's most confident guesses."""
         sure = most_confident(scores, self.share, leaked_of_each(seen.labels, seen.classes))
         rows = torch.cat([known, task.further()[sure]])
         labels = torch.cat([seen.labels, scores[sure].argmax(1)])
@@ -231,7 +233,8 @@ class Composed(Attack):
 
         Args:
             seen: `all_layers` at least.
-            view: view that gives architectures, and that teachers of other families read.
+            view: the attacker's view, which provides architectures and is read by teachers of other
+                families.
             draw: everything random comes from here.
         """
         looks = [self.layers]
@@ -311,7 +314,7 @@ def layers_of(at: str) -> list[Layer]:
 
 
 def alike_by(reference: Tensor) -> Scale:
-    """Centres rows and divides them by one number, so that the reference's mean square is 1."""
+    """Centre rows, and divide them by one number so that the reference's mean square is 1."""
     mean = reference.mean(0)
     length = (reference - mean).square().sum(1).mean().sqrt().clamp_min(1e-12)
     return lambda rows: (rows - mean) / length

@@ -1,4 +1,4 @@
-"""EXACT: the class whose gradient, computed through the label party's top, is the received one."""
+"""EXACT: chooses the class whose gradient through the label party's top equals the received one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from vfl.core.registry import require_range
 
 
 class EXACT(Attack):
-    """Enumerates the classes of each row, and takes the one whose gradient is nearest.
+    """Tries each class for each row, and takes the class whose gradient is nearest.
 
     For a row's recorded cut h and each class c it computes the gradient of the cross-entropy of
-    top(h) and c. The score of c is minus the distance of this gradient from the received one.
-    It is a bound: a feature party does not hold the label party's top. The top here is that of the
-    end of the training, so the attack reads the last epochs. The attacking party must be the only
-    one that feeds the top.
+    top(h) with c. The score of c is minus the distance of this gradient from the received one. It
+    is a bound: The grant is counterfactual: a feature party does not have the label party's top.
+    The top is the final one, so the attack reads the last epochs. The attacking party must be the
+    only one that feeds the top.
 
     Source: Qiu, Leontiadis, Melis, Sablayrolles, Stock 2024, "Evaluating privacy leakage in split
-    learning" (arXiv 2305.12997; before, "EXACT: extensive attack for split learning"). There the
-    attack enumerates private columns of the label's owner as well; here it enumerates labels alone.
+    learning" (arXiv 2305.12997; before, "EXACT: extensive attack for split learning"). The source
+    also enumerates private columns of the label's owner; here only labels are enumerated.
 
     Args:
         epochs: number of last epochs to read; distances are averaged.
@@ -33,7 +33,7 @@ class EXACT(Attack):
     'labels'
 
     Raises:
-        BadOptionError: no epoch would be read.
+        BadOptionError: the options select no epoch.
     """
 
     needs = frozenset({Grant.GRADIENTS, Grant.EPOCHS, Grant.OTHERS_TOP})

@@ -1,4 +1,4 @@
-"""Fine-tuning of both models on a few leaked labels; of the top alone: `classifiers`."""
+"""Fine-tuning of both models on a few leaked labels; `classifiers` fine-tunes the top alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from vfl.core.seeds import scoped
 class Unfreeze(Attack):
     """Trains bottom and top together on the leaked rows, from the bottom's trained weights.
 
-    A linear top starts at the class means of the bottom's outputs, others as drawn. What the bottom
-    gives is used before noise and codec, which its owner can leave out. Batch normalisation keeps
-    the statistics of the training: a few leaked rows have worse ones.
+    A linear top starts at the class means of the bottom's outputs, other tops at random weights.
+    The bottom's output is used without noise and codec, which its owner can omit. Batch
+    normalisation keeps its statistics the statistics of the training: because those of a few leaked
+    rows are worse.
 
     Args:
         steps: full-batch Adam steps.
         learning_rate: their learning rate.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     needs = frozenset({Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED, Grant.TOP_RECIPE})

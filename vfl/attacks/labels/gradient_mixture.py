@@ -1,4 +1,4 @@
-"""Labels from the gradients of all epochs: one mixture of classes, and a student on own columns."""
+"""Labels from the gradients of all epochs: a mixture of classes, and a student on own columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 from vfl.defenses.components import principal
 
-#: Degrees of freedom of Student's law, which stands for noise with heavy tails; None is normal.
+#: Degrees of freedom of Student's law, for noise with heavy tails; None is normal.
 _TAILS = (None, 4.0)
 _LEAST = 1e-6  # share of a class
 _RIDGE = 1e-4  # of the mean variance
@@ -24,7 +24,7 @@ _UNSURE = 0.1  # of the first guess, which the prior has
 
 
 class GradientMixture(GradientAttack):
-    """Fits one mixture of the classes to each row's gradients of all epochs.
+    """Fits one mixture of classes to each row's gradients of all epochs.
 
     Noise that is drawn anew in every epoch averages out: n epochs leave 1/sqrt(n) of it. Gradients
     of two classes are divided by the root mean square of their batch, for they shrink while a
@@ -44,10 +44,10 @@ class GradientMixture(GradientAttack):
         epochs: number of epochs to read; 0 reads all.
         rounds: rounds of expectation-maximisation in each of the two fits.
         components: number of principal components of the columns that the student sees.
-        steps: Adam steps of the student; 0 trains no student.
+        steps: Adam steps of the student model; 0 trains no student.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     uses = frozenset({Grant.LEAKED, Grant.PRIOR, Grant.INPUTS})
@@ -193,7 +193,7 @@ def fitted(
 
 
 def densities(points: Tensor, shares: Tensor, tail: float | None) -> Tensor:
-    """Log densities of points under classes of one spread, axes (rows, classes).
+    """Return log densities of points under classes with a common spread, axes (rows, classes).
 
     >>> points = torch.tensor([[-1.0], [1.0]]).double()
     >>> shares = torch.eye(2).double() * 0.98 + 0.01

@@ -1,4 +1,4 @@
-"""Labels from gradients: their norm, direction, similarity, what they teach, and their signs."""
+"""Labels from gradients: by their norm, direction, similarity, training effect, and signs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 
 _HIDDEN, _BATCH = 128, 256
-#: Below this probability a line continues the logarithm. A correction may make it negative, and the
+#: Below this probability a line continues the logarithm. A correction may make it negative, but the
 #: order of such rows is still informative.
 _SMALL = 0.05
 _SHARES = 100.0  # leaked rows that quite unequal shares of classes are worth
@@ -32,8 +32,8 @@ class GradientAttack(Attack):
     little on its label. With noise, every epoch adds information.
 
     Attributes:
-        uses: grants it needs besides the gradients.
-        fewest: fewest epochs that it must read; 0 means all epochs.
+        uses: grants that the attack needs in addition to gradients.
+        fewest: smallest number of epochs that the attack must read; 0 means all epochs.
 
     Args:
         epochs: number of epochs to read.
@@ -51,7 +51,7 @@ class GradientAttack(Attack):
         self.needs = frozenset({Grant.GRADIENTS}) | self.uses
 
     def transcript(self, view: View) -> Transcript[RecordedExchange]:
-        """Return the messages of the epochs that it reads, for targets and leaked rows.
+        """Return the messages of the epochs in use, for targets and leaked rows.
 
         Raises:
             DataError: the recording holds no training exchange.
@@ -65,7 +65,7 @@ class GradientAttack(Attack):
 
 
 def width_of(seen: Transcript[RecordedExchange]) -> int:
-    """Columns of the cut whose gradients were recorded."""
+    """Return the width of the cut whose gradients were recorded."""
     return seen.messages[0].gradients.shape[1]
 
 
@@ -75,10 +75,10 @@ def directions(one: RecordedExchange) -> Tensor:
 
 
 class GradientNorm(GradientAttack):
-    """Scores a row by the norm of its gradient, against the others of its batch.
+    """Scores a row by the norm of its gradient relative to other rows of its batch.
 
-    A network that was taught little of a rare class is more surprised by each of its rows.
-    Several epochs are averaged. The rarer class is what it looks for.
+    A network has learned little about a rare class, so each of its rows has a larger loss. Several
+    epochs are averaged. The attack looks for the rarer class.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
@@ -98,7 +98,7 @@ class GradientNorm(GradientAttack):
 
 
 def _loudness(one: RecordedExchange) -> Tensor:
-    """Return each row's norm over the mean of its batch, axes (rows, 1)."""
+    """Return each row's norm divided by the mean of its batch, axes (rows, 1)."""
     norms: Tensor = one.gradients.norm(dim=1, keepdim=True)
     mean: Tensor = norms.mean().clamp(min=torch.finfo(norms.dtype).tiny)
     return norms / mean
@@ -107,8 +107,9 @@ def _loudness(one: RecordedExchange) -> Tensor:
 class GradientDirection(GradientAttack):
     """Scores a row by the cosine between its gradient and those of leaked rows of the rarer class.
 
-    Gradients of one class point the same way and those of the other the opposite way. Cosines are
-    taken within an epoch, while the top has moved little, and averaged over the epochs.
+    Gradients of one class have nearly the same direction, and those of the other class the opposite
+    one. Cosines are computed within an epoch, in which the top changes little, and averaged over
+    the epochs.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
@@ -142,17 +143,17 @@ class GradientDirection(GradientAttack):
 
 
 class GradientSimilarity(GradientAttack):
-    """Clusters the rows by the cosine of their gradients, around the leaked ones of each class.
+    """Clusters rows by the cosine of their gradients, starting at the leaked rows of each class.
 
     Source: Liu et al. 2024, "Similarity-based label inference attack against training and
     inference of split learning"; the centres then move as in k-means.
 
     Args:
-        epochs: number of epochs to read; a row's directions in all of them are compared.
+        epochs: number of epochs to read; the directions of a row in all of them are compared.
         rounds: number of updates of the centres.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     uses = frozenset({Grant.LEAKED})
@@ -168,7 +169,7 @@ class GradientSimilarity(GradientAttack):
     def clustered(self, view: View) -> tuple[Tensor, Tensor]:
         """Cosines to each class, axes (targets + leaked, classes), and which rows had a gradient.
 
-        A row whose gradients were all 0, or that was in no batch, is as far from every class.
+        A row with only zero gradients, or in no batch, has the same distance from every class.
         """
         rows, leaked = view.targets.rows, view.leaked
         found = self.transcript(view).by_epoch(directions).flatten(1)
@@ -200,7 +201,7 @@ class GradientTeacher(GradientSimilarity):
         steps: number of Adam steps.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     uses = frozenset({Grant.LEAKED, Grant.INPUTS, Grant.PRIOR})
@@ -308,10 +309,10 @@ def student(
 
 
 class DirectLabel(GradientAttack):
-    """Reads the label where the gradient is negative.
+    """Reads the label as the class whose gradient entry is negative.
 
-    Where cuts are summed and the sum is the answer (`merge = "sum"`, `top = "identity"`), the
-    gradient of the cross-entropy is p - y: negative at the true class and nowhere else.
+    If cuts are summed and the sum is the output (`merge = "sum"`, `top = "identity"`), the gradient
+    of the cross-entropy is p - y, which is negative only at the true class.
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
     federated learning"; Fu et al. 2022, "Label inference attacks against vertical federated

@@ -29,10 +29,10 @@ def fit_mixmatch(
     weight: float = _WEIGHT,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Train a network by MixMatch; batch normalisation keeps its statistics.
+    """Train a network by MixMatch; the statistics of batch normalisation do not change.
 
-    As in Fu et al. 2022 a guessed label is the model's sharpened answer to the row itself: columns
-    of a party have no augmentation that is known to leave the class as it is.
+    As in Fu et al. 2022: a guessed label is the model's sharpened output for the row itself,
+    because no augmentation of a party's columns is known to preserve the class.
 
     Args:
         network: module that returns logits; it is trained in place and left in evaluation mode.
@@ -43,12 +43,12 @@ def fit_mixmatch(
         steps: number of Adam steps.
         learning_rate: its learning rate.
         draw: everything random comes from here.
-        batch: leaked rows in a step, drawn with replacement; each step has as many unlabelled rows.
-        temperature: below 1 makes guessed labels surer: they are raised to the power of its
+        batch: leaked rows per step, drawn with replacement, and equally many unlabelled rows.
+        temperature: sharpening temperature: guessed probabilities are raised to the power of its
             inverse (eq 7).
         alpha: parameter of the Beta distribution from which the mixing share is drawn (eq 8).
         weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
-        optimizer: another one than Adam over all weights.
+        optimizer: an optimiser to use instead of Adam over all weights.
     """
     if optimizer is None:
         optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
@@ -69,7 +69,7 @@ def fit_mixmatch(
 
 
 def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return each row mixed with another row; its own share is the larger one (eq 8-11).
+    """Return each row mixed with a random other row; the row's own weight is larger (eq 8-11).
 
     Args:
         inputs: axes (rows, ...).

@@ -18,8 +18,8 @@ class ModelCompletion(Attack):
     """Completes the trained bottom by an inference head, on leaked and unlabelled rows.
 
     The head is a top of the known architecture; a linear one starts at the class means. Defaults
-    are those of the authors' program, but that the bottom stays as it is: with few labels, mixed
-    inputs spoil it sooner than they teach it.
+    are those of the authors' program, except that the bottom is not trained: with few labels, mixed
+    inputs make it worse.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (passive
     model completion); training by Berthelot et al. 2019.
@@ -27,7 +27,7 @@ class ModelCompletion(Attack):
     Args:
         steps: Adam steps.
         learning_rate: learning rate of the head.
-        batch: leaked rows, and as many unlabelled ones, in a step, drawn with replacement.
+        batch: leaked rows per step, drawn with replacement, and equally many unlabelled rows.
         temperature: below 1 makes guessed labels surer: they are raised to the power of its
             inverse (eq 7).
         alpha: parameter of the Beta distribution from which the mixing share is drawn (eq 8).
@@ -35,7 +35,7 @@ class ModelCompletion(Attack):
         bottom_learning_rate: learning rate of the bottom; 0 trains the head alone.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     needs = frozenset(

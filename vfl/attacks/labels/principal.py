@@ -13,8 +13,8 @@ from vfl.defenses.components import principal
 class Principal(EmbeddingAttack):
     """The spectral attack of Sun et al.: each target's projection on the first principal direction.
 
-    In a binary task the top pulls the classes apart, and what it pulls varies most. The longer tail
-    is taken for the rarer class, which is what it looks for.
+    In a binary task the top separates the classes, so the cut varies most in this direction. The
+    longer tail is assumed to be the rarer class, which the attack looks for.
 
     Source: Sun et al. 2022, "Label leakage and protection from forward embedding in vertical
     federated learning" (after Tran et al. 2018). `spectral` is another attack, which clusters.

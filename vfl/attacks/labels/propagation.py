@@ -18,7 +18,7 @@ from vfl.core.registry import require_range
 
 _Found = tuple[np.ndarray, np.ndarray]
 
-#: Nearest neighbours of rows that do not depend on the leak, shared by attacks on one layer.
+#: Nearest neighbours of rows that do not depend on the leak; attacks on one layer share them.
 _KEPT: dict[tuple[bytes, int, int], _Found] = {}
 _KEPT_MOST = 24
 _LEAST = 1e-12  # of a score, before its logarithm
@@ -46,13 +46,13 @@ def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr
         (weights.ravel().astype(np.float64), near.ravel(), starts), shape=(len(rows), len(rows))
     )
     graph = graph.maximum(graph.T)
-    # A row whose neighbours are copies of each other has only zero edges, and stays alone.
+    # A row whose neighbours are all copies of each other has only zero edges, and stays alone.
     root = sparse.diags_array(1 / np.sqrt(np.maximum(graph.sum(axis=1), np.finfo(float).tiny)))
     return sparse.csr_array(root @ graph @ root)
 
 
 def _nearest(rows: np.ndarray, count: int, known: int) -> _Found:
-    """Distances and places of each row's nearest others, axes (rows, count), near to far."""
+    """Return distances and positions of each row's nearest others, axes (rows, count)."""
     leaked, others = rows[:known], rows[known:]
     if not known or not len(others):
         return _among(rows, count)
@@ -81,7 +81,7 @@ def _among_kept(rows: np.ndarray, count: int) -> _Found:
 
 
 def forget_neighbours() -> None:
-    """Let go of what was kept of the last rows, so that the next attack takes its whole time."""
+    """Delete cached neighbours of the last rows, so that the next attack's time is comparable."""
     _KEPT.clear()
 
 
@@ -128,8 +128,8 @@ def propagate(
 class LabelPropagation(Composed):
     """Spreads the leaked labels over a graph of leaked, unlabelled and target rows.
 
-    It needs no classifier, only that neighbours share a class: with ``at=inputs`` it is the
-    strongest reference without the bottom. With ``at=cut+inputs`` neighbours are near by both.
+    It needs no classifier, only that neighbours share a class: With ``at=inputs`` it is the
+    strongest baseline without the bottom. With ``at=cut+inputs`` neighbours are near by both.
 
     Source: Zhou et al. 2004 (local and global consistency), its closed form.
 
@@ -139,7 +139,7 @@ class LabelPropagation(Composed):
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     uses = frozenset({Grant.LEAKED, Grant.UNLABELLED})
@@ -168,18 +168,18 @@ class LabelPropagation(Composed):
 
 
 class JoinedPropagation(LabelPropagation):
-    """`LabelPropagation` over neighbours by inputs and a layer at once.
+    """`LabelPropagation` over neighbours in the inputs and in a layer together.
 
-    Inputs alone give what anybody gets who has them. A layer that is read worse than those may
-    still separate classes that the inputs do not.
+    With inputs alone, the result is the one that anyone with the inputs can get. A layer that is
+    read worse than those may still separate classes that the inputs do not.
 
     Args:
-        at: the layer beside the inputs.
+        at: the layer that is joined with the inputs.
         share: share of the layer in a mean squared distance, 0 to 1 (`mix` of `Composed`).
         options: options of `LabelPropagation`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"scaler": "whiten"}

@@ -1,4 +1,4 @@
-"""Label inference where labels are numbers: a regression of a few leaked ones on what was seen."""
+"""Label inference for numeric labels: regresses the leaked labels on the attacker's evidence."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _STEPS, _LEARNING_RATE = 300, 1e-3
 class Regression(EmbeddingAttack):
     """Predicts the label of each target from the leaked rows, by least squares or their neighbours.
 
-    Leaked labels are centred and divided by their deviation first. With a single one, or where all
-    are equal, it says that number of every row.
+    Leaked labels are centred and divided by their deviation first. With a single label, or if all
+    are equal, it predicts that number for every row.
 
     Sources: Hoerl and Kennard 1970 (ridge), Saunders et al. 1998 (kernel), Dudani 1976 (votes
     weighted by distance).
 
     Args:
-        at: the layer; see `features`. "gradients" reads a recorded training, where the gradient of
-            a squared error is the error itself times a row of the top.
+        at: the layer; see `features`. "gradients" reads a recorded training, in which the gradient
+            of a squared error is the error times a row of the top.
         learner: "ridge": linear; "kernel": ridge regression with kernel exp(-|x - x'|^2 / (d v)), d
             features with variance v over the leaked rows; "neighbours": the mean of the five
             nearest, each weighing the inverse of its distance; "scratch": an untrained bottom and
@@ -36,7 +36,7 @@ class Regression(EmbeddingAttack):
         strength: inverse weight of the squared penalty of "ridge" and "kernel".
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "values"

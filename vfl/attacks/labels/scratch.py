@@ -10,23 +10,23 @@ from vfl.attacks.labels.self_training import leaked_of_each, most_confident
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 
-_BATCH = 128  # of the rows taught anew: thousands, of which a few at a time teach as much
+_BATCH = 128  # batch size for trainings on thousands of rows, where small batches are as good
 
 
 class Scratch(Attack):
-    """Trains an untrained bottom and top on the leaked rows: what they are worth on their own.
+    """Trains an untrained bottom and top on the leaked rows: a baseline for the rows alone.
 
-    An attack that reaches no more has gained nothing from the trained bottom (thesis eq 4-2).
+    An attack with no better result has gained nothing from the trained bottom (thesis eq 4-2).
 
     Args:
         steps: Adam steps.
         learning_rate: their learning rate.
-        unlabelled: then train anew, `rounds` times, on leaked rows taken twice and on every fourth
-            of the more confident half of the guesses about unlabelled rows.
+        unlabelled: further trainings, `rounds` times: on leaked rows with weight two, and on every
+            fourth guess of the more confident half of the unlabelled rows.
         rounds: see `unlabelled`.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     needs = frozenset({Grant.INPUTS, Grant.LEAKED, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE})

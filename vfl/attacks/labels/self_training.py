@@ -1,4 +1,4 @@
-"""Self-training: which of its guesses a model is taught."""
+"""Self-training: selects the guesses on which a model trains further."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def most_confident(scores: Tensor, share: float, least: int, every: int = 1) -> 
     Args:
         scores: axes (rows, classes); their softmax is the confidence.
         share: share of the rows guessed to be of a class.
-        least: least number of rows of each class, if the class has as many.
-        every: step through these rows: 4 takes every fourth. A larger step saves time and costs
+        least: smallest number of rows per class, if the class has that many.
+        every: stride over these rows: 4 takes every fourth row. A larger step saves time and costs
             little accuracy.
     """
     confidence, guess = scores.softmax(1).max(1)
@@ -33,7 +33,7 @@ def leaked_of_each(labels: Tensor, classes: int) -> int:
 def taught_rows(
     known: Tensor, labels: Tensor, further: Tensor, scores: Tensor, share: float, every: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the leaked rows, with weight 2, and further rows with their surest guesses.
+    """Return the leaked rows with weight 2, and further rows with the most confident guesses.
 
     Source: Scudder 1965; Lee 2013 (pseudo-labels), the better half of each class at a time.
 
@@ -41,9 +41,9 @@ def taught_rows(
         known: the leaked rows, axes (leaked, features).
         labels: their classes.
         further: rows without labels, axes (rows, features).
-        scores: guesses about them, axes (rows, classes).
+        scores: guesses about the further rows, axes (rows, classes).
         share: share of the surest guesses about each class; see `most_confident`.
-        every: step through these guesses; 1 takes each.
+        every: stride over these guesses; 1 takes all.
 
     Returns:
         Rows, their classes and their weights.

@@ -1,4 +1,4 @@
-"""Gradient matching: a top and labels of one's own that would have sent the same gradients."""
+"""Gradient matching: fits a top and labels that would have produced the received gradients."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from vfl.core.errors import NonFiniteError
 from vfl.core.seeds import scoped
 from vfl.models.optimizers import descend
 
-_SETTLING = 10  # exchanges on which the surrogate finds its place before the replay
+_SETTLING = 10  # exchanges for the start of the surrogate before the replay
 _BALANCING = 5
 
 
 class Surrogate(GradientAttack):
-    """Replays the training with a surrogate top and soft labels whose gradients match those sent.
+    """Replays the training with a surrogate top and soft labels to match the received gradients.
 
-    Of each exchange the squared distance between the surrogate's gradient at the recorded cut and
-    the recorded one is minimised (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi 2021).
+    For each exchange it minimises the squared distance between the surrogate's gradient at the
+    recorded cut and the recorded gradient (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi 2021).
     Given the top, the best soft labels follow in closed form from the distances of all classes, so
-    only the top is trained; they are held at the known share of each class, as ExPLoit's
-    regularisation by the prior does. The exchanges are gone through in their order, for the
-    victim's top moves too. Classes of equal shares can be exchanged without changing a gradient, so
-    what comes out are clusters.
+    only the top is trained; they have the known share of each class, like ExPLoit's regularisation
+    by the prior. The exchanges are replayed in order, because the victim's top changes too. Classes
+    with equal shares can be exchanged without changing a gradient, so the results are clusters.
 
     Args:
         epochs: number of epochs to replay.
-        starts: surrogates that are drawn; the one that matches the first exchanges best goes on.
+        starts: number of random surrogates; the one that matches the first exchanges best is
+            trained further.
         steps: Adam steps an exchange.
         learning_rate: their learning rate.
         temperature: temperature of the soft labels, in units of the mean squared gradient.
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "clusters"
@@ -82,7 +82,7 @@ class Surrogate(GradientAttack):
     def _settled(
         self, view: View, exchanges: Sequence[RecordedExchange]
     ) -> tuple[nn.Module, Optimizer]:
-        """Fit a surrogate to these exchanges, and return it with its optimiser."""
+        """Fit a surrogate to these exchanges; return it and its optimiser."""
         found: list[tuple[float, nn.Module, Optimizer]] = []
         for _ in range(self.starts):
             top = view.new_top(exchanges[0].gradients.shape[1])
@@ -99,7 +99,7 @@ class Surrogate(GradientAttack):
     ) -> Tensor:
         """Train some steps on one exchange; return its rows' distances, axes (rows, classes)."""
         wanted = one.gradients * len(one.rows)  # the loss that was sent is a mean over the rows
-        sent = wanted != 0  # a sparse codec sends nothing of the others
+        sent = wanted != 0  # a sparse codec sends no values for the others
         cuts = one.cuts()
         scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)
         for _ in range(self.steps):
@@ -130,7 +130,7 @@ def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
 
 
 def balanced(scores: Tensor, prior: Tensor) -> Tensor:
-    """Soft labels whose mean over the rows comes near the prior; axes (rows, classes).
+    """Return soft labels whose mean over the rows is close to the prior; axes (rows, classes).
 
     >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0]]), torch.tensor([0.5, 0.5])).argmax(1)
     tensor([0, 1])

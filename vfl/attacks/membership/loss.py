@@ -1,4 +1,4 @@
-"""Membership by loss: what a network was trained on surprises it less."""
+"""Membership by loss: a network has a lower loss on rows that it was trained on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from vfl.attacks.view import Grant, View
 
 
 class Membership(Attack):
-    """Scores a row by minus the cross-entropy of its prediction; a member scores high.
+    """Scores a row by its negative cross-entropy; members have higher scores.
 
     Source: Yeom et al. 2018, "Privacy risk in machine learning: analyzing the connection to
-    overfitting" (the attack on the loss). A threshold is all it adds, and no score needs one.
+    overfitting" (the attack on the loss). A threshold would be the only addition, and no score
+    needs one.
     """
 
     goal = "scores"

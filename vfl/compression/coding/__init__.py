@@ -7,8 +7,8 @@ width, b the bits per value. Sizes are never in a payload, and zero bits fill th
 ``topk`` and ``randtopk`` write scales and then rows, back to back.
 
 1. Scales, with ``values`` of 1 to 8 bits only: the smallest and the largest kept value as two
-   bfloat16, the first rounded down, the second up. One pair a batch in training, one a row at
-   inference, none there with ``scale=agreed``.
+   bfloat16, the first rounded down, the second up. There is one pair per batch in training, and one
+   per row at inference, or none there with ``scale=agreed``.
 2. A row is the set of its indices c_1 < ... < c_k, then its values in their order. The set is
    C(c_1, 1) + ... + C(c_k, k) in ceil(log2 C(d, k)) bits (``enumerative``), or k indices of
    ceil(log2 d) bits (``index``). A value is the 32 bits of a float32, or the code floor((v - min)
@@ -28,8 +28,9 @@ width, b the bits per value. Sizes are never in a payload, and zero bits fill th
 This is the format of training frames for ``packer=range``, and for ``relu`` and ``l1`` with every
 packer but ``dense``. Their queries are packed as by ``enumerative`` for k values a row, and with b
 bits for every value (``dense``) otherwise, unless ``pad=no``. With ``pad=always`` the byte 0x80 and
-zeros fill training frames, and gradients of ``relu`` and ``l1``. They fill up to the least size
-ceil(L 2^(-i / 4)), i = 0, 1, ..., that holds them; L is one more than the most bytes of that shape.
+zeros fill training frames, and gradients of ``relu`` and ``l1``. Frames are filled up to the
+smallest size ceil(L 2^(-i / 4)), i = 0, 1, ..., that fits; L is one more than the largest size of
+that shape.
 
 ``packer=range`` writes a byte that detects ends with different counts (3 at first), the scales, and
 an integer ANS code (Duda 2013). Shares are fractions of 2^15, words have 16 bits.
@@ -37,6 +38,6 @@ an integer ANS code (Duda 2013). Shares are fractions of 2^15, words have 16 bit
 1. One state: its length in the upper half of a byte, the state, at most four bytes, and words.
    Sparse cuts are coded row by row, small whole cuts column by column.
 2. Several states, a power of two of at least 16, one for every 2,048 bits: that power in a byte,
-   the states, four bytes each, and words. As many columns as there are states are coded at once,
-   row by row, a state each; in a row the last state takes its word first.
+   the states, four bytes each, and words. The number of columns coded at once equals the number of
+   states, row by row, with one state for each column; in a row the last state takes its word first.
 """

@@ -4,10 +4,10 @@ A table of fields becomes a table of bits (one byte a bit), tables of bits are j
 and the rows are packed back to back; zero bits fill the last byte. Fields have any number of bits,
 the most significant first.
 
-Which k of the d indices of a row are kept is a set. `Enumerative` numbers all C(d, k) of them (the
-combinatorial number system): within one bit of the least any fixed-length format can take.
-`PlainIndex` writes each index by itself, `Bitmap` a bit for each. `Supports` numbers the sets of
-rows that differ in how many indices they keep.
+The kept indices of a row, k of d, form a set. `Enumerative` numbers all C(d, k) sets (the
+combinatorial number system), which takes at most one bit more than the best fixed-length format.
+`PlainIndex` writes each index separately, and `Bitmap` one bit for each. `Supports` numbers the
+sets of rows with different numbers of kept indices.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from vfl.core.frame import Payload
 Indices = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-#: Integers of any type in an array; or a tensor of uint8, which stays on a card.
+#: Integers of any type in an array, or a uint8 tensor, which stays on a GPU.
 Codes: TypeAlias = Any
 Bits = npt.NDArray[np.uint8]
 
 _BYTE = 8
-WORD_BITS = 63  # the widest field an int64 holds
+WORD_BITS = 63  # widest field that an int64 can hold
 TABLE_LIMIT = 2**19  # most binomials of an enumerative packer; 4 MB of them below 2^63
 #: Most binomials of the table for all sizes; some 30 MB of Python integers, built as rows need it.
 SUPPORT_TABLE_LIMIT = 2**18
@@ -52,8 +52,8 @@ def to_bits(fields: np.ndarray, field_bits: int) -> Bits:
     """Write each field with `field_bits` bits.
 
     Args:
-        fields: axes (rows, fields), values in [0, 2^field_bits); of Python integers (dtype object)
-            where a field is wider than 63 bits.
+        fields: axes (rows, fields), values in [0, 2^field_bits); Python integers (dtype object) if
+            a field is wider than 63 bits.
         field_bits: width of every field, 0 included.
 
     Returns:
@@ -119,7 +119,7 @@ def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
 def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
     """Pack codes of at most 8 bits without gaps, as `pack` does, on the codes' device.
 
-    As many codes as fill whole bytes are joined to one number, which is split into those bytes.
+    The codes that fill whole bytes are joined to one number, which is split into those bytes.
 
     Args:
         codes: uint8, axes (codes,).
@@ -154,7 +154,7 @@ def unpack_codes(packed: Tensor, count: int, code_bits: int) -> Tensor:
 
 
 def _whole_bytes(code_bits: int) -> tuple[int, int]:
-    """Return the least number of codes that fill whole bytes, and the number of those bytes."""
+    """Return the smallest number of codes that fills whole bytes, and that number of bytes."""
     shared = math.gcd(code_bits, _BYTE)
     return _BYTE // shared, code_bits // shared
 
@@ -178,7 +178,7 @@ def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
     """Refuse a payload of another length.
 
     Raises:
-        TruncatedFrameError: the length is wrong; the error states the right one.
+        TruncatedFrameError: the payload has the wrong length; the error states the right one.
     """
     if len(payload) != wanted_bytes:
         raise TruncatedFrameError(
@@ -189,7 +189,7 @@ def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
 
 
 def gather_marked(numbers: np.ndarray, mask: Mask) -> np.ndarray:
-    """Return the numbers that a mask of the same axes marks, in one line."""
+    """Return the numbers that a mask marks, as a flat array."""
     if not compiled.COMPILED:
         return numbers[mask]
     found = np.empty(numbers.size + 1, numbers.dtype)
@@ -201,7 +201,7 @@ def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
     """Return numbers at the marked positions, and 0 elsewhere; axes as the mask.
 
     Raises:
-        ValueError: there are fewer or more numbers than marks.
+        ValueError: the number of values differs from the number of marks.
     """
     if not compiled.COMPILED:
         numbers = np.zeros(mask.shape, found.dtype)
@@ -236,12 +236,12 @@ class Layout(ABC):
 
     @property
     def tag(self) -> bytes:
-        """First bytes of every payload; they differ if the other end has learned something else."""
+        """First bytes of every payload; they differ if the ends have learned different state."""
         return b""
 
     @abstractmethod
     def limit_bytes(self, rows: int) -> int:
-        """Return the most bytes that a number of rows can take, without the tag."""
+        """Return the largest number of bytes that some rows can take, without the tag."""
 
     @abstractmethod
     def pack(self, indices: Indices, codes: Codes) -> bytes:
@@ -249,7 +249,7 @@ class Layout(ABC):
 
         Args:
             indices: positions of a row's codes, strictly increasing, axes (rows, k); empty, axes
-                (rows, 0), where every value has a code.
+                (rows, 0), if every value has a code.
             codes: axes (rows, k).
         """
 
@@ -262,7 +262,7 @@ class Layout(ABC):
         """
 
     def record(self, step: int, indices: Indices, codes: Codes) -> None:
-        """Keep the content of a training step's frame until it is committed."""
+        """Store the content of a training step's frame until the step is committed."""
 
     def commit(self, step: int) -> None:
         """Mark a step as final at this end; see `vfl.compression.Codec.commit`."""
@@ -306,7 +306,7 @@ class IndexSet(Layout):
         """Return the indices that `to_bits` wrote.
 
         Raises:
-            CorruptFrameError: no set of indices has these bits.
+            CorruptFrameError: no set of indices has this encoding.
         """
 
     @property
@@ -390,7 +390,7 @@ class Bitmap(IndexSet):
 
 
 class Enumerative(IndexSet):
-    """One number a row: the sum over j = 1..k of C(c_j, j), where c_1 < ... < c_k are the indices.
+    """One number per row: the sum over j = 1..k of C(c_j, j), where c_1 < < c_k are the indices.
 
     Lehmer's combinatorial number system: every rank in [0, C(width, k)) is exactly one set.
 
@@ -471,8 +471,8 @@ def _limbs(numbers: Sequence[Any], count: int) -> np.ndarray:
 def _columns(width: int, k: int) -> list[np.ndarray]:
     """Return for j = 0..k-1 the numbers C(j + i, j + 1), i = 0..width-k: terms of a rank.
 
-    Entry i of column j is the term of index j + i. Each column is the running sum of the one
-    before. It is int64 as long as every partial rank of the columns so far fits; later columns hold
+    Entry i of column j is the term of index j + i. Each column is the running sum of the previous
+    column. It is int64 if every partial rank of the columns so far fits; later columns contain
     Python integers.
     """
     columns = []
@@ -508,8 +508,8 @@ def index_set(packer: str, width: int, k: int, code_bits: int = 0) -> IndexSet:
 class Supports:
     """Sets of indices of a row `width` wide, in ceil(log2 C(width, n)) bits for n indices.
 
-    Where that needs more columns than the table may have, a row has one bit per index instead; up
-    to 724 units that never happens.
+    If that needs more columns than the table may have, a row has one bit per index instead; this
+    never happens up to 724 units.
 
     Args:
         width: width of the cut.
@@ -562,7 +562,7 @@ class Supports:
             counts: number of indices of each row, axes (rows,).
 
         Raises:
-            CorruptFrameError: no set of this number of indices has these bits.
+            CorruptFrameError: no set with this number of indices has this encoding.
         """
         used = np.zeros((len(counts), self.width), np.bool_)
         ranks = np.zeros(len(counts), object)
@@ -608,14 +608,14 @@ class Supports:
     def _table(self, size: int) -> np.ndarray:
         """Return C(j + i, j + 1), axes (size or more, width): terms of the j-th indices.
 
-        Entries are machine words up to the size whose sets they can number, else Python integers.
+        Entries are machine words as long as these can number the sets, and Python integers beyond.
         """
         return self._words if size <= self._most_in_words else self._grown(size)
 
     def _grown(self, size: int) -> np.ndarray:
         """Return the table with `size` columns or more.
 
-        Each is the running sum of the one before.
+        Each one is the running sum of the previous one.
         """
         if (known := len(self._columns)) < size:
             columns = np.empty((min(max(size, 2 * known), self._most), self.width), object)
@@ -628,5 +628,5 @@ class Supports:
 
 @lru_cache(maxsize=4)
 def supports(width: int) -> Supports:
-    """Return the sets of a width; several codecs of one process share their table."""
+    """Return the sets of a width; codecs of one process share their table."""
     return Supports(width)

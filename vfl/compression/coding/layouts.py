@@ -50,12 +50,12 @@ from vfl.compression.coding.range_coder import (
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 
-#: Most counts that an adaptive packer may hold; 32 MB with their running sums.
+#: Largest number of counts in an adaptive packer; 32 MB with their running sums.
 COUNTS_LIMIT = 2**21
 _BYTE = 8
 #: Increment of a symbol's count, and the first count of a code.
 _WEIGHT, _FIRST_COUNT = 24, 4
-#: Uncommitted content, by its names in checkpoints.
+#: Uncommitted content, by its name in checkpoints.
 _CODED = "waiting-indices", "waiting-codes"
 
 
@@ -206,7 +206,7 @@ class Range(Layout):
         self.width, self.k = width, width if k is None else k
         self._index_count, contexts = (0, width) if k is None else (k, 1)
         self._codes = AdaptiveCounts(np.full((contexts, 2**code_bits), _FIRST_COUNT), _WEIGHT)
-        #: Counts, by their names in checkpoints.
+        #: Counts, by their name in checkpoints.
         self._sides = {"": self._codes}
         self._waiting: dict[int, tuple[Indices, Codes]] = {}
         if k is not None:
@@ -304,7 +304,7 @@ def first_index_counts(width: int, k: int) -> np.ndarray:
     """Return counts that make every set of k indices equally likely; axes (k x width, width).
 
     Context j x width + p + 1 is that of index number j whose predecessor is p (-1 for none): index
-    x leaves C(width - 1 - x, r - 1) of the C(width - 1 - p, r) continuations, where r = k - j.
+    x allows C(width - 1 - x, r - 1) of the C(width - 1 - p, r) continuations, where r = k - j.
     """
     counts = np.zeros((k, width, width), np.int64)
     for j in range(k):
@@ -328,7 +328,7 @@ def _decode(
     index_table: Any,
     code_table: Any,
 ) -> bool:
-    """Fill a row's indices and then its codes, row by row; False where no symbol fits."""
+    """Fill a row's indices and codes, row by row; return False where no symbol fits."""
     rows, k = codes.shape
     choices = len(code_table)
     for row in range(rows):

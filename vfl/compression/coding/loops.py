@@ -1,8 +1,8 @@
-"""Loops for machine code only: each has a twin in numpy that gives the same bits.
+"""Loops that are always compiled; a numpy function gives the same bits for each.
 
 `bits.Enumerative.pack` and `unpack` pack rows of a sparse cut, `vfl.compression.topk` finds the
-largest values, and `values` quantises them. Machine code checks no bounds, so callers check a
-payload's length first, and each rank before its look-up.
+largest values, and `values` quantises them. Compiled code does not check bounds, so callers first
+check a payload's length, and each rank before its look-up.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import numpy as np
 
 from vfl.core.compiled import compiled
 
-#: A rank is held as at most so many numbers of so many bits each, the lowest first.
+#: A rank consists of at most this many numbers of this many bits, the lowest first.
 MOST_LIMBS, LIMB_BITS = 2, 62
 
-#: Indices are close together: long steps down and short ones up are faster than halving.
+#: Adjacent indices are close together, so long steps down and short ones up are faster than
+#: halving.
 _STRIDE = 8
 _LIMB = (1 << LIMB_BITS) - 1
 
@@ -25,7 +26,7 @@ _LIMB = (1 << LIMB_BITS) - 1
 def pack_rows(
     indices: Any, codes: Any, table: Any, rank_bits: int, code_bits: int, out: Any
 ) -> None:
-    """Write the rank of each row's indices and then its codes, without gaps.
+    """Write the rank of each row's indices, then its codes, without gaps between them.
 
     Args:
         indices: increasing, int64, axes (rows, k).
@@ -92,7 +93,7 @@ def unpack_rows(
 
 @compiled
 def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
-    """Find the indices of a rank of one limb: each is the last whose term is at most the remainder.
+    """Find the indices from a one-limb rank: each is the last whose term fits the remainder.
 
     The terms of the first index are 0, 1, 2, ..., so it equals the remainder.
     """
@@ -103,7 +104,7 @@ def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
             first -= _STRIDE
         first = max(first, 0)
         more = 0
-        # the loop has no branch to mispredict
+        # the loop has no branch that could be mispredicted
         for at in range(first + 1, min(first + _STRIDE, last + 1)):
             more += table[j, at] <= rank
         last = first + more
@@ -180,15 +181,15 @@ _FEW = 32
 def find_top(bits: Any, indices: Any, tied: Any) -> bool:
     """Find the indices of the largest magnitudes of each row, the lower index first among equals.
 
-    Without its sign, the bit pattern of a float32 sorts as the magnitude does, with infinity and
+    Without the sign bit, the bit pattern of a float32 sorts like its magnitude, with infinity and
     NaN above all others. The k-th largest of the blocks' largest magnitudes bounds the values that
     need a look.
 
     Args:
         bits: float32 values viewed as int32, axes (rows, width).
         indices: int64, axes (rows, k) with k from 1 to the width; filled, increasing.
-        tied: one flag per row, set where more than k values are at least as large as the least one
-            found.
+        tied: one flag per row: set if more than k values are at least as large as the smallest kept
+            one.
 
     Returns:
         Whether all values are finite.
@@ -224,7 +225,7 @@ def replace(indices: Any, drops: Any, draws: Any, unit: float, others: int) -> N
 
     Args:
         indices: increasing before and after, int64, axes (rows, k).
-        drops: marked indices, axes (rows, k); at most `others` of a row.
+        drops: marked indices, axes (rows, k); a row has at most `others` marks.
         draws: uniform on [0, unit) where an index is marked; the first k of each row are used.
         unit: upper end of the draws.
         others: number of indices outside a row.
@@ -320,8 +321,8 @@ _SIGN, _LARGEST = 0x8000, 0x7F7F
 def find_ends(bits: Any, ends: Any) -> None:
     """Find the least and the largest value of each group, as numbers that sort as the values do.
 
-    With the other bits of negative values inverted, the bit pattern of a float32 sorts as the value
-    does, with infinities and NaN outside all others.
+    If the other bits of negative values are inverted, the bit pattern of a float32 sorts like the
+    value, with infinities and NaN outside all others.
 
     Args:
         bits: float32 values viewed as int32, axes (groups, values).
@@ -337,7 +338,7 @@ def find_ends(bits: Any, ends: Any) -> None:
 
 @compiled
 def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
-    """Find the ends of each group, and the codes of its values between them.
+    """Find the ends of each group, and the codes of its values.
 
     Args:
         values: float32, finite, axes (groups, values).
@@ -362,7 +363,7 @@ def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
 
 @compiled
 def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
-    """Move marked numbers to the front of `found`, which is one longer; return their count.
+    """Move marked numbers to the front of `found`, which has one extra entry; return their count.
 
     Args:
         numbers: one-dimensional array of any type.
@@ -371,7 +372,7 @@ def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
     """
     count = 0
     for i in range(len(numbers)):
-        found[count] = numbers[i]  # overwritten if it is not marked
+        found[count] = numbers[i]  # overwritten if the value is not marked
         count += int(marks[i])
     return count
 
@@ -381,7 +382,7 @@ def spread_marked(found: Any, marks: Any, numbers: Any) -> None:
     """Move numbers back to their marked positions, with 0 elsewhere.
 
     Args:
-        found: integers, one more than there are marks.
+        found: integers, with one more entry than there are marks.
         marks: see `gather_marked`.
         numbers: output array of the same type.
     """

@@ -1,8 +1,8 @@
 """Padding of payloads to agreed sizes, so that lengths reveal little about the values inside.
 
-A payload that may take `limit_bytes` is padded to the next of a few sizes, each a fourth root of
-two below the one before. After the payload come the byte 0x80 and then zeros (ISO/IEC 7816-4). So
-no length is sent, and the reader accepts only this padding.
+A payload of at most `limit_bytes` is padded to the next of a few sizes, each smaller than the
+previous one by the fourth root of two. After the payload come the byte 0x80 and then zeros (ISO/IEC
+7816-4). So no length needs to be sent, and the reader accepts only this padding.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def padded_limit(limit_bytes: int) -> int:
 
 
 def agreed_size(payload_bytes: int, limit_bytes: int) -> int:
-    """Return the least agreed size that holds a payload and the mark after it.
+    """Return the smallest agreed size that fits a payload and the end mark.
 
     >>> [agreed_size(n, limit_bytes=1023) for n in (1023, 861, 860, 511, 0)]
     [1024, 862, 862, 512, 1]
     """
     most, wanted = padded_limit(limit_bytes), payload_bytes + len(_MARK)
-    # Rounding may be off by one size; the next larger one always holds the payload.
+    # Rounding may be off by one size; the next larger size always fits the payload.
     step = max(0, math.floor(_SIZES_AN_OCTAVE * math.log2(most / wanted)) + 1)
     while (size := math.ceil(most * 2 ** (-step / _SIZES_AN_OCTAVE))) < wanted:
         step -= 1
@@ -37,7 +37,7 @@ def agreed_size(payload_bytes: int, limit_bytes: int) -> int:
 
 
 def pad(payload: Payload, limit_bytes: int) -> bytes:
-    """Pad a payload to an agreed size; `limit_bytes` is the most that any payload may take."""
+    """Pad a payload to an agreed size; `limit_bytes` is the largest size of any payload."""
     return (bytes(payload) + _MARK).ljust(agreed_size(len(payload), limit_bytes), b"\0")
 
 

@@ -1,13 +1,13 @@
 """An integer range coder, and the adaptive counts from which its symbols' shares come.
 
 A symbol is coded with its share of 2^15. Counts are equal at both ends and change only when a step
-is committed. So a frame that is sent again, or that belongs to an abandoned attempt, was coded with
-the counts of its own step. A byte at the head of each frame identifies the history of the counts.
-It exposes ends that lost step, and ends with another coder.
+is committed. So a repeated frame, or one from an abandoned attempt, was coded with the counts of
+its own step. A byte at the head of each frame identifies the history of the counts. It detects ends
+that lost a step, and ends with another coder.
 
 Source: Duda 2013, rANS (arXiv 1311.2540), with several interleaved states (Giesen 2014, arXiv
-1402.3392). So consecutive symbols are independent work: for vector instructions with numba
-(`vectors`), for one numpy call without. Quotients are integers and exact, so every machine writes
+1402.3392). So the work on consecutive symbols is independent: vector instructions with numba
+(`vectors`), or one numpy call without. Quotients are integers and exact, so every machine writes
 the same bytes. The decoder accepts exactly the encoder's output.
 """
 
@@ -27,17 +27,17 @@ from vfl.core.compiled import compiled, native
 from vfl.core.errors import CheckpointError, CorruptFrameError
 from vfl.core.frame import Payload
 
-#: Shares are fractions of 2^15; a state stays in [2^16, 2^32), and gives and takes words of 16
+#: Shares are fractions of 2^15; a state stays in [2^16, 2^32), and writes and reads words of 16
 #: bits.
 TOTAL_BITS, _WORD_BITS, _LOW, _STATE_BYTES = 15, 16, 1 << 16, 4
 _MASK = (1 << TOTAL_BITS) - 1
-#: A state costs 24 bits, so there is one more for each so many bits of symbols.
+#: Each state costs 24 bits, so another state is used for each of this many bits of symbols.
 _BITS_A_STATE, _MOST_STATES = 2048, 256
-#: Least number of states besides one, and its unit: the states of a vector.
+#: Smallest number of states above one, and its unit: the states of a vector.
 LANES = 16
-#: Number of symbols whose shares serve to estimate the bits of all.
+#: Number of symbols from whose shares the bits of all are estimated.
 _SAMPLED = 2048
-#: A context whose counts exceed this, which is below 2^16, halves them.
+#: If the counts of a context exceed this number, which is below 2^16, they are halved.
 _FORGET_ABOVE = 60_000
 #: Version of this module's coded bytes, as the first history.
 _FORMAT = 3
@@ -51,7 +51,7 @@ States = npt.NDArray[np.uint32]
 
 
 def encode(shares: Shares) -> bytes:
-    """Code symbols of these shares as bytes, by one state; without symbols there are no bytes.
+    """Code symbols with these shares as bytes, using one state; no symbols give no bytes.
 
     The first byte is the number of bytes of the state; then come the state and words. The state
     starts at 0 and is written without leading zeros.
@@ -69,8 +69,8 @@ def encode(shares: Shares) -> bytes:
 def encode_columns(table: Shares, codes: Symbols) -> bytes:
     """Code a cut's codes as bytes; each column is a context of the table.
 
-    One state codes a few columns one after another, as `encode` does. Several states code as many
-    columns at once, one each, row by row, and then the next columns. The first byte is the power of
+    One state codes a few columns one after another, as `encode` does. Several states code the same
+    number of columns at once, row by row, and then the next columns. The first byte is the power of
     two of their number; then come the states, and then words. In a row the last state takes its
     word first.
 
@@ -94,7 +94,7 @@ def encode_columns(table: Shares, codes: Symbols) -> bytes:
 
 
 def state_count(table: Shares, codes: Symbols) -> int:
-    """Return the number of states for a cut, at most one a column: about as its bits require.
+    """Return the number of states for a cut: it grows with its bits, and is at most one per column.
 
     Bits are estimated by chords of the logarithm between powers of two, which the bits of a float32
     give directly.
@@ -116,7 +116,7 @@ def symbols_limit_bytes(symbols: int) -> int:
 
 
 class Reader:
-    """Decodes one payload; a decoding loop receives `words`, `states` and `taken`.
+    """Decodes one payload; the decoding loop uses `words`, `states` and `taken`.
 
     Args:
         payload: result of `encode`.
@@ -128,7 +128,7 @@ class Reader:
         taken: number of words read, one int64.
 
     Raises:
-        CorruptFrameError: no encoder makes these states.
+        CorruptFrameError: no encoder produces these states.
     """
 
     def __init__(self, payload: Payload, most: int = 1) -> None:
@@ -158,7 +158,7 @@ class Reader:
         """Check that no bytes are left after the last symbol.
 
         Raises:
-            CorruptFrameError: the payload has more, fewer or other bytes.
+            CorruptFrameError: bytes are left over, missing or different.
         """
         if self.taken[0] != len(self.words) or (self.states != self._start).any():
             raise CorruptFrameError("a range-coded payload does not end where its symbols end")
@@ -166,13 +166,14 @@ class Reader:
 
 @compiled
 def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, count: int) -> int:
-    """Decode the next symbol of a context, by the only state; -1 where the context has no symbol.
+    """Decode the next symbol of a context with the only state; -1 if the context has none.
 
     Args:
         words: words of the `Reader`.
         states: states of the `Reader`; changed by decoding.
         taken: count of the `Reader`.
-        table: shares of all contexts, in one line; this context's are `first` to `first + count`.
+        table: shares of all contexts in one array; those of this context are at `first` to `first +
+            count`.
         first: start of the context.
         count: number of its symbols.
     """
@@ -180,7 +181,7 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
         return -1
     state = states[0]
     slot = state & _MASK
-    most = slot << 16 | 0xFFFF  # of a share that starts there
+    most = slot << 16 | 0xFFFF  # number of the symbol whose share starts there
     symbol, above = 0, count
     while above - symbol > 1:
         middle = (symbol + above) >> 1
@@ -295,7 +296,7 @@ def _decode_in_vectors(
 
 
 def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
-    """Add columns up to whole vectors; their only symbol is certain and changes no state."""
+    """Add columns to fill whole vectors; their only symbol is certain and changes no state."""
     if not (more := -len(table) % LANES):
         return table, codes
     certain = np.full((more, table.shape[1]), 1 << TOTAL_BITS << 16, np.uint32)
@@ -304,7 +305,7 @@ def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
 
 
 def _blocks(columns: int, count: int) -> Iterator[slice]:
-    """Yield the columns that are coded at once."""
+    """Yield groups of columns that are coded together."""
     return (slice(first, min(first + count, columns)) for first in range(0, columns, count))
 
 
@@ -333,7 +334,7 @@ def _decode_in_passes(reader: Reader, table: Shares, codes: Symbols) -> None:
         own = table[block].astype(np.int64)
         starts, sizes = (own >> 16).reshape(-1), (own & 0xFFFF).reshape(-1)
         contexts = np.arange(len(own))
-        # Starts of all contexts in one increasing line.
+        # Starts of all contexts in one increasing array.
         apart, firsts = contexts << TOTAL_BITS + 1, contexts * choices
         line = starts + np.repeat(apart, choices)
         state = reader.states[: len(own)]
@@ -375,7 +376,7 @@ class AdaptiveCounts:
 
     @property
     def tag(self) -> bytes:
-        """One byte that differs, 255 times in 256, where the counts differ."""
+        """One byte; it differs with probability 255/256 if the counts differ."""
         return bytes([self._history & 0xFF])
 
     @property

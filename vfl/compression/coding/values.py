@@ -1,11 +1,11 @@
 """Values and gradients as codes of a fixed number of bits.
 
 `Float32Values` keeps values exact, `BFloat16Values` keeps their upper half. `AffineValues` writes b
-bits each between two ends. The ends are sent as two bfloat16, the lower rounded down and the upper
-rounded up, so that no value lies outside. `RectifiedValues` does the same for a cut without
+bits per value between two ends. The ends are sent as two bfloat16, the lower rounded down and the
+upper rounded up, so that no value lies outside. `RectifiedValues` does the same for a cut without
 negative values, where zero must stay zero.
 
-Gradients are sent for the kept values, in their order. Both ends know which values those are, so no
+Gradients are sent for the kept values in their order. Both ends know which values those are, so no
 indices are sent (`GradientCode`).
 """
 
@@ -54,7 +54,7 @@ _SMALLEST = np.float32(2**-149)
 
 
 class Coded(NamedTuple):
-    """Values as `scale` bytes and one code each, axes (rows, k)."""
+    """Values as `scale` bytes and one code per value, axes (rows, k)."""
 
     scale: bytes
     codes: Any
@@ -66,7 +66,8 @@ class ValueCode(ABC):
     Attributes:
         bits: bits per value.
         scale_bytes: bytes sent ahead of the codes for each group of rows.
-        checks: whether encoding an array refuses NaN and Inf, because it notices them anyway.
+        checks: whether encoding already refuses NaN and Inf, so that no separate check is
+            necessary.
     """
 
     bits: int
@@ -252,13 +253,13 @@ class AffineValues(ValueCode):
         return Coded(ends.astype("<u2").tobytes(), codes)
 
     def _codes_there(self, grouped: Tensor, ends: Tensor) -> Tensor:
-        """Compute the codes of `quantise` by the same operations; `ends` of axes (groups, 2)."""
+        """Compute the codes of `quantise` on the device; `ends` has axes (groups, 2)."""
         low, span = ends[:, :1], ends[:, 1:] - ends[:, :1]
         steps = (grouped.double() - low) / (torch.where(span > 0, span, 1.0) / 2.0**self.bits)
         return steps.clamp_(0, 2**self.bits - 1).to(torch.uint8)
 
     def _between(self, grouped: Values, outer: Values) -> tuple[np.ndarray, np.ndarray]:
-        """Return ends and codes, from the least value of each group and minus the largest."""
+        """Return ends and codes, given the minimum of each group and its negated maximum."""
         codes: np.ndarray
         if compiled.COMPILED:
             ends, codes = np.empty(outer.shape, np.uint16), np.empty(grouped.shape, np.uint8)
@@ -303,9 +304,10 @@ def _out_of_order() -> CorruptFrameError:
 def quantise(
     values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float, bits: int
 ) -> Codes:
-    """Return min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 where high equals low.
+    """Return min(floor((v - low) 2^bits / (high - low)), 2^bits - 1), or 0 if high equals low.
 
-    Equation (3-1) with the code of `high` clamped; by the equation that code has one bit too many.
+    This is equation (3-1) with the code of `high` clamped, because by the equation that code has
+    one bit too many.
     """
     span = np.subtract(high, low, dtype=np.float64)
     steps: npt.NDArray[np.float64] = np.subtract(values, low, dtype=np.float64)
@@ -331,7 +333,7 @@ class AgreedScale:
     """Scale of values in predictions: running means of the scales in training frames.
 
     Both ends of a link count a frame at its commit. So predictions need no scale of their own, and
-    no row depends on other rows of its batch.
+    no row depends on the other rows of its batch.
 
     Attributes:
         scale: scale in the form that `ValueCode` reads; empty before the first commit.
@@ -348,7 +350,7 @@ class AgreedScale:
 
     @property
     def tag(self) -> bytes:
-        """One byte that differs, 255 times in 256, where the means differ."""
+        """One byte; it differs with probability 255/256 if the means differ."""
         return bytes([self._history & 0xFF])
 
     def record(self, step: int, scale: Payload) -> None:
@@ -392,7 +394,7 @@ def value_code(values: str) -> ValueCode:
     """Return the code that an option names: ``fp32``, ``bf16`` or a number of bits from 1 to 8.
 
     Raises:
-        BadOptionError: the option names no code.
+        BadOptionError: no code has this name.
     """
     require_choice("values", values, VALUES)
     if values in ("fp32", "bf16"):
@@ -401,7 +403,7 @@ def value_code(values: str) -> ValueCode:
 
 
 def nearest_bfloat16(values: Values) -> npt.NDArray[np.uint16]:
-    """Return the bits of the nearest finite bfloat16, ties to the even one."""
+    """Return the bits of the nearest finite bfloat16; ties go to the even one."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     finite: npt.NDArray[np.uint16] = np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
@@ -421,7 +423,8 @@ def from_bfloat16(bits: npt.NDArray[np.uint16]) -> Values:
 def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
     """Return the bits of the largest finite bfloat16 that is not above a value.
 
-    For a value below the range of bfloat16 this is its lowest number; `quantise` then clips.
+    For a value below the range of bfloat16 this is the lowest bfloat16 number; `quantise` then
+    clips.
     """
     bits = np.maximum(values, _LOWEST).view(np.uint32)
     below = (bits + (bits >> 31) * np.uint32(0xFFFF)) >> 16
@@ -438,7 +441,7 @@ def _outer(grouped: Values) -> Values:
     """Return the least and the largest value of each group, axes (groups, 2).
 
     Raises:
-        NonFiniteError: a value is NaN or Inf, and so an end is.
+        NonFiniteError: a value is NaN or Inf, so the end of the range would be too.
     """
     outer = np.empty((len(grouped), 2), np.float32)
     if compiled.COMPILED:
@@ -454,7 +457,7 @@ def _outer(grouped: Values) -> Values:
 
 
 def _in_groups(rows: np.ndarray, groups: int) -> np.ndarray:
-    """Group numbers of axes (rows, k) into one line for each scale."""
+    """Arrange numbers of axes (rows, k) as one line for each scale."""
     return np.ascontiguousarray(rows).reshape(groups, max(1, rows.size // max(1, groups)))
 
 
@@ -465,7 +468,7 @@ class GradientCode:
     (Alistarh et al. 2017, QSGD).
 
     Raises:
-        BadOptionError: the option names no format.
+        BadOptionError: no format has this name.
     """
 
     def __init__(self, grad: str) -> None:
@@ -486,7 +489,7 @@ class GradientCode:
         return 2 * rows + packed_bytes(values, self.bits)
 
     def encode(self, grad: Tensor, mask: Mask | None, context: StepContext) -> bytes:
-        """Encode gradients of axes (rows, k); with a mask, only those it marks.
+        """Encode gradients of axes (rows, k); a mask selects the ones to encode.
 
         Raises:
             NonFiniteError: a gradient is NaN or Inf.
@@ -508,7 +511,7 @@ class GradientCode:
         )
 
     def decode(self, payload: Payload, rows: int, width: int, mask: Mask | None) -> Values:
-        """Decode the gradients of a payload, axes (rows, width); 0 where the mask does not mark.
+        """Decode a payload's gradients, axes (rows, width); unmarked positions become 0.
 
         Raises:
             FrameError: `encode` could not have made these bytes.

@@ -1,12 +1,12 @@
-"""The range coder's loops over several states, 16 of them in each vector of the processor.
+"""Loops of the range coder over 16 states at a time, one vector of the processor.
 
-Numba does not vectorise such loops, because of their table look-ups and because a state gives and
-takes words only sometimes. So `_give` and `_take` insert the work on 16 states into the LLVM code
+Numba does not vectorise such loops, because of their table look-ups and because a state writes and
+reads words only sometimes. So `_give` and `_take` insert the work on 16 states into the LLVM code
 that numba compiles. LLVM translates it to the processor's instructions, from AVX-512 down to plain
 SSE2, with the same results. Only code that uses numba imports this module.
 
-No code here checks an index of an array, so callers must keep to the documented sizes. Numbers from
-a payload never become an index: symbols are masked or found between bounds, and words are counted
+No code here checks array indices, so callers must keep to the documented sizes. Numbers from a
+payload never become an index: symbols are masked or found between bounds, and words are counted
 before each row.
 """
 
@@ -66,7 +66,7 @@ class _Lanes:
         return self._of(lambda one, two: self.builder.icmp_unsigned(">=", one, two), other)
 
     def where(self, yes: _Lanes, no: _Lanes) -> _Lanes:
-        """Return `yes` in lanes where this holds, `no` in the others."""
+        """Return `yes` in lanes where the condition holds, and `no` elsewhere."""
         return _Lanes(self.builder, self.builder.select(self.value, yes.value, no.value))
 
     def to(self, kind: ir.IntType) -> _Lanes:
@@ -76,7 +76,7 @@ class _Lanes:
         return _Lanes(self.builder, convert(self.value, _vector(kind)))
 
     def quotient(self, other: _Lanes) -> _Lanes:
-        """Divide by rounded float32 division: at most one off, where the quotient is below 2^22."""
+        """Divide by rounded float32 division; the error is at most one for quotients below 2^22."""
         floats = _vector(ir.FloatType())
         one, two = (self.builder.uitofp(each.value, floats) for each in (self, other))
         quotient = self.builder.fdiv(one, two)
@@ -93,7 +93,7 @@ class _Lanes:
         return _Lanes(self.builder, self.builder.call(function, parts))
 
     def chosen(self, lanes: _Lanes) -> _Lanes:
-        """Return, for each lane, the number in the lane that it names, from 0 to 15."""
+        """Return, for each lane, the value of the lane whose number it contains, 0 to 15."""
         found = ir.Constant(self.value.type, ir.Undefined)
         for lane in range(LANES):
             which = self.builder.extract_element(lanes.value, _Number(lane))
@@ -115,7 +115,7 @@ class _Lanes:
         return found
 
     def marked(self) -> Any:
-        """Return the number of lanes that hold, as a 64-bit number."""
+        """Return the number of true lanes, as a 64-bit number."""
         bits = self.builder.bitcast(self.value, ir.IntType(LANES))
         return self.builder.zext(self.builder.ctpop(bits), _Index)
 
@@ -226,7 +226,7 @@ def _giving(
 ) -> Any:
     """Code the symbols of 16 columns in a row; return the new end of the words.
 
-    The first state gives its word first; `encode` reverses that order.
+    The first state writes its word first; `encode` reverses that order.
     """
     arrays = table, codes, states, words
     signature = types.int64(*arrays, *(types.int64,) * 5)
@@ -357,7 +357,7 @@ _take_bytes: Any = intrinsic(_taking_bytes)
 
 
 def _refilled(state: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: Any) -> Any:
-    """Store the states, each with a word where it needs one; return the number of words taken."""
+    """Store the states, and refill each one that needs a word; return the number of words taken."""
     takes = state < (1 << _WORD_BITS)
     given = words.load(taken).chosen(takes.to(_Word).sum_of_later()).to(_Number)
     states.store(lane, takes.where((state << _WORD_BITS) | given, state))
@@ -388,7 +388,7 @@ def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_La
 def encode(
     table: Any, choices: int, codes: Any, rows: int, width: int, states: Any, words: Any
 ) -> int:
-    """Code all symbols, last one first; write the words in the order in which a decoder takes them.
+    """Code all symbols from last to first; write the words in the decoder's order.
 
     Args:
         table: shares, uint32, width x choices of them.
@@ -430,8 +430,8 @@ def decode(
 
     Args:
         table: see `encode`.
-        splits: uint16, axes (15, width); where every 16th of the symbols starts. Where there are
-            fewer than 16, starts are repeated.
+        splits: uint16, axes (15, width); start of every sixteenth part of the symbols. With fewer
+            than 16 symbols, some starts are repeated.
         choices: see `encode`; from 2 to 256.
         words: uint16, at least len(states) + LANES more than the payload has.
         states: see `encode`.
@@ -440,7 +440,7 @@ def decode(
         width: see `encode`.
 
     Returns:
-        The number of words taken; more than the payload has if those do not suffice.
+        Number of words read; it exceeds the payload's length if the payload is too short.
     """
     count, taken = len(states), 0
     most = len(words) - count - LANES

@@ -9,8 +9,8 @@ the results:
     label party -> each       positions of its rows, once all parties have accepted
 
 The label party thus learns which of its rows each other party has. Another party learns which of
-its rows the label party has, which of those all parties have, and the two counts; it learns no more
-about a third party's rows.
+its rows the label party has, which of those all parties have, and the two counts; it learns nothing
+more about a third party's rows.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Found:
     """A party's result: the rows of the session.
 
     Attributes:
-        positions: positions of its own rows in the session's order, int64, axes (rows,); -1 for a
-            row that it lacks.
+        positions: positions of the party's own rows in the session's order, int64, axes (rows,); -1
+            for a missing row.
         complete: number of rows that all parties have, which come first; None if all rows are of
             this kind.
-        held: at the label party, which rows each other party has; at another party, its own; bool,
-            axes (rows,).
+        held: at the label party, the rows that each other party has; at another party, its own
+            rows; bool, axes (rows,).
     """
 
     positions: np.ndarray = field(repr=False)
@@ -137,6 +137,6 @@ def _lead(protocol: Protocol, own: Own, parties: Sequence[str], label_party: str
 
 
 def _shuffled(chosen: np.ndarray) -> np.ndarray:
-    """Positions of the chosen rows, in an order that is unpredictable for others."""
+    """Return positions of the chosen rows in an order that other parties cannot predict."""
     found = np.flatnonzero(chosen)
     return found[np.argsort(np.frombuffer(os.urandom(8 * len(found)), "<u8"), kind="stable")]

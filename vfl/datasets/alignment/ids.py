@@ -46,7 +46,7 @@ _DIGITS = re.compile(r"(\d{4})(\d\d)(\d\d)", re.A)
 
 
 class IdRule(ABC):
-    """A rule that maps different spellings to one.
+    """A rule that maps different spellings of an id to one.
 
     Applying it twice has the same effect as once.
     """
@@ -119,7 +119,7 @@ class Date(IdRule):
     """Write a date as year-month-day; text that is no date in this order stays.
 
     Args:
-        order: order of day, month and year where the year does not come first.
+        order: order of day, month and year in dates that do not begin with the year.
 
     >>> Date(order="dmy").apply("3.11.1985"), Date().apply("1985-11-03 00:00:00")
     ('1985-11-03', '1985-11-03')
@@ -191,8 +191,8 @@ def read_ids(table: Table, name: str, where: str) -> np.ndarray:
         where: owner of the table, for the message.
 
     Raises:
-        MissingColumnError: the table lacks such a column.
-        MisalignedError: rows have no id; states their number.
+        MissingColumnError: the table lacks the id column.
+        MisalignedError: rows have no id; the error states how many.
     """
     blocks = list(id_blocks(table, name, where))
     return np.concatenate(blocks) if blocks else np.empty(0, dtype=object)
@@ -201,7 +201,7 @@ def read_ids(table: Table, name: str, where: str) -> np.ndarray:
 def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
     """Yield the ids of `read_ids`, some rows at a time.
 
-    Its error about missing ids comes at the end.
+    It reports missing ids in an error at the end.
     """
     known = list(table.columns)
     names = id_columns(name, known)
@@ -244,7 +244,7 @@ class DiskIds(Sequence[bytes]):
     """Normalised ids in a file; a slice of them is a list.
 
     Args:
-        place: where the file is stored.
+        place: folder in which the file is stored.
 
     >>> ids = DiskIds(scratch())
     >>> ids.add([b"17", b"4", b"250"])
@@ -306,7 +306,7 @@ class OwnIds:
             form: format of the file.
             where: owner of the file, for messages.
             rules: normalisation rules.
-            place: where the ids are stored.
+            place: folder in which the ids are stored.
 
         Raises:
             MissingColumnError, MisalignedError: see `read_ids` and `check_unique`.
@@ -355,10 +355,11 @@ def check_unique(
         ids: yields the ids as spelled in the table, in blocks; called if a key repeats.
         where: owner of the ids, for the message.
         spec: the rules.
-        place: where keys are compared.
+        place: folder in which keys are compared.
 
     Raises:
-        MisalignedError: states how many rows repeat an id, in the table and after the rules.
+        MisalignedError: rows repeat an id; the error states how many, before and after the rules
+            for repeats.
     """
     place = place or scratch()
     parts = (keys[start : start + BLOCK_ROWS] for start in range(0, len(keys), BLOCK_ROWS))

@@ -1,4 +1,4 @@
-"""Join of several parties' tables: their rows in one order by their ids.
+"""Join of several parties' tables: orders their rows by their ids.
 
 In one process `align` joins all tables. In a federation each party sorts its own table with
 `sort_by_id` and the parties compare digests (`PartyData.row_digest`); no id leaves its owner. Ids
@@ -73,7 +73,7 @@ def align(
         whole: a party whose rows all stay if at least one other party has them.
 
     Raises:
-        MissingColumnError: a table lacks that column.
+        MissingColumnError: a table lacks the id column.
         MisalignedError: ids are missing or repeated, or very few are common.
     """
     named = dict.fromkeys(frames, id_column) if isinstance(id_column, str) else id_column
@@ -169,7 +169,7 @@ def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
     """Convert texts of ids to int64.
 
     Raises:
-        MisalignedError: some texts are no whole numbers.
+        MisalignedError: some texts are not whole numbers.
     """
     try:
         return np.array([int(text) for text in cells], dtype=np.int64)
@@ -195,7 +195,7 @@ def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
 def _mismatch(
     ids: Mapping[str, np.ndarray], columns: Mapping[str, pd.Series], id_type: IdType, common: int
 ) -> MisalignedError:
-    """Make the error that names the two parties with the fewest matches; it contains no id."""
+    """Make an error that names the two parties with the fewest common ids; it contains no id."""
     matches = {
         (left, right): len(np.intersect1d(ids[left], ids[right], True))
         for left, right in combinations(ids, 2)

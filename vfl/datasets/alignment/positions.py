@@ -2,7 +2,7 @@
 
 Each version is a sealed file in the party's own folder. The positions are valid while the ids of
 the table are unchanged; a table with other ids, or in another order, is refused. Rows that a party
-erases are withdrawn: their places leave the order at every party, and all other rows stay.
+erases are withdrawn: Removed rows lose their positions at every party; all other rows stay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vfl.datasets.split import Split, split_apart
 from vfl.datasets.table import Part, Table, spaced
 
 _INDEX = np.dtype("<u4")
-_GAP = np.iinfo(_INDEX).max  # stored in place of -1
+_GAP = np.iinfo(_INDEX).max  # number stored in place of -1
 _VERSION = re.compile(r"([0-9]{4})\.positions")
 _STAGED = "staged"
 _BLOCK = 1 << 16  # positions written at a time
@@ -65,7 +65,7 @@ class Alignment:
         ids: number of these ids.
         positions: int64, axes (rows,); -1 for a row of the session that the party lacks.
         complete, held: see `Found`.
-        withdrawn: places in the original order whose rows have left it; ascending.
+        withdrawn: positions in the original order whose rows were removed; ascending.
     """
 
     party: str
@@ -101,7 +101,7 @@ class Alignment:
         """Refuse an alignment made for another treatment of missing rows.
 
         Raises:
-            MisalignedError: it was made with another `data.missing_rows`.
+            MisalignedError: the alignment was made with another `data.missing_rows`.
         """
         if self.agreed.rows != rows:
             raise MisalignedError(
@@ -114,7 +114,7 @@ class Alignment:
 
     @property
     def absent(self) -> np.ndarray | None:
-        """Places of the session's rows that the party lacks, ascending; None if it has all."""
+        """Positions of the session's rows that the party lacks, ascending; None if none."""
         lacking = np.flatnonzero(self.positions < 0)
         return lacking if len(lacking) else None
 
@@ -134,10 +134,10 @@ class Alignment:
         return hashlib.sha256(order + np.array(self.withdrawn, _INDEX).tobytes()).digest()
 
     def without(self, places: Collection[int]) -> Alignment:
-        """Remove some places, counted in the original order; earlier removals stay removed.
+        """Remove some positions, counted in the original order; earlier removals remain.
 
         Raises:
-            MisalignedError: a place does not exist in the order.
+            MisalignedError: a position does not exist in the order.
         """
         whole = len(self.positions) + len(self.withdrawn)
         if places and (min(places) < 0 or max(places) >= whole):
@@ -159,7 +159,7 @@ class Alignment:
         )
 
     def places_of(self, rows: np.ndarray) -> list[int]:
-        """Places in the original order of the given rows of the party's table, if they have one."""
+        """Return positions in the original order of some rows of the party's table."""
         left = np.delete(np.arange(len(self.positions) + len(self.withdrawn)), self.withdrawn)
         found: list[int] = left[np.isin(self.positions, rows)].tolist()
         return found
@@ -176,7 +176,7 @@ class Alignment:
         return replace(self, positions=positions, table=table, ids=self.ids - len(gone))
 
     def applied(self, table: Table, id_column: str, where: str) -> tuple[Part, np.ndarray]:
-        """Rows of the table that are in the session, in its order, and the party's ids of them.
+        """Return the table's rows in the session's order, and the party's ids of them.
 
         Raises:
             MisalignedError: the ids of the table have changed since the alignment.
@@ -195,7 +195,7 @@ class Alignment:
         """Refuse ids other than those of the alignment, by their number and `ids_digest`.
 
         Raises:
-            MisalignedError: they have changed.
+            MisalignedError: the ids have changed.
         """
         if (count, digest) != (self.ids, self.table):
             raise MisalignedError(
@@ -227,7 +227,7 @@ class Alignment:
         self.commit(folder)
 
     def stage(self, folder: Path) -> None:
-        """Write the file under a temporary name; an earlier staged file is removed.
+        """Write the file under a temporary name; remove an earlier staged file.
 
         Raises:
             StorageError: the disk is full, or cannot be written; no part of the file remains.
@@ -252,7 +252,7 @@ class Alignment:
             yield np.packbits(one).tobytes()
 
     def commit(self, folder: Path) -> None:
-        """Make the staged file the last version, which needs no room on the disk."""
+        """Make the staged file the last version; this takes no further disk space."""
         (folder / _STAGED).replace(folder / f"{self.version:04d}.positions")
 
     @staticmethod
@@ -264,7 +264,7 @@ class Alignment:
         return Seal("alignment", self.party, self.agreed.name, self.version)
 
     def lacking(self, party: str) -> Alignment:
-        """The same alignment, as if another party had none of the rows."""
+        """Return the same alignment as if another party had none of the rows."""
         return replace(self, held={**self.held, party: np.zeros_like(self.held[party])})
 
     @classmethod
@@ -292,7 +292,7 @@ class Alignment:
         order of its own parties.
 
         Raises:
-            MissingDataError: the folder has no such version.
+            MissingDataError: the folder has no version of exactly these parties.
             RunFolderError: a version is damaged, or belongs to another party.
         """
         made_by: Collection[str] = ()

@@ -47,7 +47,7 @@ HELPER = "helper"
 _INDEX = np.dtype("<u4")
 _MOST_IDS = 2**28
 YES, NO = b"\x01", b"\x00"
-_LIMITS = struct.Struct("<II")  # limits of the number of other parties' ids that a party accepts
+_LIMITS = struct.Struct("<II")  # limits of other parties' ids that a party accepts
 
 
 #: A message; large content is in a file, and is read in parts.
@@ -102,7 +102,7 @@ class Own:
 
     Attributes:
         party: its name.
-        ids: normalised ids, each once.
+        ids: normalised ids without repetition.
         bounds: limits of the party.
         place: where sets are stored, with the memory limit for work on them.
         count: receives each other party's name and the number of ids in its set, before anything
@@ -123,7 +123,7 @@ class Own:
             yield self.ids[start : start + BLOCK_TAGS]
 
     def admit(self, owner: str, ids: int) -> None:
-        """Accept another party's set by its size; before that, nothing that depends on it is sent.
+        """Check the size of another party's set; before that, send nothing that depends on the set.
 
         Raises:
             ConsentError: the set is smaller or larger than this party accepts.
@@ -140,7 +140,7 @@ class Protocol(ABC):
 
     Args:
         pad: apparent size of every set, unless it is 0: a party fills its set with random ids,
-            which are never common.
+            which never match.
 
     Attributes:
         helper: whether a party without ids of its own, `HELPER`, takes part.
@@ -181,7 +181,7 @@ class Protocol(ABC):
     def helping(
         self, parties: Sequence[str], label_party: str, place: OnDisk | None = None
     ) -> Role:
-        """Run the role of the helper, if the protocol has one.
+        """Run the role of the helper, if the protocol needs one.
 
         Sets are stored in `place` or TMPDIR.
         """
@@ -223,7 +223,7 @@ class ServerAided(Protocol):
         if self.pad > most:
             raise too_many_ids(own.party, f"sets padded to {spaced(self.pad)} ids", most)
         sent, rows = DiskBytes(own.place), DiskColumn(own.place, np.int64)
-        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))  # for its own size
+        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))  # limit for its own size
         for tags, order in sorted_tags(self._tags(own, key), total, own.place):
             sent.write(tags.tobytes())
             rows.write(order)
@@ -471,16 +471,16 @@ def play(
     Args:
         spec: spec of the protocol, such as ``ecdh:pad=1000``.
         owns: inputs of each party, in an order that all agree on.
-        label_party: the label party, one of them.
+        label_party: the label party, one of the parties.
         observe: receives sender, receiver and payload of every message.
 
     Returns:
         Positions of each party's rows in the common order, int64, by party; and the traffic.
 
     Raises:
-        ConsentError: the first refusal of a party, because of a size.
+        ConsentError: a party refused because of a set's size; this is the first refusal.
         ProtocolError: a message has an unknown form.
-        SpecError: there is no such protocol.
+        SpecError: the protocol does not exist.
     """
     parties, protocol = [own.party for own in owns], PROTOCOLS.make(spec)
     roles = {own.party: PROTOCOLS.make(spec).role(own, parties, label_party) for own in owns}
@@ -501,7 +501,7 @@ def run_roles(
     """Run roles in this process; returns their results by party, and the traffic.
 
     Raises:
-        VFLError: the first error of any role.
+        VFLError: any role failed; this is the first error.
     """
     boxes: dict[tuple[str, str], deque[Message]] = {}
     sent, messages = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -590,7 +590,7 @@ def _own_rows(own: Own, order: DiskColumn, found: DiskColumn, wrong: str) -> np.
     """The party's rows at some positions of its shuffled set.
 
     Raises:
-        ProtocolError: a position is beyond the set, repeated, or that of a padding id.
+        ProtocolError: a position is beyond the set, is repeated, or belongs to a padding id.
     """
     fits = all(
         found[start : start + BLOCK_TAGS].max() < len(order)
@@ -617,7 +617,7 @@ def _as_bits(rows: DiskColumn, count: int, place: OnDisk) -> DiskBytes:
 
 
 def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
-    """Route of a set: its owner first; the comparing party last, unless it is the owner."""
+    """Return the route of a set: owner first; the comparing party last, unless it is the owner."""
     start = parties.index(owner)
     others = [*parties[start + 1 :], *parties[:start]]
     between = [party for party in others if party != judge]
@@ -653,7 +653,7 @@ def _decide(
 
 
 def too_few_common(own: Own, common: int) -> ConsentError:
-    """Error for fewer common ids than a party accepts; for its own log only."""
+    """Make the error for fewer common ids than a party accepts; only its own log shows it."""
     return ConsentError(
         f"party '{own.party}' does not consent to so small an intersection",
         got=f"{spaced(common)} ids in common, of {spaced(len(own.ids))} of its own",
@@ -674,7 +674,7 @@ def too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
 
 
 def too_many_ids(party: str, got: str, most: int) -> ConsentError:
-    """Error for sets that are larger than a party accepts, compared to its own."""
+    """Make the error for sets that are larger than a party accepts, relative to its own."""
     return ConsentError(
         f"party '{party}' does not consent to an intersection with so large a set",
         got=got,

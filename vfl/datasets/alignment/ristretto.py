@@ -23,7 +23,7 @@ _HASH_BYTES = 64
 _ORDER = 2**252 + 27742317777372353535851937790883648493
 _DOMAIN = b"vfl alignment ristretto255 1"
 _LIBRARIES = ("libsodium.so.26", "libsodium.so.23", "libsodium.26.dylib", "libsodium.23.dylib")
-_SHARE = 512  # points that a thread takes at a time
+_SHARE = 512  # number of points that a thread processes at a time
 
 
 def fresh_scalar() -> bytes:
@@ -45,7 +45,7 @@ def points_of(ids: Sequence[bytes]) -> bytes:
 
 
 def random_points(count: int) -> bytes:
-    """Draw points that belong to no id, to hide the number of ids."""
+    """Draw points that belong to no id; they hide the number of ids."""
     from_hash, _ = _functions()
     return _mapped(count, lambda row, out: from_hash(out, os.urandom(_HASH_BYTES)))
 
@@ -59,7 +59,7 @@ def multiply(points: Payload, scalar: bytes, sender: str = "this party") -> byte
         sender: owner of the points, for the message.
 
     Raises:
-        ProtocolError: an encoding is no point, or is the identity.
+        ProtocolError: the bytes do not encode a point, or encode the identity.
         MissingPackageError: libsodium is not installed.
     """
     _, times = _functions()

@@ -1,4 +1,4 @@
-"""Tags of ids: made, sorted and compared in blocks, so that no set needs to fit into memory.
+"""Tags of ids, processed in blocks, so that a set need not fit into memory.
 
 A tag is 16 bytes that look random. The first bits of the tags therefore split all sets into buckets
 of about equal size, and the buckets are compared in memory one after another.
@@ -96,7 +96,7 @@ def count_repeated(blocks: Iterable[Sequence[bytes]], size: int, place: OnDisk) 
     count = bucket_count(place, size * _RECORD.itemsize)
     buckets = _by_first_bits((tags_of(each, key) for each in blocks), place, count)
     for number in range(count):
-        # An id of half of the rows is reduced to one: its bucket may not fit into memory.
+        # An id that half of the rows have is reduced to one: its bucket may not fit into memory.
         uneven = buckets.sizes[number] > _most_by_chance(size, count)
         pieces = buckets.read(number) if uneven else [buckets.whole(number)]
         distinct = reduce(_distinct, (each["tag"] for each in pieces), as_tags(b""))
@@ -171,7 +171,7 @@ def _both(
 
 
 def _common_by_bytes(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The common rows if two tags of a set share their first 8 bytes; one in 10^7 sets of 10^6."""
+    """Return the common rows if two tags of a set share 8 bytes (one in 10^7 sets of 10^6)."""
     rows = [{bytes(tag): row for row, tag in enumerate(tags)} for tags in sets]
     if any(len(own) < len(tags) for own, tags in zip(rows, sets, strict=True)):
         raise ProtocolError("a set has one of its ids twice")

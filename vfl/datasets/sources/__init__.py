@@ -59,7 +59,7 @@ def make(source: str) -> DataSource:
     """Make the data set of a spec, or of sets of pictures joined with a plus.
 
     Raises:
-        SpecError: an unknown name or option, or sets that cannot be joined.
+        SpecError: the name or an option is unknown, or the sets cannot be joined.
     """
     specs = parts(source)
     made = [SOURCES.make(spec) for spec in specs]
@@ -101,7 +101,7 @@ def read_bundled(
 
     Raises:
         SpecError: see `make`.
-        BadOptionError: a limit below 1, or a form that the set does not support.
+        BadOptionError: the limit is below 1, or the set does not support a form.
         MissingDataError: files are missing.
         DataError: files are damaged.
     """

@@ -17,7 +17,7 @@ from vfl.datasets.table import Classes
 
 
 class DataSource(ABC):
-    """A data set with a name.
+    """A data set that is requested by name.
 
     A member implements `read`. Options are the arguments of its constructor. `pictures.py` has a
     base for sets of pictures, which can be joined.
@@ -43,7 +43,7 @@ class DataSource(ABC):
 
 @dataclass(frozen=True, slots=True)
 class SetFormat:
-    """Requested form of a data set; None keeps its form, or takes the set's own default.
+    """Requested form of a data set; None means the set's default form.
 
     Attributes:
         side: height and width of pictures, in pixels.
@@ -67,7 +67,7 @@ class SetFormat:
             known: names of the supported attributes.
 
         Raises:
-            BadOptionError: another attribute is set.
+            BadOptionError: an attribute is set that the data set does not have.
         """
         given = [each.name for each in fields(self) if getattr(self, each.name) is not None]
         foreign = [name for name in given if name not in known]
@@ -82,7 +82,7 @@ class SetFormat:
 
 
 class Unnumbered(Protocol):
-    """Rows that become numbers once the training rows are known."""
+    """Rows that can be converted to numbers only after the training rows are known."""
 
     def rows(self, train: np.ndarray) -> np.ndarray:
         """All rows, axes (rows, steps), encoded by the training rows."""
@@ -100,7 +100,7 @@ class Bundled:
         mean, scale: ``(pixel - mean) / scale`` standardises a picture, with one number for each
             channel; unused for other data.
         train_rows: rows before the set's own validation and test rows; None if it has none.
-        validation_rows: rows between those of training and test; 0 if they are yet to be drawn.
+        validation_rows: rows between training and test rows; 0 if they must still be drawn.
     """
 
     cells: np.ndarray | pd.DataFrame | Unnumbered
@@ -150,7 +150,7 @@ def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
 
 
 def first_rows(sizes: Sequence[int], limit: int | None) -> tuple[np.ndarray, list[int]]:
-    """The first rows of every part, one part after another, and the number of each."""
+    """Return the first rows of every part, in the order of the parts, and their numbers."""
     counts = in_proportion(sizes, limit)
     starts = np.cumsum([0, *sizes])[:-1]
     kept = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
@@ -158,7 +158,7 @@ def first_rows(sizes: Sequence[int], limit: int | None) -> tuple[np.ndarray, lis
 
 
 def interleaved(labels: np.ndarray) -> np.ndarray:
-    """An order that takes one row of each class in turn, for files sorted by class.
+    """Return an order that alternates between classes, for files sorted by class.
 
     >>> interleaved(np.array([0, 0, 0, 1, 1, 2])).tolist()
     [0, 3, 5, 1, 4, 2]

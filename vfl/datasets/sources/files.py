@@ -22,7 +22,7 @@ TIMEOUT_S = 60
 
 
 def data_folder(root: Path | None) -> Path:
-    """The folder of data sets: `root`, else the environment's VFL_DATA, else ``~/.cache/vfl``."""
+    """Return the folder of data sets: `root`, or VFL_DATA, or ``~/.cache/vfl``."""
     return root or Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl")
 
 
@@ -70,8 +70,8 @@ def fetch(archive: Archive, base: Path) -> None:
     """Unpack an archive into its folder under `base`, completely or not at all.
 
     Raises:
-        MissingDataError: it cannot be fetched.
-        DataError: it differs from the published file, or cannot be unpacked.
+        MissingDataError: the archive cannot be downloaded.
+        DataError: the archive differs from the published file, or cannot be unpacked.
     """
     base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base, prefix=".fetch-") as name:

@@ -1,4 +1,4 @@
-"""Picture sets with test rows of their own; only the requested pictures are decoded.
+"""Picture sets with separate test rows; only the requested pictures are decoded.
 
 Sets made from others, with fewer classes, another size, or several sets as one, do not decode more
 either.
@@ -101,7 +101,7 @@ def resized(found: PictureSet, side: int) -> PictureSet:
 
     def smaller(part: Part) -> Part:
         def take(rows: np.ndarray) -> np.ndarray:
-            # At least one block, also for no rows, so that there is an array to join.
+            # At least one block, even without rows, so that there is an array to join.
             starts = range(0, max(len(rows), 1), _BLOCK_ROWS)
             blocks = [rows[start : start + _BLOCK_ROWS] for start in starts]
             return np.concatenate([resize(part.take(block), side) for block in blocks])
@@ -133,7 +133,7 @@ def resize(pictures: np.ndarray, side: int) -> np.ndarray:
 
 
 def stacked(sets: Sequence[PictureSet]) -> PictureSet:
-    """Join several sets: their rows in turn, their classes one after another.
+    """Join several sets: alternate their rows, and number their classes consecutively.
 
     Raises:
         DataError: their pictures differ in shape; raised on reading.

@@ -79,7 +79,7 @@ class PictureSource(DataSource):
 
 
 class JoinedPictures(DataSource):
-    """One picture set, or several as one, with their classes one after another."""
+    """One picture set, or several joined as one, whose classes are numbered consecutively."""
 
     follows, own_parts = PictureSource.follows, PictureSource.own_parts
 
@@ -183,7 +183,7 @@ def read_mnist(
 
     Raises:
         MissingDataError: files are missing.
-        DataError: a file is truncated or of another format.
+        DataError: a file is truncated or has another format.
     """
     base = data_folder(root)
     if download:
@@ -219,7 +219,7 @@ def read_idx(path: Path) -> np.ndarray:
     """Read an idx or idx.gz file of bytes: ``0 0 8 axes``, a big-endian u32 an axis, then cells.
 
     Raises:
-        DataError: another format, a truncated file, or one above 1 GiB.
+        DataError: the file has another format, is truncated, or is larger than 1 GiB.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -352,7 +352,7 @@ def _cifar_file(path: Path) -> Path:
 
 
 def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
-    """Read Tiny-ImageNet, 200 classes, from its own folder or from JPEGs in npz, whichever exists.
+    """Read Tiny-ImageNet, 200 classes, from its original folder or from JPEGs in an npz file.
 
     There is no download, because no checksum was published. Its validation pictures are the test
     rows here, because the labels of its test pictures were never published.
@@ -413,7 +413,7 @@ def _read_archives(parts: Iterable[Path], names: str, side: int) -> PictureSet:
 
 
 def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where: Path) -> Part:
-    """Make a part whose pictures are decoded on demand, with one of each class in turn.
+    """Make a part whose pictures are decoded on demand, in an order that alternates classes.
 
     Args:
         labels: labels, axes (rows,), in the order of the files.
@@ -433,10 +433,10 @@ def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where:
 
 
 def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:
-    """Decode one picture, grey ones as three equal channels; uint8, axes (3, side, side).
+    """Decode one picture; a grey one gets three equal channels; uint8, axes (3, side, side).
 
     Raises:
-        DataError: no JPEG, a broken one, or one of another size.
+        DataError: the bytes are not a JPEG, are damaged, or encode a picture of another size.
     """
     from PIL import Image
 

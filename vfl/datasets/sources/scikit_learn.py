@@ -1,4 +1,4 @@
-"""Data sets that come with scikit-learn, and one that is drawn from its digits."""
+"""Data sets that come with scikit-learn, and one that is made from its digits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Digits(DataSource):
 
 
 class BreastCancer(DataSource):
-    """Tumours by 30 measures of their cells, 569 rows, which come with scikit-learn."""
+    """Tumours with 30 measurements of their cells, 569 rows, which come with scikit-learn."""
 
     def read(self, asked: Request) -> Bundled:
         from sklearn.datasets import load_breast_cancer
@@ -74,7 +74,7 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_digit_pairs(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw pictures of two digits; training, validation and test rows one after another.
+    """Draw pictures of two digits; training rows come first, then validation and test rows.
 
     Every part draws from its own digits, so that no digit is in two parts.
 

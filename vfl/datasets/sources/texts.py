@@ -35,7 +35,7 @@ _REVIEW = re.compile(r"(?:.*/)?(neg|pos)/(cv[^/]*\.txt)", re.ASCII)
 
 DBPEDIA = "dbpedia-classes"
 DBPEDIA_FILES = ("DBPEDIA_train.csv", "DBPEDIA_val.csv", "DBPEDIA_test.csv")
-DBPEDIA_TEXT, DBPEDIA_CLASS = "text", "l3"  # the finest of its three levels
+DBPEDIA_TEXT, DBPEDIA_CLASS = "text", "l3"  # the finest of the data set's three levels
 DBPEDIA_LENGTH = 100
 
 
@@ -45,8 +45,7 @@ class Texts:
 
     Attributes:
         words: the words of all texts, each once.
-        numbers: indices of the words of all texts, one text after another; axes (words in all
-            texts,).
+        numbers: word indices of all texts, one text after another; axes (words in all texts,).
         starts: start of each text in `numbers`, and the end of the last one; axes (rows + 1,).
         length: words of a row.
         vocabulary: largest number of different word codes.
@@ -77,8 +76,9 @@ class Texts:
         """Encode all texts for a model: float32, axes (rows, length).
 
         The words of the training rows get the numbers from 2 on, the most frequent first, and words
-        of equal frequency in alphabetical order; 1 is any other word and 0 is padding at the end.
-        Only the first `length` words of a text count. A float32 represents the numbers exactly.
+        of equal frequency in alphabetical order; 1 means any other word, and 0 is padding at the
+        end. Only the first `length` words of a text count. A float32 represents the numbers
+        exactly.
 
         Args:
             train: the training rows.
@@ -149,7 +149,7 @@ def tokenizer_digest(name: str) -> str:
     """SHA-256 of the tokenizer of a model on this machine.
 
     Raises:
-        MissingDataError: the model is not there, or has no tokenizer.
+        MissingDataError: the model does not exist, or has no tokenizer.
     """
     folder = existing_model(name)
     path = existing_file(folder / TOKENIZER, want=f"the tokenizer of the model '{name}'")
@@ -162,7 +162,7 @@ class ReviewPolarity(DataSource):
     follows = ("length", "vocabulary", "tokenizer")
 
     def read(self, asked: Request) -> Bundled:
-        """Read the reviews, negative (0) and positive (1) in turn, in the order of their names.
+        """Read the reviews in the order of their names, alternating negative (0) and positive (1).
 
         `asked.root` contains ``review-polarity/review_polarity.tar.gz`` as its authors publish it.
 

@@ -1,6 +1,6 @@
-"""Pages of runs, grids, comparisons and values: each is one static HTML file that fetches nothing.
+"""Pages of runs, grids, comparisons and values: static HTML files that load nothing.
 
-Each kind has a file `*_page.py` that yields its sections (`sections`); `build` prints them.
+Each kind has a file `*_page.py` that yields its sections (`sections`); `build` renders them.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _tradeoff(
     place: int,
     measure: LabelMeasure,
 ) -> Drawing:
-    """Return a drawing; it shows the area of protection if a verdict is "protected"."""
+    """Return a drawing; it marks the protected area if a verdict is "protected"."""
     points, ends = [], []
     for number, one in enumerate(entries, 1):
         if one.defense in values:
@@ -164,7 +164,7 @@ def attack_advantages(
 def _by_leaks(
     title: str, words: str, lines: Sequence[Series], entry: LeaderboardEntry
 ) -> Iterator[Drawing]:
-    """Lines over the leaked labels of an entry, as many charts as their number takes."""
+    """Draw lines over an entry's leaked labels, in as many charts as necessary."""
     ticks = [(float(x), str(one.k)) for x, one in enumerate(entry.standings)]
     label = "leaked labels of each class"
     for start in range(0, len(lines), STYLES):
@@ -207,7 +207,7 @@ def strips(grid: LoadedGrid, cells: Collection[str]) -> Iterator[Strip]:
 
     Args:
         grid: grid of the victims.
-        cells: names of those that are shown.
+        cells: names of the cells to show.
 
     Raises:
         RunFolderError: a file of a cell is damaged.
@@ -378,7 +378,7 @@ def _board(
 
 
 def drawings_of_cuts(grid: LoadedGrid, cells: Collection[str]) -> list[Drawing]:
-    """Angles and maps of each defense's first victim, as far as they were measured."""
+    """Draw angles and maps of each defense's first victim, if they were measured."""
     first, found = grid_settings_of(grid.experiment).seeds[0], {}
     for cell in grid.cells:
         path = grid.path_of(cell) / PICTURES
@@ -396,7 +396,7 @@ def _victim(cell: Cell) -> str:
 def _victims(
     grid: LoadedGrid, records: Sequence[Record], labels: Iterable[Record], judge: Utility
 ) -> Table:
-    """Return one line for each victim: its cost and its leakage; `labels` are attacks on labels."""
+    """Return one line per victim: its cost and its leakage; `labels` are attacks on labels."""
     head = [
         "defense",
         "seed",
@@ -419,7 +419,7 @@ def _victims(
     for cell in grid.cells:
         if (own := figures.get(cell.name)) is None:
             continue
-        found = worst.get(cell.name)  # none where none was after its labels
+        found = worst.get(cell.name)  # none if no attack was on its labels
         lines.append(
             [
                 _victim(cell),

@@ -29,15 +29,15 @@ from vfl.experiments.provenance import provenance
 from vfl.experiments.results import LoadedGrid, write_records
 from vfl.experiments.tables import date_text
 
-#: The only script of a page, and its hash. The page runs no other script and fetches nothing.
+#: The only script of a page, and its hash. The page runs no other script and loads nothing.
 _SCRIPT = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
 _DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 PAGE = "report.html"
-_TEXT_LIMIT = 1_000_000  # characters of one text, such as a configuration
+_TEXT_LIMIT = 1_000_000  # largest number of characters of one text, such as a configuration
 
 
 def _shown(value: object) -> object:
-    """Text without what hides or steers; the engine escapes it afterwards. Charts are markup."""
+    """Remove invisible characters from a text; the engine escapes it later. Charts are markup."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable_lines(value, _TEXT_LIMIT)
     return value
@@ -55,10 +55,10 @@ ENVIRONMENT.globals |= {"script": Markup(_SCRIPT), "script_hash": f"sha256-{_DIG
 
 
 def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
-    """Write `report.html` into the folder of a run or a grid, from what it holds.
+    """Write `report.html` into the folder of a run or grid, from the folder's content.
 
-    The page is one static file: one script that sorts its tables, nothing fetched, and the same
-    bytes every time.
+    The page is one static file: The page has one script that sorts tables, loads nothing, and
+    always has the same bytes.
 
     Args:
         run_folder: a folder that training, comparing or attacking wrote.
@@ -69,7 +69,7 @@ def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
         The path of the page.
 
     Raises:
-        RunFolderError: there is no run in it, or one this version cannot read.
+        RunFolderError: the folder contains no run, or a run that this version cannot read.
     """
     target = Path(run_folder) / PAGE
     write_text(target, render(Path(run_folder), missed_cost))
@@ -77,10 +77,10 @@ def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
 
 
 def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
-    """Write `table.md`, `results.json` and `results.csv` of a study from what its cells hold.
+    """Write `table.md`, `results.json` and `results.csv` of a study from its cells.
 
     Returns:
-        The tables in Markdown with what they leave out, and the content of the JSON file.
+        The result is the tables in Markdown with their omissions, and the content of the JSON file.
 
     Raises:
         RunFolderError: there is no grid, or a file of it is damaged.
@@ -109,10 +109,10 @@ def build_index(folder: Path) -> tuple[list[Listed], Path]:
     """Write `index.html` into a folder of runs and grids, with a line and a link for each.
 
     Returns:
-        What it lists, the newest first, and the path of the page.
+        The result is the listed folders, newest first, and the path of the page.
 
     Raises:
-        RunFolderError: there is no such folder.
+        RunFolderError: the folder does not exist.
     """
     runs, target = list_runs(folder), folder / "index.html"
     page = {"name": str(folder.name or folder), "meta": f"{len(runs)} runs", "runs": runs}
@@ -181,9 +181,9 @@ class Listed:
         kind: training, grid, comparison or value.
         created: time of the start.
         state: see `GridStatus` and `vfl.training.status.RunStatus`.
-        sentence: first sentence of its page; empty without one.
+        sentence: first sentence of its page; empty without a page.
         cards: the same as numbers, title and value.
-        page: whether it has one.
+        page: whether the folder has a page.
     """
 
     name: str
@@ -196,10 +196,10 @@ class Listed:
 
 
 def list_runs(folder: Path) -> list[Listed]:
-    """Return the runs and grids in a folder, the newest first; damaged ones are marked.
+    """Return the runs and grids in a folder, newest first; mark damaged ones.
 
     Raises:
-        RunFolderError: there is no such folder.
+        RunFolderError: the folder does not exist.
     """
     if not folder.is_dir():
         raise RunFolderError(

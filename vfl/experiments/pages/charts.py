@@ -1,9 +1,8 @@
-"""Charts as inline SVG: no script, no fonts of their own, colours from the page's style sheet.
+"""Charts as inline SVG without scripts or fonts; the page's style sheet sets the colours.
 
-Every chart has a title and a description for readers who do not see it, and a point under the mouse
-says what it is. Lines differ in dash as
-well as in colour, so that they can be told apart on paper. Where ticks go, and which points of a
-long curve are worth drawing, stands at the end.
+Every chart has a title and a description for screen readers, and each point shows its name under
+the mouse. Lines differ in dash as well as colour, so that they are distinguishable on paper. The
+functions for tick positions and for thinning long curves are at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ROOM = 4  # of the y axis, below the top of a shaded area
 
 Position = tuple[float, float]
 
-#: A place on an axis and its words.
+#: A position on an axis and its text.
 Tick = tuple[float, str]
 
 
@@ -47,8 +46,9 @@ class Series:
 
     Attributes:
         name: its word in the legend.
-        points: (x, y), finite, x ascending; a single one is drawn as a dot.
-        style: 1 to 8, colour and dash in the style sheet, so one thing looks alike in all charts.
+        points: points (x, y), finite, x ascending; a single one is drawn as a dot.
+        style: number from 1 to 8 of colour and dash in the style sheet, the same for one thing in
+            all charts.
         whiskers: (x, low, high), an interval each.
     """
 
@@ -65,7 +65,7 @@ class Series:
         style: int,
         factor: float = 1.0,
     ) -> Series:
-        """Return a line through estimates at their x, with intervals; unknown ones are left out.
+        """Return a line through estimates with intervals at their x; skip unknown ones.
 
         Args:
             name: its word in the legend.
@@ -108,7 +108,7 @@ def line_drawing(
     whole_x: bool = False,
     x_ticks: Sequence[Tick] | None = None,
 ) -> Drawing:
-    """Lines over two axes, with their names below.
+    """Draw lines over two axes, with their names below.
 
     Args:
         title: a few words.
@@ -117,8 +117,8 @@ def line_drawing(
         x_label: written under the axis.
         description: text for screen readers about the lines; by default their ends.
         x_from: largest start of the x axis; None is the first point.
-        whole_x: the x axis counts things, so no tick lies between two of them.
-        x_ticks: places and words of the ticks, for an axis that is not linear.
+        whole_x: whether the x axis counts things, so that ticks are integers.
+        x_ticks: positions and texts of the ticks, for a non-linear axis.
     """
     drawn = [each for each in lines if each.points]
     xs = [x for each in drawn for x, _ in each.points] + ([] if x_from is None else [x_from])
@@ -143,7 +143,7 @@ def _axes(
     x_label: str,
     x_ticks: Sequence[Tick],
 ) -> tuple[Scale, Scale, list[Markup]]:
-    """Return both scales, and the axes' rules, numbers and words; y begins and ends at a rule."""
+    """Return both scales, and the axes' lines, numbers and words; y starts and ends at a line."""
     y_low, y_high = widened(min(ys), max(ys))
     y_step = tick_step(y_low, y_high)
     x_scale = Scale(*x_range, LEFT, RIGHT)
@@ -261,8 +261,8 @@ class Bar:
     """One row.
 
     Attributes:
-        name: its label, shortened where it is long.
-        values: lengths of its segments, not negative.
+        name: the bar's label; a long one is shortened.
+        values: lengths of the bar's segments, not negative.
         text: text at the bar's end.
     """
 
@@ -272,7 +272,7 @@ class Bar:
 
 
 def bar_drawing(title: str, caption: str, bars: Sequence[Bar]) -> Drawing:
-    """Stacked bars on one scale, as high as they need; segment n has style n + 1."""
+    """Draw stacked bars on one scale, as high as necessary; segment n has style n + 1."""
     longest = max((sum(bar.values) for bar in bars), default=0) or 1
     words = Markup(
         '<text x="{}" y="{}" class="label">{}</text><text x="{}" y="{}" class="end">{}</text>'
@@ -306,11 +306,11 @@ class Point:
     """One point.
 
     Attributes:
-        number: stands in it; empty for a plain dot.
+        number: number drawn in the dot; empty for a plain dot.
         x, y: its place.
         style: 1 to 8, its colour; 0 is that of words.
-        what: said where the mouse rests on it.
-        x_half, y_half: half of an interval each way, drawn as whiskers; 0 draws none.
+        what: text shown when the mouse is over the dot.
+        x_half, y_half: half of an interval in each direction, drawn as whiskers; 0 draws none.
     """
 
     number: str
@@ -354,7 +354,7 @@ def scatter_drawing(
         legend: legend of the drawing.
         area: shaded.
         lines: heights that are drawn across, with their words.
-        x_ticks: places on the x axis and their words; round numbers if not given.
+        x_ticks: positions on the x axis and their texts; by default round numbers.
         through: corners of a line behind the points.
     """
     xs = [point.x + side * point.x_half for point in points for side in (-1, 1)]
@@ -379,7 +379,7 @@ def scatter_drawing(
 
 
 def map_drawing(title: str, caption: str, points: Sequence[Point]) -> Drawing:
-    """Small plain dots without axes, for a map whose distances have no unit."""
+    """Draw small dots without axes, for a map whose distances have no unit."""
     x_low, x_high = widened(min(one.x for one in points), max(one.x for one in points))
     y_low, y_high = widened(min(one.y for one in points), max(one.y for one in points))
     x_scale, y_scale = Scale(x_low, x_high, 8, RIGHT), Scale(y_low, y_high, HEIGHT - 8, 8)
@@ -396,7 +396,7 @@ def _shaded(area: Area, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def _across(height: float, words: str, places: Sequence[Position]) -> Markup:
-    """Return a line with its words above, at the left end unless more points lie there."""
+    """Return a line with its text above, at the left end unless more points are there."""
     near = [x for x, y in places if abs(y - (height - 7)) < 14]
     at_left = sum(x < LEFT + 110 for x in near) <= sum(x > RIGHT - 110 for x in near)
     x, anchor = (LEFT + 4, "") if at_left else (RIGHT - 4, "end")
@@ -474,7 +474,7 @@ def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Round values for an axis of logarithms: powers of ten, with 2 and 5 times where few.
+    """Return round values for a logarithmic axis: powers of ten, and 2 and 5 times these if few.
 
     >>> powers(800, 30_000), powers(1, 1e6)
     ([1000, 2000, 5000, 10000, 20000], [1, 10, 100, 1000, 10000, 100000, 1000000])
@@ -503,7 +503,7 @@ def tick_text(value: float, step: float) -> str:
 
 
 def thinned(points: Sequence[Position], most: int = 200) -> list[Position]:
-    """At most `most` points, peaks and valleys kept: the least and the greatest of each stretch.
+    """Return at most `most` points; keep the minimum and the maximum of each stretch.
 
     >>> thinned([(0, 5), (1, 9), (2, 1), (3, 4), (4, 4), (5, 3), (6, 8), (7, 2)], most=4)
     [(1, 9), (2, 1), (6, 8), (7, 2)]

@@ -1,7 +1,7 @@
-"""The page of a comparison: which codecs nothing beats at their bytes, tables, and curves.
+"""The page of a comparison: the best codecs for their bytes, tables, and curves.
 
-Curves show the score by epoch and by bytes, how often each unit is sent, and what alpha of
-randomised top-k does: score (thesis figure 3.6), training loss and generalisation gap (3.7).
+Curves show the score by epoch and by bytes, how often each unit is sent, and the effect of alpha in
+randomised top-k: score (thesis figure 3.6), training loss and generalisation gap (3.7).
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from vfl.experiments.statistics import Estimate, judge
 from vfl.experiments.tables import SHARES, Table, bytes_text, figures_of, list_text, score_text
 from vfl.experiments.value import gains_over_alone
 
-#: A codec that sends this share of its units in an average row leaves none out.
+#: A codec that sends this share of its units in an average row omits none.
 _NEARLY_ALL = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The codecs that stand in one chart: those of a level, and those that have none.
+    """The codecs in one chart: those of one level, and those without a level.
 
     Attributes:
         words: variant and level, for the titles.
@@ -166,7 +166,7 @@ def _sorted_shares(line: Line) -> list[tuple[float, float]]:
 
 
 def _never(line: Line) -> str:
-    """Return a codec, and its number of units that no test row sends."""
+    """Return a codec, and the number of its units that no test row sends."""
     never, units = line.mean("never_sent", ALL), line.mean("units", ALL)
     return f"{line.about['codec']}, {never:.3g} of {units:.3g} never"
 
@@ -180,7 +180,8 @@ def _drawn(
 
 
 _BEST, _OTHER = 1, 2
-#: Points of the score; a codec further below the best one is no choice, and would flatten the rest.
+#: Points of the score; a codec further below the best one is not useful, and would flatten the
+#: chart.
 _NEAR = 10.0
 
 
@@ -203,7 +204,7 @@ class CodecPoint:
 
 
 def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Yield a drawing for each variant, if scores are shares; others may be better when lower."""
+    """Yield a drawing for each variant, if scores are shares; else low may be better."""
     if measure not in SHARES:
         return
     for variant in dict.fromkeys(line.about["variant"] for line in lines):
@@ -266,7 +267,7 @@ _RANDOM, _PLAIN = "randtopk", "topk"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Codecs that differ in alpha alone.
+    """Codecs that differ only in alpha.
 
     Attributes:
         name: common part of the specs.
@@ -305,7 +306,7 @@ def families(lines: Sequence[Line]) -> list[Family]:
 
 
 def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Charts over alpha, and over epochs for each; none where no codecs differ in it alone."""
+    """Draw charts over alpha, and over epochs for each; none without such codecs."""
     known = [one for one in families(lines) if any(line.runs for line in one.members.values())]
     if not known:
         return
@@ -420,7 +421,7 @@ def codec_tables(
 
 
 def verdict_on(line: Line, measure: str) -> str:
-    """Return the verdict on a codec beside the reference; the text is empty for the reference."""
+    """Return the verdict on a codec compared with the reference; empty for the reference itself."""
     if line.reference is None or line.difference(measure) is None:
         return ""
     ours, theirs = line.values(measure), line.reference.values(measure)
@@ -441,9 +442,9 @@ def _table(columns: Columns) -> Table:
 
 
 def _bytes_text(line: Line, least: float) -> str:
-    """Mean bytes until so good; in brackets, how many repeats got there where not all did.
+    """Return mean bytes until the target score; brackets state how many repeats reached it.
 
-    The mean is over those alone, so it means little if some did not get there.
+    The mean is over repeats that reached the score, so it means little if some did not.
     """
     found = line.values(bytes_to(least), TRAINING)
     if not found:

@@ -1,4 +1,4 @@
-"""The page of a party's log of sessions: what happened, what it is worth, and its sheets."""
+"""The page of a party's session log: events, their reliability, and its data sheets."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
     """Return a record of processing of a party's sessions (GDPR, article 30), from its log.
 
     Args:
-        party: its own file.
-        lines: lines of its log.
+        party: the party's own file.
+        lines: lines of the party's log.
     """
     begun = [line for line in lines if line.event == "begun"]
     ended = [line for line in lines if line.event == "ended"]

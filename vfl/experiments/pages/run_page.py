@@ -1,7 +1,7 @@
-"""The page of a run: three numbers, curves, how good it became, its traffic, what was revealed.
+"""The page of a run: three numbers, curves, quality, traffic, and disclosed values.
 
-Of the folder only `run.json` must be there; a run may have been cut short. A figure whose numbers
-were not measured is left out.
+The folder must contain only `run.json`; a run may have been interrupted. A figure without measured
+numbers is omitted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from vfl.experiments.tables import (
 from vfl.experiments.value import gain_over_label, gains_over_alone
 
 NOT_RECORDED = "not recorded"
-#: Possessions of a feature party beside its columns, by name of the secure mode.
+#: Data of a feature party besides its columns, by name of the secure mode.
 _SHARED = {
     "beaver": "shares of first layers, which no party has whole",
     "permuted": "shares of a network, which no party has whole",
@@ -113,7 +113,7 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
 
 
 def gain_of(run: LoadedRun) -> str:
-    """Return a run's gain over its label party alone, in words; empty if it is not known."""
+    """Return a run's gain over its label party alone in words; empty if it is not known."""
     measure = _SHOWN[_utility(run).title]
     return gain_over_label(run.folder, measure, run.figure(f"test_{measure}"))
 
@@ -180,7 +180,7 @@ _LEDGERS = (("party", "Party"), ("phase", "Phase, all parties"))
 
 
 def _evaluations(run: LoadedRun) -> Table | None:
-    """Return a line for each group of rows that an evaluation scored; None without one."""
+    """Return a line for each group of rows that an evaluation scored; None if there are none."""
     if not run.evaluations:
         return None
     groups = []
@@ -230,7 +230,7 @@ def _revealed(found: Any) -> Table | None:
 
 
 def score(measure: str, value: float | None) -> str:
-    """Return a figure for the tables of a run; empty if it was not measured."""
+    """Return a metric for a run's tables; empty if it was not measured."""
     if value is None:
         return ""
     return percent_text(value) if measure in ("accuracy", "hit_rate") else number_text(value)
@@ -277,7 +277,7 @@ def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
 
 
 def drawings_of(run: LoadedRun) -> list[Drawing]:
-    """Loss and score by epoch, score by bytes, bytes by party: as many as can be drawn."""
+    """Draw loss and score by epoch, score by bytes, and bytes by party, if they are known."""
     epochs, drawings = run.epochs, []
     if lines := _series(epochs, "loss", "epoch"):
         words = "mean over rows, lower is better"
@@ -347,7 +347,7 @@ _SHOWN = {"Test RMSE": "rmse", "Test AUC": "auc", "Test accuracy": "accuracy"}
 
 
 def _utility(run: LoadedRun) -> Card:
-    """Return the card of the model's quality beside the guess, in a measure for its labels."""
+    """Return the card of the model's quality and the guess, in a measure for its labels."""
     guess = finite(run.summary.get("guess"))
     accuracy, rmse = (
         run.last(name) if run.figure(name) is None else run.figure(name)
@@ -370,7 +370,7 @@ def _utility(run: LoadedRun) -> Card:
 
 
 def _sent(run: LoadedRun) -> Card:
-    """Return the card of bytes sent, from the summary, else the ledger, else the last epoch."""
+    """Return the card of sent bytes: from the summary, or the ledger, or the last epoch."""
     total = run.sent
     if total is None:
         sent = [row.wire_bytes for row in run.traffic]
@@ -383,7 +383,7 @@ def _sent(run: LoadedRun) -> Card:
 
 
 def _size_note(wire_ratio: float | None) -> str:
-    """Return the size relative to dense float32; frame headers may make it larger than that."""
+    """Return the size relative to dense float32; frame headers may make it larger."""
     if wire_ratio is None or wire_ratio <= 0:
         return f"against dense float32: {NOT_MEASURED}"
     if wire_ratio < 0.95:
@@ -460,7 +460,7 @@ def _promises(run: LoadedRun) -> str:
 
 
 def _promised(run: LoadedRun) -> str:
-    """Return each promise by itself; promises in different units cannot be added."""
+    """Return each promise separately, because promises in different units cannot be added."""
     stated = run.summary.get("privacy")
     listed = stated if isinstance(stated, list) else []
     texts = [str(one.get("text", "")) for one in listed if isinstance(one, dict)]
@@ -468,7 +468,7 @@ def _promised(run: LoadedRun) -> str:
 
 
 def _privacy(attacked: Sequence[Record]) -> str:
-    """Return the strongest attack on labels, beside its guess and its baseline without a model."""
+    """Return the strongest attack on labels, its guess, and its baseline without a model."""
     measure = fitting_measure(attacked, "auto")
     labels = [row for row in attacked if label_measure(row) == measure]
     if not labels:

@@ -16,7 +16,7 @@ from vfl.experiments.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Pictures above each other, column by column about the same row.
+    """Rows of pictures; each column shows versions of the same data row.
 
     Attributes:
         title, caption: see `Drawing`.
@@ -30,14 +30,14 @@ class Strip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of a page; what is empty is not shown.
+    """A section of a page; empty sections are not shown.
 
     Attributes:
         title: its heading.
-        choices: tables of which one is shown at a time, by what is chosen; the first at the start.
+        choices: tables of which a reader can select one; the first is shown initially.
         drawings, standings, tables, strips, pairs: contents of the section, in this order.
         below: explanation below the contents.
-        folded: a table that opens when it is asked for.
+        folded: a table that readers can unfold.
         roomy: whether the tables have few columns.
     """
 

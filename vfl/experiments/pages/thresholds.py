@@ -62,16 +62,17 @@ _OF_RESIDUALS = (
     "Test rows in ten bands of equal size, lowest answers first. A residual is the label minus the "
     "answer; its mean is that of label and answer apart."
 )
-#: Classes of which the whole confusion is shown, and wrong guesses that are listed of more.
+#: Largest number of classes with a full confusion table, and number of wrong guesses listed beyond
+#: that.
 _WHOLE, _PAIRS = 12, 15
 #: Most points of a curve; more would not be visible.
 _POINTS = 200
-#: Fewer positive validation rows than this fit no curve worth showing.
+#: With fewer positive validation rows than this, a fitted curve is not reliable.
 _FEW_POSITIVES = 20
 
 
 def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tuple[str, str]]:
-    """Return lines about a run of classes for the terminal: a name and a sentence each."""
+    """Return lines about a classification run for the terminal: a name and a sentence each."""
     if (guessed := run.guessed.get("test")) is not None:
         return list(_class_lines(run, guessed))
     tested = run.scored.get("test")
@@ -93,7 +94,7 @@ def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tu
 
 
 def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iterator[Section]:
-    """Tables and curves of the test rows, as far as they were counted."""
+    """Return tables and curves of the test rows, if these were counted."""
     yield from _class_sections(run)
     if (residuals := run.residuals.get("test")) is not None:
         yield Section(
@@ -145,7 +146,7 @@ def _class_lines(run: LoadedRun, tested: Guessed) -> Iterator[tuple[str, str]]:
 
 
 def _class_sections(run: LoadedRun) -> Iterator[Section]:
-    """Guesses of more than two classes, and how sure they are."""
+    """Return guesses of more than two classes, and their confidence."""
     tested = run.guessed.get("test")
     if tested is None:
         return
@@ -229,7 +230,7 @@ def _residual_table(tested: Residuals) -> Table:
 
 
 def _is_weighted(run: LoadedRun) -> bool:
-    """Whether class weights changed probabilities that nothing has mended."""
+    """Return whether class weights changed the probabilities without a later correction."""
     label = run.config.get("label", {})
     weighted: bool = label.get("class_weight", "none") != "none"
     return weighted and not {"uncalibrated"} & {*run.scored, *run.guessed}
@@ -298,7 +299,7 @@ def _bands_table(tested: Scored, positives: str = "Positives") -> Table:
 
 
 def _calibration(run: LoadedRun, tested: Scored) -> Iterator[tuple[str, str]]:
-    """Yield errors of probabilities: before and after calibration, or after possible ones."""
+    """Yield errors of probabilities before and after calibration, or after a possible one."""
     if (before := run.scored.get("uncalibrated")) is not None:
         how = run.config["label"]["calibration"]
         yield "Before calibration", _reliability_text(before)

@@ -1,4 +1,4 @@
-"""The page of `vfl value`: what each party reaches alone, what all reach, and its price."""
+"""The page of `vfl value`: the score of each party alone, of all together, and the cost."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def value_page(grid: LoadedGrid) -> Content:
 
 
 def value_lines(grid: LoadedGrid) -> list[Line]:
-    """Return the kinds of training in cell order, each beside split; seeds split rows anew."""
+    """Return the kinds of training in cell order, each compared with split training."""
     found = []
     for line in grid.lines(grid.current):
         tested, learned = (line.mean(name, TRAINING) for name in ("test_rows", "train_rows"))
@@ -81,17 +81,17 @@ def value_lines(grid: LoadedGrid) -> list[Line]:
 
 
 def _is_alone(line: Line) -> bool:
-    """Whether nothing is sent but by a stand-in, in one place."""
+    """Return whether all columns are at one stand-in, so that only it sends anything."""
     return bool(line.about["party"]) or line.about["what"] == CENTRAL
 
 
 def sent_by(line: Line) -> float:
-    """Return the bytes of a whole training, mean over the seeds; 0 for a party alone."""
+    """Return the bytes of a whole training, averaged over seeds; 0 for a party alone."""
     return 0.0 if _is_alone(line) else line.mean("bytes", TRAINING) or 0.0
 
 
 def share_of(line: Line) -> float | None:
-    """Return the mean share of dense float32's bytes; None for a party alone."""
+    """Return the mean size relative to dense float32; None for a party alone."""
     return None if _is_alone(line) else line.mean("wire_ratio", TRAINING)
 
 
@@ -122,7 +122,7 @@ def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
 
 
 def _few(seeds: int) -> str:
-    """Return a caution about few seeds; an interval over two has one degree of freedom."""
+    """Return a warning about few seeds; an interval over two has one degree of freedom."""
     count = {1: "one seed says", 2: "two seeds say"}.get(seeds, f"{seeds} seeds say")
     return f"{count} little: intervals are wide or missing, take at least {_ENOUGH_SEEDS}"
 

@@ -1,4 +1,4 @@
-"""The Flower app of this project; everything it does is in the installed vfl package."""
+"""The Flower app of this project; the installed vfl package contains all of its code."""
 
 from pathlib import Path
 

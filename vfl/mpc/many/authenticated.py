@@ -34,7 +34,7 @@ from vfl.mpc.shares import SharedTensor, blank
 _OFFSET = FIELD.offset
 _OFFSET_BIT = BITS - 2
 _DIGEST_BYTES, _NONCE_BYTES = 32, 16
-#: Fraction bits that parties of all versions compare, although these shares have no fraction.
+#: Fraction bits that all versions' parties compare, although these shares have no fraction.
 _RECORDED_BITS = 20
 
 
@@ -101,7 +101,7 @@ class AuthenticatedMember(BeaverEngine):
     def _dealt(
         self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        if found := self._parts:  # these shares came with their mask
+        if found := self._parts:  # these shares were dealt with their mask
             self._parts = []
             return found
         return self._spread_out([], [(2, *shape) for shape in shapes], name, number)
@@ -140,7 +140,7 @@ class AuthenticatedMember(BeaverEngine):
         raise AssertionError("shares with MACs are opened by `opened`, which checks them")
 
     def _opened(self, hidden: Sequence[Tensor], number: int) -> list[Tensor]:
-        """Open masked shares under a number of their own; masks were dealt under another."""
+        """Open masked shares under their own operation number; masks have another number."""
         number = self.next_number()
         if self.deals:
             return [blank(each.shape[1:]) for each in hidden]
@@ -153,7 +153,7 @@ class AuthenticatedMember(BeaverEngine):
         return totals
 
     def _check(self, parts: Sequence[Tensor], number: int) -> None:
-        """Check that the parts add up to 0; each holder commits to its part before it shows it."""
+        """Check that the parts add up to 0; each holder commits to its part before opening it."""
         own = secrets.token_bytes(_NONCE_BYTES) + bytes(pack(parts))
         for holder in self.others:
             self.channels[holder].send_bytes(_commitment(own, self.role), number, "online")
@@ -247,7 +247,7 @@ class AuthenticatedMember(BeaverEngine):
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
         """See `vfl.mpc.many.members.Member.leading`; by comparisons with all powers of two.
 
-        For an element beyond the last place, that place is returned as its leading one.
+        For an element beyond the last position, that position is returned as its leading one.
         """
         negative = self.is_negative(shared)
         sign = self.plus(SharedTensor(FIELD.mul(negative.share, P - 2), 0), _ones(shared.shape[1:]))
@@ -266,7 +266,7 @@ class AuthenticatedMember(BeaverEngine):
         return SharedTensor(torch.cat([between, last.share, negative.share[:, None]], 1), 0)
 
     def _numbers(self, c: Tensor, wraps: Tensor, bits: Tensor, flip: Tensor) -> SharedTensor:
-        """Return numbers of which one is 0 if the public one is smaller; with the flip, larger.
+        """Return numbers of which one is 0 if the public number is smaller (flip: larger).
 
         The comparison is of 4 c' + 1 with 4 r' + 2 w, which are never equal.
         """

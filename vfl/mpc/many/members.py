@@ -1,12 +1,12 @@
 """Additive shares among 2 to 8 holders, with a dealer that finishes its work before theirs.
 
-See `vfl.mpc.engine`. The dealer sees no value, except in the form that asks it with permuted values
-(`Member.apply`). All parties follow the protocol; the dealer together with all other holders learns
-a holder's values.
+See `vfl.mpc.engine`. The dealer sees no value, except in the operation that queries it with
+permuted values (`Member.apply`). All parties follow the protocol; the dealer together with all
+other holders learns a holder's values.
 
-Products and divisions take one round each. Divisions follow Escudero et al. 2020, section 5.1:
-exact to one unit, also where local division of each share would be wrong. Extracting all bits
-(`Member.bits_of`) takes four rounds; turning one bit into a number takes one.
+Products and divisions take one round each. Divisions follow Escudero et al. 2020, section 5.1: it
+is exact to one unit, even if local division of each share would be wrong. Extracting all bits
+(`Member.bits_of`) takes four rounds; converting one bit to a number takes one.
 
 Numbers are fixed point in the ring 2^64. Byte counts below are payloads that a holder sends for n
 elements.
@@ -50,14 +50,15 @@ _FANNED = torch.arange(_FAN)[:, None]
 #: Number of words whose products are summed up at once, so that they stay in a processor's cache.
 _PIECE = 1 << 12
 
-#: Factors of a product of bits: index of each word, and how many places it moves (up if positive).
+#: Factors of a product of bits: index of each word, and the positions by which it is shifted (up if
+#: positive).
 Factors = tuple[tuple[int, int], ...]
 
 
 class BitEngine(BeaverEngine):
     """Engine that also extracts and multiplies the bits of shared elements."""
 
-    # Words of 64 bits whose exclusive or is the secret; n words each.
+    # Words of 64 bits whose exclusive or is the secret; each share has n words.
 
     def bits_of(self, shared: SharedTensor) -> Tensor:
         """Return the elements' bits as words of shared bits. 56 n bytes, four rounds.
@@ -76,11 +77,12 @@ class BitEngine(BeaverEngine):
         empty = self._flipped(words, -1)
         for stride in _STRIDES:
             (empty,) = self._ands([empty], [tuple((0, -at * stride) for at in range(_FAN))])
-        # Mark places above which no bit is set, then remove those where this bit is not set either.
+        # Mark positions above which no bit is set, then remove those where this bit is not set
+        # either.
         return empty ^ self._flipped(upper(empty, 1), -1 << SIGN)
 
     def numbers_of(self, words: Tensor, places: Sequence[int]) -> SharedTensor:
-        """Convert bits to the numbers 0 and 1; axes (places, *those of the words). One round.
+        """Convert bits to the numbers 0 and 1; axes (positions, *word axes). One round.
 
         It takes 8 n bytes, or n / 8 for the uppermost bit alone.
         """
@@ -107,14 +109,14 @@ class BitEngine(BeaverEngine):
         return self._numbers(self._flipped(total ^ carry, -1), signs)
 
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """Return the place of each magnitude's leading one, and the sign; no fraction bits.
+        """Return the position of each magnitude's leading one, and the sign; no fraction bits.
 
-        It discloses no value. 88 n bytes, eight rounds. For a negative element the leading one is
-        that of its complement, which is one less than its magnitude.
+        It discloses nothing about the value. 88 n bytes, eight rounds. For a negative element, it
+        is the leading one of the complement, which is one less than the magnitude.
 
         Returns:
-            Axes (places + 1, *its own): 1 at the leading one's place, if it is one of `places`; the
-            last entry is 1 where an element is below 0.
+            The axes are (positions + 1, *own axes): 1 at the leading one's position, if it is one
+            of `places`; the last entry is 1 if an element is below 0.
         """
         words = self.bits_of(shared)
         magnitude = words ^ (words >> SIGN)  # each holder flips by its own share of the sign
@@ -127,8 +129,8 @@ class BitEngine(BeaverEngine):
     def _summed(self, shared: SharedTensor) -> tuple[Tensor, Tensor]:
         """Return the bits that are 1 in both of two words, and those that differ.
 
-        The sum of the two words is the complement of the element: of the opened number minus a mask
-        whose bits are dealt.
+        The sum of the two words is the complement of the element: The terms are the bits of the
+        opened number, and of a mask whose bits are dealt.
         """
         number, shape = self.next_number(), shared.shape[self.front :]
         mask = self._mask(shared.shape, "whole", number=number)
@@ -141,7 +143,7 @@ class BitEngine(BeaverEngine):
         return ~opened & word, self._flipped(word, ~opened)
 
     def _numbers(self, words: Tensor, bits: Callable[[Tensor], Tensor]) -> SharedTensor:
-        """Convert bits to the numbers 0 and 1; `bits` takes them from a word. One round."""
+        """Convert bits to the numbers 0 and 1; `bits` extracts them from a word. One round."""
         number = self.next_number()
         mask = self._mask(words.shape, "word", number=number, numbers=WORDS)
         if self.deals:
@@ -158,8 +160,8 @@ class BitEngine(BeaverEngine):
     ) -> tuple[Tensor, Tensor]:
         """Return the runs of 4 `stride` bits that generate a carry and those that propagate one.
 
-        They come from runs of `stride` bits. With `last`, only runs that end at every so many bits
-        count, the uppermost included; `_squeezed` packs them.
+        They are computed from runs of `stride` bits. With `last`, only runs that end at every so
+        many bits count, the uppermost included; `_squeezed` packs them.
         """
         above = [(*((1, at * stride) for at in range(n)), (0, n * stride)) for n in range(1, _FAN)]
         whole = tuple((1, at * stride) for at in range(_FAN))
@@ -173,16 +175,17 @@ class BitEngine(BeaverEngine):
     def _ands(
         self, words: Sequence[Tensor], products: Sequence[Factors], stride: int = 0
     ) -> Sequence[Tensor]:
-        """Multiply bits, moved or not, in one round; 8 bytes a word.
+        """Multiply shifted or unshifted bits in one round; 8 bytes a word.
 
         For factors opened under masks, the product is a sum over subsets: the dealt product of the
-        subset's masks, times the other factors' openings (Beaver 1991 has two factors). An upward
-        move brings in zeros, a downward move ones.
+        subset's masks, times the other factors' openings (Beaver 1991 has two factors). A shift up
+        brings in zeros, and a shift down ones.
 
         Args:
             words: shared words.
             products: for each product, the words and how far each is moved.
-            stride: where only some bits of the products count, they are packed: see `_squeezed`.
+            stride: stride with which products are packed if only some of their bits count: see
+                `_squeezed`.
         """
         number, plan, shape = self.next_number(), _planned(tuple(products)), words[0].shape
         sizes = *shape[: self.front], len(words), shape[self.front :].numel()
@@ -251,7 +254,7 @@ class Member(BitEngine):
         """Share values of one holder; no message.
 
         Args:
-            owner: role of the holder whose values they are.
+            owner: role of the holder that owns the values.
             shape: axes of the values, known to every party.
             values: the values at their owner, None elsewhere.
             where: name of the values, for error messages.
@@ -268,7 +271,7 @@ class Member(BitEngine):
         return self._share(number, owner, shape, own, bits)
 
     def own(self, elements: Tensor, bits: int) -> SharedTensor:
-        """Treat each holder's own summand as its share of their sum; no message."""
+        """Treat each holder's own summand as its share of their sum; this sends no message."""
         return SharedTensor(blank(elements.shape) if self.deals else elements, bits)
 
     def public(self, shared: SharedTensor, value: float, factor: int = 1) -> SharedTensor:
@@ -279,7 +282,7 @@ class Member(BitEngine):
         return SharedTensor(share, shared.bits)
 
     def shuffled(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """Permute the rows of all tensors in one order that the dealer does not know.
+        """Permute the rows of all tensors in one order, which the dealer does not know.
 
         The dealer then cannot identify the owner of a row that a later operation selects. No
         message.
@@ -296,11 +299,12 @@ class Member(BitEngine):
     def quotient(self, shared: SharedTensor, shift: int) -> SharedTensor:
         """Divide as `divide` does, and keep the opening for later element-wise products.
 
-        The holders learn c = x + offset + r, which is the quotient minus a mask. Public are c /
-        2^shift, and one turn of the ring where the uppermost bit b of c is 1; the remainder is one
-        of two masks, A or A + B, and b selects which (`vfl.mpc.numbers.Ring.quotient`). So a
-        product takes no round of its own: the dealer deals products of A and of B
-        (function-dependent preprocessing: Ben-Efraim, Nielsen and Omri 2019). 8 n bytes, one round.
+        The holders learn c = x + offset + r, which is the quotient minus a mask. Public values are
+        c / 2^shift, and a multiple of the ring's size if the uppermost bit b of c is 1; the
+        remainder is one of two masks, A or A + B, and b selects which
+        (`vfl.mpc.numbers.Ring.quotient`). So a product takes no round of its own: the dealer deals
+        products of A and of B (function-dependent preprocessing: Ben-Efraim, Nielsen and Omri
+        2019). It takes 8 n bytes in one round.
         """
         number, shape, place = self.next_number(), shared.shape, SIGN - shift
         mask = self._mask_to_divide(shared.share, shift, number)
@@ -401,9 +405,9 @@ class Member(BitEngine):
 
 
 class Lockstep(BitEngine):
-    """All holders and the dealer in one process, one operation after the other, without messages.
+    """All holders and the dealer in one process, which runs operations one by one without messages.
 
-    Shares and masks have an axis of holders in front; opened values have none.
+    Shares and masks have a leading axis of holders; opened values have none.
 
     Args:
         holders: 2 to 8.
@@ -437,11 +441,11 @@ class Lockstep(BitEngine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """See `BeaverEngine.divide`; the parts of its mask are dealt a block at a time."""
+        """See `BeaverEngine.divide`; the parts of the mask are dealt block by block."""
         shape, offset = shared.share.shape, 0 if positive else self.numbers.offset
         mask, part, turn = self._division(shift, shape)
         opened = self._whole(shared.share + mask) + offset
-        # The share is p - t (1 - 2 b) of the dealt numbers p and t, where b is the upper bit of the
+        # The share is p - t (1 - 2 b), with dealt numbers p and t and the upper bit b of the
         # opening.
         share = torch.addcmul(part, turn, opened >> SIGN)
         share[0] += ((opened >> shift) & ((1 << ELEMENT_BITS - shift) - 1)) - (
@@ -535,27 +539,26 @@ class LocalMembers(LocalParties[Member]):
 
 
 def _parts(one: SharedTensor) -> range:
-    """Return the parts of a mask: one, or two for that of a quotient; see `Member.quotient`."""
+    """Return the parts of a mask: one part, or two for a quotient; see `Member.quotient`."""
     return range(2 if one.is_quotient else 1)
 
 
 def _at(places: Sequence[int], words: Tensor) -> Tensor:
-    """Return bits of words as the numbers 0 and 1; axes (places, *those of the words)."""
+    """Return bits of words as the numbers 0 and 1; axes (positions, *word axes)."""
     return words >> torch.tensor(places).view(-1, *(1,) * words.dim()) & 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Rows from which products of bits are made: those of all different factors, then of subsets.
+    """Rows for products of bits: first of all distinct factors, then of subsets.
 
     Attributes:
-        words: index of each factor's word, by how many bits it is moved, and the bits that a move
-            down keeps; None for a move up.
-        grown: for subsets of two factors, then of three and so on: the row of the subset without
-            its last factor, and the row of that factor.
-        groups: products with equal numbers of factors: their places in the request; the rows of all
-            their subsets, where the last row is that of the empty set; and the rows of their
-            factors, the last factor first.
+        words: index of each factor's word, by the number of bits it is shifted, and the bits kept
+            by a shift down; None for a shift up.
+        grown: for subsets of two factors, then three and so on: the row of the subset without its
+            last factor, and that factor's row.
+        groups: products with equal numbers of factors: their positions in the request; rows of all
+            their subsets, the empty set last; and rows of their factors, the last factor first.
     """
 
     words: tuple[Tensor, Tensor, Tensor | None]
@@ -586,11 +589,11 @@ class _Plan:
     def sums(self, rows: Tensor, openings: Tensor) -> list[Tensor]:
         """Return a share of each product; axes (*front, elements).
 
-        With one factor more opened, the share is that under the factor's mask, plus the opening
+        With one more opened factor, the share is that under the factor's mask, plus the opening
         times the share without the factor.
 
         Args:
-            rows: shares of the products of masks, of the empty set at the end.
+            rows: shares of the products of masks, with that of the empty set at the end.
             openings: opening of every factor.
         """
         found: dict[int, Tensor] = {}
@@ -657,7 +660,7 @@ def _squeezed(words: Tensor, stride: int) -> Tensor:
     if missing := -words.shape[-1] % _FAN:
         picked = torch.nn.functional.pad(picked, (0, missing))
     rows = picked.view(*words.shape[:-1], _FAN, -1)
-    return (rows << stride * _FANNED).sum(-2)  # no two words have a bit at the same place
+    return (rows << stride * _FANNED).sum(-2)  # no two words have a bit at the same position
 
 
 def _spread(squeezed: Tensor, count: int, stride: int) -> Tensor:

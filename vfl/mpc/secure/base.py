@@ -124,7 +124,7 @@ class SummingMode(KeyedMode):
 
         Raises:
             AuthenticationError: a party did not sign its offer for this attempt; no cut was sent.
-            ProtocolError, FrameError: the label party sent something else.
+            ProtocolError, FrameError: the label party sent an unexpected message.
         """
         offers = expect(end.link, Kind.PROTOCOL, 0, "the label party").payload
         self._begin(end, keys.keys(offers), terms)
@@ -147,7 +147,7 @@ def offers_bytes(terms: Terms) -> int:
 
 
 class SummedCuts(CutAggregator):
-    """Takes the feature parties' values as one sum, under masks.
+    """Receives the feature parties' values as one sum under masks.
 
     Gradients are sent as in any mode: in a sum, the gradient of every cut equals that of the sum.
 
@@ -171,7 +171,7 @@ class SummedCuts(CutAggregator):
         """Wait for each party's offer of keys, and send all offers to all parties; see `keys`.
 
         Raises:
-            ProtocolError: a party sent something else.
+            ProtocolError: a party sent an unexpected message.
             LostPeerError: a party disconnected.
         """
         offers = self._offers()
@@ -191,7 +191,7 @@ class SummedCuts(CutAggregator):
         """Return the sum, under `SUM`; axes (rows, width), ready for differentiation in a training.
 
         Raises:
-            ProtocolError, FrameError: the frames changed no state.
+            ProtocolError, FrameError: the frames are wrong; the state is unchanged.
         """
         started = time.perf_counter()
         total = self._sum(exchange)
@@ -226,7 +226,7 @@ class SummedCuts(CutAggregator):
         return payload
 
     def _waited_for_all(self, exchange: Exchange, started: float) -> None:
-        """Wait for the frames of all parties: no frame can be used before the last one arrives."""
+        """Wait for the frames of all parties, since no frame is usable before the last arrives."""
         for name in self.ends:
             self._waited(name, exchange, started)
 
@@ -256,7 +256,7 @@ def check_training(train: TrainSettings) -> None:
     """Allow only updates that are linear in the gradient, with public factors and no division.
 
     Raises:
-        ExposedCutError: a setting needs more than that.
+        ExposedCutError: a setting needs an update that is not linear in the gradient.
     """
     wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "schedule": "none"}
     wanted |= {"in_flight": 1, "warmup_steps": 0, "clip_norm": 0}
@@ -286,7 +286,7 @@ def refuse_work_on_cuts(agreed: Agreed, of_labels: bool = False) -> None:
         of_labels: whether a defense may replace labels before the training.
 
     Raises:
-        ExposedCutError: a setting works on cuts.
+        ExposedCutError: a setting needs access to single cuts.
     """
     reason = "no party has a cut here that it could work on"
     idle = [] if agreed.codec == "none" else ["codec"]

@@ -1,4 +1,4 @@
-"""``secure = "beaver"``: two parties share each first layer's weights, so no party has them.
+"""``secure = "beaver"``: two parties share the weights of each first layer.
 
 Every layer has three roles. The owner has the inputs and a share, the partner has the other share,
 and the dealer deals correlated randomness (`vfl.mpc.secure.shared_layer`). The label party learns
@@ -15,14 +15,14 @@ pass through the label party. Feature parties never see an output or a gradient.
 
 On the wire, feature parties in merge order; the partner of a party is the next one. X has a last
 column of ones. Numbers are little-endian 64-bit words modulo 2^64, row by row; B rows, d columns,
-width h; inputs 13 bits behind the point, gradients times the learning rate 26, weights 39, outputs
-52. The label party draws 32 bytes a feature party and attempt, sent over TLS, from which all that
-it deals follows. Each party sends its d (4 bytes, PROTOCOL, step 1; at most 2^15); the label party
-answers with the party's key (32) and the d of the layer it is partner of (4). Owner and partner
-each draw a layer, torch's uniform times 2^-1/2, from the AES-256 key stream of their own secret.
-Streams of the owner: U = words("inputs", t), B x d; T = words("outputs", t), B x h; C =
-words("update", t), d x h. Of the partner: V = words("weights", t), d x h; R = words("gradient", t),
-B x h. With shares A (owner) and S (partner):
+width h; inputs have 13 bits after the point, gradients times the learning rate 26, weights 39,
+outputs 52. The label party draws 32 bytes for each feature party and attempt, which it sends over
+TLS and from which all dealt values are derived. Each party sends its d (4 bytes, PROTOCOL, step 1;
+at most 2^15); the label party replies with the party's key (32) and the d of the layer whose
+partner it is (4). Owner and partner each draw a layer, torch's uniform times 2^-1/2, from the
+AES-256 key stream of their own secret. Streams of the owner: U = words("inputs", t), B x d; T =
+words("outputs", t), B x h; C = words("update", t), d x h. Of the partner: V = words("weights", t),
+d x h; R = words("gradient", t), B x h. With shares A (owner) and S (partner):
 
 1. Owner: E = X - U, partner: D = S - V, sealed for each other, associated data "inputs t" and
    "weights t". A party's OPENING (QUERY_OPENING in evaluations) is its sealed E, then its sealed D
@@ -35,10 +35,10 @@ B x h. With shares A (owner) and S (partner):
    other.
 5. Owner: A -= X^T (G - R) + C. Partner: S -= E^T R + (U^T R - C).
 
-Where a third party deals, the feature parties and then the dealer make the offers of keys. The key
-of owner and dealer is that of the owner's stream and is never sent. The dealer draws 32 bytes a
-layer for the partner's streams and sends them to the label party. Each owner announces its d (4
-bytes), and the label party sends all of them to the dealer, in order.
+If a third party deals, the feature parties and then the dealer offer keys. The key of owner and
+dealer is that of the owner's stream and is never sent. The dealer draws 32 bytes a layer for the
+partner's streams and sends them to the label party. Each owner announces its d (4 bytes), and the
+label party sends all of them to the dealer, in order.
 
 1. Owner: OPENING with E. Label party: OPENING with D to each owner, and to the dealer with the
    number of rows (4 bytes).
@@ -152,7 +152,7 @@ class Beaver(SummingMode):
         self._dealer = dealer
 
     def ring(self, parties: int) -> Ring:
-        # each share of the sum is uniform, so no party has a bound of its own
+        # each share of the sum is uniform, so no party has a separate bound
         return Ring(64, OUTPUT_BITS, parties=1)
 
     def dealer(self, label_party: str) -> str:
@@ -308,7 +308,7 @@ def partner_of(party: str, order: Sequence[str]) -> str:
 
 
 def owner_of(party: str, order: Sequence[str]) -> str:
-    """Return the owner of the layer of which a party holds the other share.
+    """Return the owner of the layer of which a party has the other share.
 
     >>> owner_of("bank", ("bank", "shop", "clinic"))
     'clinic'
@@ -345,7 +345,7 @@ def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -
     flat += masks.elements(len(flat), flat.dtype, purpose, step)
 
 
-# Feature party: the owner of its layer, and the partner of another where the label party deals.
+# Feature party: the owner of its layer, and the partner of another one if the label party deals.
 
 
 @dataclass(slots=True)
@@ -367,16 +367,16 @@ class _Attempt:
 
 
 class ShareHolder:
-    """A feature party's end of a round; it takes the place of `FeatureEnd`, which holds a bottom.
+    """A feature party's part of a round; it replaces `FeatureEnd`, which has a bottom.
 
     Args:
-        party: its name, for messages.
+        party: name of the party, for messages.
         columns: number of input columns.
         width: the agreed width of all outputs.
         link: the stream to the label party.
         secret: the party's own secret, from which its first shares are drawn.
-        dealer: name of a third party that deals; None where the label party deals and this party is
-            also the partner of another one.
+        dealer: name of a third party that deals; None if the label party deals and this party is
+            also another one's partner.
     """
 
     in_flight = 1
@@ -407,8 +407,8 @@ class ShareHolder:
     def begin(self, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
         """Begin a new attempt with new keys.
 
-        Where the label party deals, it also sends the key of this party's stream, and the columns
-        of the layer of which this party holds the other share.
+        If the label party deals, it also sends the key of this party's stream, and the columns of
+        the layer of which this party has the other share.
 
         Args:
             order: all feature parties, in merge order.
@@ -416,8 +416,8 @@ class ShareHolder:
                 deals.
 
         Raises:
-            TruncatedFrameError: the dealer's message has another length.
-            ProtocolError: the number of columns is invalid, or another message came.
+            TruncatedFrameError: the dealer's message has the wrong length.
+            ProtocolError: the number of columns is invalid, or the message is an unexpected one.
             RunFolderError: the saved shares belong to other layers.
         """
         masks, near = PairwiseMasks(self.party, order, keys), None
@@ -437,16 +437,16 @@ class ShareHolder:
 
     @property
     def layers(self) -> LayerAxes:
-        """Axes of the layers it has shares of, once an attempt has begun."""
+        """Axes of the layers that the party shares, after the start of an attempt."""
         other = 0 if self._other is None else self._other.shape[0]
         return LayerAxes(self.columns, self.width, other)
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
-        """Ignore the training inputs: this end has no bottom to fit to them."""
+        """Ignore the training inputs, because this end has no bottom to fit."""
 
     @property
     def awaiting(self) -> int:
-        """Number of exchanges whose gradients have not been taken yet."""
+        """Number of exchanges whose gradients have not arrived yet."""
         return 0 if self._pending is None or not self._pending.trains else 1
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
@@ -467,8 +467,8 @@ class ShareHolder:
         """Receive the openings for this party, and send its share of the outputs.
 
         Raises:
-            ProtocolError, FrameError, AuthenticationError: ProtocolError, FrameError: the received
-                frame was wrong; nothing was sent.
+            ProtocolError, FrameError, AuthenticationError: the received frame was wrong; nothing
+                was sent.
         """
         attempt, pending = self._begun(), self._under_way()
         payload = expect(self.link, _opening(pending.trains), step, _LABEL_PARTY).payload
@@ -514,7 +514,7 @@ class ShareHolder:
         return bytes(expect(self.link, Kind.ACK, step, _LABEL_PARTY).payload)
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Refuse: in this mode no party has a single party's cut.
+        """Refuse, because in this mode no party has a single party's cut.
 
         Raises:
             ExposedCutError: always.
@@ -522,7 +522,7 @@ class ShareHolder:
         raise shared_bottom_error(self.party)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return its shares: of its own layer, and of the partner layer once its size is known."""
+        """Return the party's shares: of its own layer, and of the partner layer if known."""
         other = None if self._other is None else self._other.share
         return {"own": self._own} | ({} if other is None else {"other": other})
 
@@ -577,17 +577,17 @@ class ShareHolder:
         return self._pending
 
 
-# Label party: it has the gradient, and deals or holds the other share of every layer.
+# Label party: it has the gradient, and deals or has the other share of every layer.
 
 
 class SharedGradient(Uncompressed):
-    """Takes the place of the label party's codec: a gradient is sent as shares.
+    """Replaces the label party's codec: a gradient is sent as shares.
 
     Args:
         party: name of the layer's owner.
         learning_rate: factor applied to the gradient.
-        held: the other share of that layer, where the label party is the partner; it is saved with
-            the label party's weights.
+        held: the other share of that layer, if the label party is the partner; it is saved with the
+            label party's weights.
     """
 
     on_card: ClassVar[bool] = False
@@ -613,7 +613,7 @@ class SharedGradient(Uncompressed):
         return self.share(elements, context.step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the share it holds, once its axes are known."""
+        """Return the party's share after its axes are known."""
         share = None if self.held is None else self.held.share
         return {} if share is None else {"share": share}
 
@@ -637,7 +637,7 @@ class LayerSum(SummedCuts, ABC):
     """The label party's ends, which return the outputs of shared first layers as one sum.
 
     Args:
-        ends: ends by party, in merge order; each has a `SharedGradient` for a codec.
+        ends: ends by party, in merge order; the codec of each is a `SharedGradient`.
         ring: ring of the shares of the outputs.
         ledger, stopping: see `CutAggregator`.
     """
@@ -649,7 +649,7 @@ class LayerSum(SummedCuts, ABC):
 
     @abstractmethod
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Open to each party the data it needs for its share of the outputs."""
+        """Open to each party the data for its share of the outputs."""
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
         total = super()._sum(exchange, own)
@@ -658,13 +658,13 @@ class LayerSum(SummedCuts, ABC):
 
 
 class DealtSum(LayerSum):
-    """Sum where the label party deals: it relays the parties' sealed openings to each other."""
+    """The sum when the label party deals: it relays the parties' sealed openings to each other."""
 
     def begin(self) -> Mapping[str, int]:
-        """Deal anew: send each party a stream key of its own, and the columns of its partner layer.
+        """Deal again: send each party its own stream key, and the columns of its partner layer.
 
         Raises:
-            ProtocolError, FrameError: a party sent something else than its columns.
+            ProtocolError, FrameError: a party sent something other than its number of columns.
             LostPeerError: a party disconnected.
         """
         super().begin()
@@ -680,10 +680,10 @@ class DealtSum(LayerSum):
         return columns
 
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Relay the parties' openings to each other, each with the products dealt to it.
+        """Relay the parties' openings to each other, each with the products dealt for it.
 
         Raises:
-            ProtocolError, FrameError: a party sent something else.
+            ProtocolError, FrameError: a party sent an unexpected message.
             ReusedPadError: this exchange, or a later one, was dealt in this attempt.
         """
         dealt = {name: pack([dealer.deal(rows, step)]) for name, dealer in self._dealers.items()}
@@ -715,16 +715,17 @@ class DealtSum(LayerSum):
 
 
 class PartnerSum(LayerSum):
-    """Sum where a third party deals: the label party is the partner of every feature party.
+    """The sum when a third party deals: the label party is every feature party's partner.
 
-    It sees inputs only under masks it does not know. It has the gradient, so it sends G - R itself.
+    It sees inputs only under masks that it does not know. It has the gradient, so it sends G - R
+    itself.
 
     Args:
         ends: ends by party, in merge order; each codec has a `Partner`.
         ring: ring of the shares of the outputs.
         ledger, stopping: see `CutAggregator`.
         dealer: the third party's name.
-        link: the stream to it.
+        link: stream to the third party.
     """
 
     def __init__(
@@ -748,7 +749,7 @@ class PartnerSum(LayerSum):
         """Receive this attempt's keys from the dealer, and send it the layers' columns.
 
         Raises:
-            ProtocolError, FrameError: a party sent something else.
+            ProtocolError, FrameError: a party sent an unexpected message.
             LostPeerError: a party disconnected.
             RunFolderError: a saved share belongs to another layer.
         """
@@ -822,7 +823,7 @@ class PartnerSum(LayerSum):
         """Receive the dealer's products for every layer: U V - T, or U^T R - C for a GRAD.
 
         Raises:
-            ProtocolError, TruncatedFrameError: the dealer sent something else.
+            ProtocolError, TruncatedFrameError: the dealer sent an unexpected message.
         """
         where = f"step {step} of party '{self._dealer}'"
         parts = elements_of(self._take(kind, step), list(shapes.values()), where)
@@ -834,7 +835,7 @@ class PartnerSum(LayerSum):
 
 
 def columns_of(end: LabelEnd) -> int:
-    """Wait for a party to announce the columns of its layer, the column of ones included.
+    """Wait until a party announces its layer's columns, including the column of ones.
 
     Raises:
         ProtocolError: the announcement is malformed, or the layer is too large to share.
@@ -894,7 +895,7 @@ class DealerEnd:
             keys: key that the dealer agreed on with each owner.
 
         Raises:
-            TruncatedFrameError: the announcement has another length.
+            TruncatedFrameError: the announcement has the wrong length.
             ProtocolError: the number of columns is invalid, or no keys were drawn for the attempt.
         """
         named = expect(self.link, Kind.PROTOCOL, 1, _LABEL_PARTY).payload
@@ -910,7 +911,7 @@ class DealerEnd:
 
     @property
     def layers(self) -> Mapping[str, Layers]:
-        """Layers it deals for, once an attempt has begun."""
+        """Layers for which this party deals, after the start of an attempt."""
         dealers = zip(self._owners, self._dealers, strict=True)
         return {name: LayerAxes(one.columns, one.width) for name, one in dealers}
 
@@ -983,7 +984,7 @@ def _dealing_limits(
 
 
 def _refuse_adversary(party: str, adversary: Adversary) -> None:
-    """Refuse to play a dishonest feature party: it has no values of its own to tamper with."""
+    """Refuse a dishonest feature party, because it has no values of its own to tamper with."""
     if adversary is not HONEST:
         raise ExposedCutError(
             f"party '{party}' has neither bottom nor gradient of its own to tamper with",

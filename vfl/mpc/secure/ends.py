@@ -1,4 +1,4 @@
-"""Base of the modes whose network no party holds: how parties connect, and their ends.
+"""Base of the modes whose network no single party has: connections, and the parties' ends.
 
 All parties follow one program on shares. Only the label party has streams, one to each of the
 others; it relays sealed messages between them (`vfl.session.relay`). A mode defines the role of
@@ -55,7 +55,7 @@ _Party = TypeVar("_Party", bound=Peer)
 _LABEL_PARTY = "the label party"
 #: Number of the messages that describe rows; offers of keys have 0.
 _DESCRIPTION = 1
-#: Seconds that a thread waits for another one, which may compute a large layer meanwhile.
+#: Seconds for which a thread waits for another one, which may be computing a large layer.
 _LOCAL_S = 600.0
 
 
@@ -69,14 +69,14 @@ class NetworkSizes(ABC):
 
     @abstractmethod
     def memory_bytes(self, rows: int) -> int:
-        """Return about the memory that a holder uses at once."""
+        """Return the approximate memory that a holder uses at once."""
 
     @abstractmethod
     def limits(self, rows: int) -> dict[Kind, int]:
         """Return the largest payloads in either direction, for a number of rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Return 0: the size depends on values or on the drawn rows, so no estimate exists."""
+        """Return 0, because the size depends on values or drawn rows, so no estimate exists."""
         return 0
 
 
@@ -84,7 +84,7 @@ def require_frame(size_bytes: int, content: str) -> None:
     """Check that the largest frame of a session can be sent.
 
     Args:
-        size_bytes: size of its payload, without the seal.
+        size_bytes: size of the payload without the seal.
         content: content of the frame, for the message.
 
     Raises:
@@ -100,7 +100,7 @@ def require_frame(size_bytes: int, content: str) -> None:
 
 
 class NetworkMode(KeyedMode):
-    """A mode whose network no party holds.
+    """A mode whose network no single party has.
 
     Attributes:
         window: number of frames that may be in transit unread in one direction.
@@ -122,11 +122,11 @@ class NetworkMode(KeyedMode):
         raise NotImplementedError
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> WholeNetwork:
-        """Return the end of a party in its place."""
+        """Return a party's end at its place."""
         raise NotImplementedError
 
     def about(self, frame: Frame) -> bytes:
-        """Return the data to which the seal of a frame between two other parties is bound."""
+        """Return the data to which the seal between two other parties is bound."""
         return relay.about(frame)
 
     def on_stream(self, frame: Frame) -> Frame:
@@ -134,11 +134,11 @@ class NetworkMode(KeyedMode):
         return frame
 
     def off_stream(self, frame: Frame, other: int) -> Frame:
-        """Undo `on_stream`, given the party whose stream carried the frame.
+        """Reverse `on_stream`, given the party whose stream carried the frame.
 
         Args:
             frame: the received frame.
-            other: number of the last party that the party at the outer end reaches this way.
+            other: position of the last other party at the far end of this stream.
         """
         return frame
 
@@ -183,7 +183,7 @@ class NetworkMode(KeyedMode):
 
 
 class Place(ABC):
-    """A party's place among the others, and how it connects to them.
+    """A party's position among the others, and how it connects to them.
 
     Attributes:
         attempt: name of the session, and number of its restarts.
@@ -202,7 +202,7 @@ class Place(ABC):
         """Announce the party's description, and receive or make the facts.
 
         Raises:
-            ProtocolError: another party sent something else.
+            ProtocolError: another party sent an unexpected message.
         """
 
     def confirm(self, facts: Settings) -> None:
@@ -333,12 +333,12 @@ class Middle(Place):
 
 
 class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
-    """One party's end of a network that no party holds; see `WholeNetwork`.
+    """One party's part of a network that no single party has; see `WholeNetwork`.
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
         party: name of the party.
-        place: its place among the others.
+        place: the party's place among the others.
     """
 
     def __init__(self, mode: Any, party: str, terms: Terms, rows: OwnRows, place: Place) -> None:
@@ -368,16 +368,16 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
 
     @abstractmethod
     def sizes_of(self, facts: _Facts) -> NetworkSizes:
-        """Return the sizes of a network with these facts, after comparing them with the own rows.
+        """Check a network's facts against the own rows, and return its sizes.
 
         Raises:
-            DisagreementError: the party has other rows.
-            ProtocolError: no network has these sizes.
+            DisagreementError: the party has a different number of rows.
+            ProtocolError: no network can have these sizes.
         """
 
     @abstractmethod
     def _player_of(self, links: Mapping[int, Link]) -> _Party:
-        """Return the party of the protocol, before it has keys."""
+        """Return the party of the protocol without its keys."""
 
     @abstractmethod
     def _started(
@@ -392,7 +392,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
     ) -> None:
         links, label = self._place.meet(), self._terms.label_party
         facts = self._known = self._place.describe(self)
-        sizes = self.sizes_of(facts)  # the party's own file may refuse them
+        sizes = self.sizes_of(facts)  # the party's own file may refuse these
         self._rows.agreed({name: sizes for name in self._roles if name != label})
         self._place.confirm(facts)
         player = self._player = self._player_of(
@@ -445,7 +445,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
             player.channels[dealer].send_bytes(b"", number, "online")
 
     def _kept(self) -> dict[str, Any]:
-        """Return the state that every party saves: the rows it has, and its account."""
+        """Return the state that every party saves: its rows and its account."""
         return {"inputs": self._digest, "revealed": self._account.state()}
 
 
@@ -453,7 +453,7 @@ def receive_verdict(link: Link) -> bytes:
     """Receive the label party's verdict on an epoch; see `WholeNetwork.receive_verdict`.
 
     Raises:
-        ProtocolError: another message came.
+        ProtocolError: the message is not a verdict.
     """
     frame = link.receive()
     if frame.kind is not Kind.ACK:
@@ -472,7 +472,7 @@ def report_to_label_party(link: Link, report: Frame) -> list[Frame]:
 
 
 def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> list[Frame]:
-    """At the label party: wait for all parties' last messages, and send its own."""
+    """At the label party: wait for all parties' last messages, and send the own one."""
     last = [expect(links[name], Kind.DONE, 0, f"party '{name}'") for name in rules.peers(terms)]
     for link in links.values():
         link.send(report)
@@ -480,7 +480,7 @@ def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> l
 
 
 def require_same_rows(party: str, digest: str, trained: str) -> None:
-    """Refuse to continue with other rows than those of a checkpoint, by the digests of inputs.
+    """Refuse to continue with other rows than the checkpoint's, by the digests of the inputs.
 
     Raises:
         RunFolderError: the digests differ.
@@ -495,7 +495,7 @@ def require_same_rows(party: str, digest: str, trained: str) -> None:
 
 
 class Framed:
-    """One end of a stream, with the frames of a mode on it; see `NetworkMode.on_stream`."""
+    """One end of a stream that carries a mode's frames; see `NetworkMode.on_stream`."""
 
     def __init__(self, stream: Link, mode: NetworkMode, other: int) -> None:
         self._stream, self._mode, self._other = stream, mode, other
@@ -522,7 +522,7 @@ def _described(link: Link, most: int, sender: str) -> bytes:
     """Receive the description that a party sends.
 
     Raises:
-        ProtocolError: the party sends another message, or a longer one.
+        ProtocolError: the party sends another message, or a description that is too long.
     """
     payload = expect(link, Kind.PROTOCOL, _DESCRIPTION, sender).payload
     if len(payload) > most:
@@ -538,7 +538,7 @@ def read_description(kind: type[Any], raw: bytes, sender: str) -> Any:
     """Parse a description into its model.
 
     Raises:
-        ProtocolError: the description has another form.
+        ProtocolError: the description does not have the expected fields.
     """
     try:
         return kind.model_validate_json(raw)

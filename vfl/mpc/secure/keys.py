@@ -3,11 +3,11 @@
 Each party offers an X25519 key (RFC 7748) made for this attempt alone, signed with its identity
 key. The signature covers all facts on which both must agree: session, attempt, digest of the terms,
 all parties in their order, and the party that makes the offer. So an offer of another session,
-other settings, another party or another role does not verify. The signature also covers the count
-of the party's store (`vfl.session.store.witness`), which each other party compares. The key of a
-pair follows by HKDF (RFC 5869) from the shared secret, bound to the same facts and both offers. The
-label party relays the offers. Without a private key it learns nothing from them, and without an
-identity key it cannot replace them by its own.
+other settings, another party or another role fails verification. The signature also covers the
+count of the party's store (`vfl.session.store.witness`), which each other party compares. The key
+of a pair follows by HKDF (RFC 5869) from the shared secret, bound to the same facts and both
+offers. The label party relays the offers. Without a private key it learns nothing from them, and
+without an identity key it cannot replace them with its own.
 
 Feature parties p_1 .. p_n in merge order; the label party relays. Lengths in bytes.
 
@@ -16,8 +16,8 @@ Feature parties p_1 .. p_n in merge order; the label party relays. Lengths in by
    big-endian), and an Ed25519 signature (64). The signed text: "vfl masked sum offer 2" | context |
    length of its name (1) | name | X_i | C_i.
 3. The relay sends all offers to all parties, in order. Each party checks the signatures with pinned
-   keys, that its own offer came back unchanged, and that no count is one that it has seen before.
-4. For i < j: key_ij = 32 bytes of HKDF-SHA256 without salt, input X25519(x_i, X_j). Its info:
+keys, that its own offer came back unchanged, and that no count was seen before. 4. For i < j:
+key_ij = 32 bytes of HKDF-SHA256 without salt, input X25519(x_i, X_j). Its info:
    "vfl masked sum pair 1" | context | length of p_i | p_i | X_i | length of p_j | p_j | X_j.
 
 Test vector, with the keys of RFC 7748, section 6.1: session 32 times ``5``, attempt 0, terms 64
@@ -65,7 +65,7 @@ _OFFER, _PAIR = b"vfl masked sum offer 2", b"vfl masked sum pair 1"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The only purpose that the keys of one attempt are valid for.
+    """The single purpose for which the keys of one attempt are valid.
 
     Attributes:
         session: name of the session.
@@ -90,11 +90,11 @@ class Agreement:
 
     Args:
         party: name of the offering party.
-        identity: its own identity key.
+        identity: the party's own identity key.
         pins: the other parties' public identity keys.
         binding: purpose that the keys will be valid for.
-        count: count of its store; see `vfl.session.store.witness`.
-        admit: called with each other party's signed count; raises if that count went back.
+        count: count of the party's store; see `vfl.session.store.witness`.
+        admit: called with each other party's signed count; raises an error if that count decreased.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Agreement:
             TruncatedFrameError: the offers have too few or too many bytes.
             AuthenticationError: a party did not sign its offer for this attempt.
             RolledBackError: the store of another party was put back from a copy.
-            ProtocolError: the method was called before.
+            ProtocolError: the method was already called.
         """
         own, self._own = self._own, None
         if own is None:
@@ -185,7 +185,7 @@ _RELAYED = b"vfl relayed message 1"
 
 
 def pair_seals(party: str, keys: Mapping[str, bytes]) -> SealedPairs[Payload, bytes]:
-    """Return the seals between a party and others in one attempt.
+    """Return the seals between one party and the others in one attempt.
 
     Args:
         party: name of the party at this end.

@@ -3,12 +3,12 @@
 A value is rounded to a multiple of 2^-fraction and taken modulo 2^bits (two's complement). A mask
 that is uniform in the ring makes the masked value uniform too. Masks that sum to zero leave the sum
 of the values modulo 2^bits, which is the true sum if that fits. So each party's values must stay
-within its share of the ring; this is checked before encoding.
+within its part of the ring; this is checked before encoding.
 
-The masks are pairwise: every pair of parties shares a stream, which one adds and one subtracts. For
-parties in an agreed order, party i adds the pads of its pairs with later parties and subtracts
-those with earlier ones; the sum over all parties is zero. Source: Bonawitz et al. 2017, section 4,
-without its recovery of lost parties: here a lost party stops the exchange.
+The masks are pairwise: Every pair of parties shares a stream, which one adds and the other
+subtracts. For parties in an agreed order, party i adds the pads of its pairs with later parties and
+subtracts those with earlier ones; the sum over all parties is zero. Source: Bonawitz et al. 2017,
+section 4, without its recovery of lost parties: here a lost party stops the exchange.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
 _FRACTIONS = {8: 3, 16: 8, 32: 16}
 #: Bytes of an element of a pad.
 _PAD_BYTES = 4
-#: Returns so many elements that mask a cut; the caller may change them.
+#: Returns elements that mask a cut; the caller may change them.
 Mask = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Integers modulo 2^bits for a sum over parties, with `fraction` bits behind the point.
+    """Integers modulo 2^bits for a sum over parties, with `fraction` bits after the point.
 
     >>> Ring.of(32, None, parties=2).reach
     16383.9999847412...
@@ -59,7 +59,8 @@ class Ring:
         """Make a ring of 8, 16 or 32 bits; `fraction` has a default for each.
 
         Raises:
-            BadOptionError: other bits, or a fraction that leaves no room for values of 1.
+            BadOptionError: the number of bits is not supported, or the fraction leaves no room for
+                values of 1.
         """
         if bits not in _FRACTIONS:
             choices = ", ".join(map(str, _FRACTIONS))
@@ -79,12 +80,12 @@ class Ring:
 
     @property
     def most(self) -> int:
-        """Largest magnitude of one party's number for which the sum fits."""
+        """Largest magnitude of one party's integer for which the sum fits."""
         return int((1 << (self.bits - 1)) - 1) // self.parties
 
     @property
     def reach(self) -> float:
-        """Largest magnitude of one party's value."""
+        """Largest magnitude of one party's real value."""
         return self.most * 2.0**-self.fraction
 
     @property
@@ -101,7 +102,7 @@ class Ring:
 
         Args:
             cut: float32.
-            party: name of its party, for the error message.
+            party: name of the party, for the error message.
             step: number of the exchange, for the error message.
             mask: returns the mask; None means no mask.
 
@@ -119,7 +120,7 @@ class Ring:
         """Refuse a payload that cannot be the elements of a cut of these axes.
 
         Raises:
-            TruncatedFrameError: a payload that is not exactly rows x width elements long.
+            TruncatedFrameError: the payload is not exactly rows x width elements long.
         """
         wanted = rows * width * self.dtype.itemsize
         if len(payload) != wanted:
@@ -169,8 +170,8 @@ class PairwiseMasks:
 
     Args:
         party: name of the party.
-        order: all parties, in the order they agreed on.
-        keys: key of its pair with each other party; see `vfl.mpc.secure.keys`.
+        order: all parties in the agreed order.
+        keys: key of the pair with each other party; see `vfl.mpc.secure.keys`.
 
     >>> order, key = ["bank", "shop"], bytes(32)
     >>> bank = PairwiseMasks("bank", order, {"shop": key})

@@ -7,8 +7,8 @@ deals. Only the label party has streams; it relays sealed messages between the o
     divided = "rows":     each holder has all columns and the labels of its own rows
     divided = "columns":  the holders have different columns of the same rows; one has the labels
 
-Only the model is revealed, once, to the holders; an attempt that breaks off leaves only shares.
-Each attempt draws new mask keys and new noise.
+Only the model is revealed, once, to the holders; an interrupted attempt leaves only shares. Each
+attempt draws new mask keys and new noise.
 """
 
 from __future__ import annotations
@@ -80,15 +80,16 @@ from vfl.session.terms import Terms
 
 Divided = Literal["rows", "columns"]
 Start = Literal["zero", "average", "best"]
-#: Number of parts into which a training with such a start splits its privacy budget.
+#: Number of parts into which a training with such a start divides its privacy budget.
 _PARTS: Mapping[Start, int] = {"zero": 1, "average": 2, "best": 3}
 
 _MOST_CLASSES = 1024
-#: Limit for one row; `SgdTerms` gives the limit for a row with so many classes.
+#: Limit for one row; `SgdTerms` gives the limit for a row with this number of classes.
 _MOST_LENGTH = 32.0
-#: Ring elements that one frame has at most for each number of a batch: the products of bits.
+#: Largest number of ring elements in one frame, for each number of a batch: products of bits.
 _BATCH_WORDS = 192
-#: Ring elements that a holder keeps at once for each input, and for each number of a batch.
+#: Number of ring elements that a holder stores at once for each input, and for each number of a
+#: batch.
 _ROW_COPIES, _BATCH_COPIES = 6, 1024
 
 #: Name of the weights in a party's saved state.
@@ -98,12 +99,12 @@ _Label = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class OwnFacts(Settings):
-    """A holder's description of its rows.
+    """One holder's description of its rows.
 
     Attributes:
         rows: number of training rows.
         columns: number of columns.
-        names: digest of the column names; empty where each holder has other columns.
+        names: digest of the column names; empty if each holder has other columns.
     """
 
     rows: int = Field(ge=0, lt=2**32)
@@ -167,16 +168,16 @@ class Pea(NetworkMode):
 
     Args:
         dealer: name of the dealer, a party without data whose own file has ``role = "dealer"``.
-        divided: "rows" where each of [parties], and the label party too, has all columns and the
-            labels of its own rows (its own file names the `label` column); "columns" where they
-            have different columns of the same rows, and the label party has their labels.
-        form: method for inverse roots of norms. "polynomial"; or "permuted", where the dealer
+        divided: "rows" if each of [parties] and the label party have all columns and the labels of
+            their own rows (each party's own file names the `label` column); "columns" if they have
+            different columns of the same rows, and the label party has the labels.
+        form: method for inverse roots of norms. "polynomial"; or "permuted", for which the dealer
             inverts the norms: exact, two messages instead of fourteen rounds, but the dealer sees a
             batch's norms, without knowing which row each belongs to.
         longest: bound of a row's norm after columns are standardised; its owner scales a longer row
             down.
-        start: "zero"; "average" starts from the mean of models that each holder trains alone by
-            DP-SGD, for as many epochs and with half of epsilon and delta (Protocol 4), without
+        start: "zero"; "average" starts from the mean of models that the holders train separately by
+            DP-SGD for equally many epochs with half of epsilon and delta (Protocol 4), without
             revealing them; "best" selects one of these models or their average by a noisy score on
             one batch, for a third of epsilon and delta each, without revealing which.
 
@@ -185,7 +186,7 @@ class Pea(NetworkMode):
     """
 
     reveals_model: ClassVar[bool] = True
-    #: Most frames that the dealer sends in one step, and that others send.
+    #: Largest number of frames that the dealer sends in one step, and that others send.
     window: ClassVar[int] = 128
     waiting: ClassVar[int] = 128
     announced_bytes: ClassVar[int] = 1 << 9
@@ -274,14 +275,14 @@ class Pea(NetworkMode):
 
 
 class PeaEnd(NetworkEnd[Facts, Member]):
-    """One party's end: a holder of shares, or the dealer."""
+    """One party's part: a holder of shares, or the dealer."""
 
     _mode: Pea
 
     def __init__(self, mode: Pea, party: str, terms: Terms, rows: OwnRows, place: Place) -> None:
         super().__init__(mode, party, terms, rows, place)
         self._holders = mode.holders(terms)
-        if rows.inputs is not None:  # features come first (PEA 2022, Protocol 5)
+        if rows.inputs is not None:  # features precede labels (PEA 2022, Protocol 5)
             bottom = models.make_bottom(terms.parties[party].bottom)
             assert isinstance(bottom, models.FixedBottom), "others are refused"
             self._rows = replace(rows, inputs=bottom.features(rows.inputs))
@@ -357,7 +358,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         facts = self._known
-        if facts is None or not self._training_rows(facts):  # other rows are not known yet
+        if facts is None or not self._training_rows(facts):  # the other rows are not known yet
             return ()
         plan = self._plan_of(facts)
         hidden, left_out = "no other party knows which rows a batch had", len(self._holders) // 3
@@ -435,7 +436,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         self._share = first_weights(member, self._sgd)
         if state is None and self._mode.start != "zero":
             alone = self._alone(plan, facts)
-            longer = replace(plan, steps=plan.steps + 1)  # a further batch, to score the models
+            longer = replace(plan, steps=plan.steps + 1)  # one more batch, which scores the models
             judged = longer.batches(self._terms, np.arange(plan.rows))(longer.epochs)[-1]
             rows = self._shared, torch.from_numpy(judged)
             self._share = started(member, self._sgd, alone, own, self._noise, *rows)
@@ -462,14 +463,14 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return plan
 
     def _part(self) -> tuple[float, float]:
-        """Return epsilon and delta of each part, where the start takes a part of its own."""
+        """Return epsilon and delta of each part, if the start uses its own part."""
         dp, parts = self._terms.dp, _PARTS[self._mode.start]
         assert dp is not None, "a mode that needs [dp]"
         assert dp.epsilon is not None, "it is refused without"
         return dp.epsilon / parts, dp.delta / parts
 
     def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
-        """Plan each holder's own training: as many epochs, at the smallest holder's rate."""
+        """Plan each holder's separate training with the smallest holder's sampling rate."""
         mode, part, rate = self._mode, self._part(), self._terms.train.learning_rate
         assert mode.start != "zero", "it has models of each alone"
         least = min(one.rows for one in facts.holders)
@@ -505,7 +506,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
     @property
     def _own(self) -> OwnFacts | None:
-        """This party's description of its rows, if it holds shares."""
+        """Return this party's description of its rows, if it has shares."""
         rows, inputs = self._rows, self._rows.inputs
         if self.party not in self._holders:
             return None
@@ -521,7 +522,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         )
 
     def _refuse_again(self, last: int) -> None:
-        """Refuse to repeat a training whose model was perhaps revealed: averages cancel noise."""
+        """Refuse to repeat a training whose model may be known; averaging models cancels noise."""
         if self._rows.committed >= last > self._trained:
             raise PrivacyError(
                 "the model of this training may have been revealed, and a second one would cost "
@@ -535,7 +536,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
     def _share_rows(
         self, member: Member, sgd: SecureSgd, facts: Facts
     ) -> tuple[Rows | None, SharedRows]:
-        """Return the own rows of a holder that has whole rows, and the shared rows of all."""
+        """Return the rows of a holder that has whole rows, and the shared rows of all."""
         inputs = labels = None
         if not member.deals and self._rows.split is not None:
             train = torch.from_numpy(self._rows.split.train)
@@ -589,7 +590,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return found + self._model[-1]
 
     def _outputs(self, model: Tensor, index: np.ndarray) -> Tensor:
-        """Return this party's part of the outputs; with the bias where it has all columns."""
+        """Return this party's part of the outputs, with the bias if it has all columns."""
         rows, facts, mode = self._rows, self._facts, self._mode
         assert rows.inputs is not None, "it has columns"
         assert rows.split is not None, "it has rows"
@@ -635,9 +636,9 @@ def _check_classes(rows: OwnRows) -> None:
 
 
 def _check_model(agreed: Agreed, alike: bool) -> None:
-    """Require a linear top behind bottoms without weights, equal bottoms where rows are divided.
+    """Require a linear top and bottoms without weights; equal bottoms for divided rows.
 
-    Only the label party knows the top, so the terms do not name it.
+    Only the label party knows the top, so the terms do not contain it.
     """
     bottoms = [asked.bottom for asked in agreed.parties.values()]
     fixed = all(isinstance(models.make_bottom(spec), models.FixedBottom) for spec in bottoms)

@@ -1,8 +1,8 @@
 """``secure = "permuted"``: weights are shared; functions are computed on permuted values.
 
 Two parties with columns hold shares of all inputs, weights and gradients, from the first layer to
-the last. A third party deals correlated randomness and evaluates functions on values whose order
-only the two holders know (`vfl.mpc.permuted`). Only the label party sees the outputs.
+the last. A third party deals correlated randomness, and evaluates functions on permuted values
+whose order only the two holders know (`vfl.mpc.permuted`). Only the label party sees the outputs.
 
     label party                     P0, P1                        P2
     without columns:                the two parties with columns  the label party
@@ -60,8 +60,8 @@ from vfl.session.secure_mode import (
 )
 from vfl.session.terms import Terms
 
-#: Ring elements that a holder keeps at once for each input, each weight, and each value of the
-#: layers in an exchange (resident memory of all three parties, halved; both modes).
+#: Ring elements that a holder stores for each input, each weight, and each value
+#: of the layers in an exchange (resident memory of all three parties, halved; both modes).
 _ROW_COPIES, _WEIGHT_COPIES, _EXCHANGE_COPIES = 8, 24, 16
 _COLUMNS_BYTES = 4
 _Size = Annotated[int, Field(ge=0, lt=2**32)]
@@ -100,7 +100,7 @@ class Facts(Settings):
 
         Raises:
             DisagreementError: the party has other columns or rows.
-            ProtocolError: the layers are no network of these columns.
+            ProtocolError: the layers do not form a network over these columns.
         """
         if own is not None and (self.columns[role], self.rows) != (own[0], dict(own[1])):
             raise DisagreementError(
@@ -159,16 +159,16 @@ class Permuted(NetworkMode):
     Args:
         mode: "fast", or "thesis", which is chapter 5 as written; see `vfl.mpc.Rules`.
         bits, magnitude_bits, delta_bits, least_permuted, flips: see `vfl.mpc.Rules`.
-        dealer: name of the dealer where the label party has columns of its own; a party without
-            data.
+        dealer: name of the dealer, a party without data; needed if the label party has columns of
+            its own.
         validate: whether the label party may see the validation rows' outputs after every epoch.
 
     >>> Permuted(mode="thesis").rules.bits, Permuted(dealer="notary").third_party("bank")
     (23, 'notary')
     """
 
-    #: Most frames in transit: a party sends several messages of an operation before it needs an
-    #: answer, and relays more.
+    #: Largest number of frames in transit: a party sends several messages of an operation before it
+    #: needs an answer, and relays more.
     window: ClassVar[int] = 32
     waiting: ClassVar[int] = 64
     announced_bytes: ClassVar[int] = _COLUMNS_BYTES
@@ -259,7 +259,7 @@ class Permuted(NetworkMode):
 
 
 class PermutedEnd(NetworkEnd[Facts, Party]):
-    """One party's end: P0, P1 or P2."""
+    """One party's part: P0, P1 or P2."""
 
     _mode: Permuted
 
@@ -269,8 +269,8 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         super().__init__(mode, party, terms, rows, place)
         self._network: ThreePartyNetwork | None = None
         if self._role == self._label_role:
-            # A wrong top is refused before any message is sent. Where rows stand side by side, the
-            # widths that all parties agreed on are their columns.
+            # A wrong top is refused before any message is sent. For concatenated rows, the agreed
+            # widths are the numbers of columns.
             self._layers((terms.merged_width, 0))
 
     @property
@@ -451,10 +451,11 @@ def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
 
 
 def _told_columns(terms: Terms, holder: str, raw: bytes) -> int:
-    """Parse the columns that a holder announces, before a network is made of them.
+    """Parse the columns that a holder announces, before building a network of them.
 
     Raises:
-        ProtocolError: they differ from the agreed number, or a row of them fits no frame.
+        ProtocolError: the columns differ from the agreed number, or one row of them does not fit a
+            frame.
     """
     columns, most = int.from_bytes(raw, "little"), LIMIT_BYTES // ELEMENT_BYTES
     least = 1

@@ -1,6 +1,6 @@
-"""A linear layer whose weights two parties share, so that neither has them.
+"""A linear layer whose weights two parties share, so that neither party has them.
 
-Its inputs stay at their owner.
+Its inputs stay with their owner.
 
 The owner has the inputs X (a column of ones included) and a share A of the weights; its partner has
 the other share S, W = A + S. A dealer gives both correlated randomness (Beaver 1991). A server
@@ -13,7 +13,7 @@ continues with the outputs in plaintext, as in SPNN (Zhou et al. 2020, arXiv 201
 U, T, C follow from the owner's stream with the dealer, V and R from the partner's. So the dealer
 sends three products: U V - T and U^T R - C to the partner, G - R to the owner. G is the gradient of
 the outputs times the learning rate. The backward pass needs no opening: the dealer knows R, so the
-textbook's V is R itself and the opening would be zero; E is that of the forward product. Where the
+textbook's V is R itself and the opening would be zero; E is that of the forward product. If the
 partner has the gradient, it sends G - R, and the dealer sends only two products.
 
 Each is a one-way product (`vfl.mpc.engine.one_way_product`), and both use one opening of X.
@@ -40,13 +40,13 @@ from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.mpc.stream import PadStream
 
-#: Bits behind the point, of inputs and of gradients times the learning rate.
+#: Bits after the point, of inputs and of gradients times the learning rate.
 INPUT_BITS, GRADIENT_BITS = 13, 26
 WEIGHT_BITS = INPUT_BITS + GRADIENT_BITS
 OUTPUT_BITS = INPUT_BITS + WEIGHT_BITS
 #: Bits before the point that inputs and gradients may have.
 INPUT_ROOM, GRADIENT_ROOM = 10, 3
-#: Bits before the point that outputs may have; one less than the ring has, as a reserve for the
+#: Bits before the point that outputs may have; one less than the ring allows, as a reserve for the
 #: next step.
 OUTPUT_ROOM = ring.ELEMENT_BITS - 1 - OUTPUT_BITS - 1
 _FIX = "scale the columns, or lower the learning rate"
@@ -57,7 +57,7 @@ def encode_inputs(rows: Tensor, party: str) -> Tensor:
 
     Args:
         rows: float32, axes (rows, ...).
-        party: name of the owner, for the error message.
+        party: name of the layer's owner, for the error message.
 
     Raises:
         RingRangeError, NonFiniteError: a value cannot be encoded; the error does not show it.
@@ -82,8 +82,8 @@ def first_weights(columns: int, width: int, secret: Secret, *purpose: str) -> Te
     """Draw a holder's share of a layer's first weights; int64, axes (columns, width).
 
     The sum of both shares has the variance of torch's first weights. They come from a key stream,
-    not from torch's generator with its 2^32 seeds. An attacker that tried all seeds would find the
-    one whose weights explain the first outputs, and with it the inputs.
+    not from torch's generator with its 2^32 seeds. Otherwise an attacker could try all seeds, find
+    the one whose weights explain the first outputs, and with it the inputs.
 
     Args:
         columns: number of input columns, the column of ones included.
@@ -98,7 +98,7 @@ def first_weights(columns: int, width: int, secret: Secret, *purpose: str) -> Te
 
 
 def check_outputs(outputs: Tensor, step: int) -> None:
-    """Refuse outputs that come near the end of the ring, before a later step exceeds it.
+    """Refuse outputs near the end of the ring, before a later step exceeds it.
 
     Raises:
         RingRangeError, NonFiniteError: an output is too large; the error states its bits.
@@ -107,7 +107,7 @@ def check_outputs(outputs: Tensor, step: int) -> None:
 
 
 class _KeptOnce:
-    """Storage of a party's values for the next message of the same step; each is returned once."""
+    """Stores a party's values for the next message of the same step; returns each value once."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[int, Tensor]] = {}
@@ -117,7 +117,7 @@ class _KeptOnce:
         return elements
 
     def _take(self, name: str, step: int) -> Tensor:
-        """Return the value that was kept under a name.
+        """Return the value that was stored under a name.
 
         Raises:
             ReusedPadError: no value was kept, or it belongs to another step.
@@ -138,7 +138,7 @@ class Owner:
     """The party that has the inputs, and a share of the weights.
 
     Args:
-        stream: stream that it shares with the dealer.
+        stream: pad stream that the owner shares with the dealer.
     """
 
     def __init__(self, stream: PadStream) -> None:
@@ -158,7 +158,7 @@ class Owner:
         Args:
             inputs: X, axes (rows, columns).
             share: A, axes (columns, width).
-            weights: D, as the partner opened them; axes (columns, width).
+            weights: D as opened by the partner; axes (columns, width).
             step: number of the exchange.
 
         Raises:
@@ -187,10 +187,10 @@ class Owner:
 class Partner(_KeptOnce):
     """The party that has the other share of one party's layer, and no inputs.
 
-    It may have the gradient: then it sends the owner G - R instead of the dealer.
+    It may have the gradient: Such a partner sends the owner G - R instead of the dealer.
 
     Args:
-        owner: name of the layer's owner; empty until an attempt names it.
+        owner: name of the layer's owner; empty before the first attempt.
         secret: the partner's own secret, from which its first share is drawn.
         purpose: name of the layer; different for each secret and layer.
 
@@ -229,9 +229,9 @@ class Partner(_KeptOnce):
 
     @property
     def share(self) -> Tensor | None:
-        """S, axes (columns, width), once an attempt has named them; drawn at the first access.
+        """The share S, axes (columns, width), in an attempt; drawn at the first access.
 
-        So a party can refuse a layer that is too large after it has received its axes.
+        So a party can refuse a layer that is too large after receiving its axes.
         """
         if self._share is None and self._axes is not None:
             self._share = first_weights(*self._axes, self._secret, self._purpose)
@@ -243,7 +243,7 @@ class Partner(_KeptOnce):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Columns, the column of ones included, and width, once an attempt has begun."""
+        """Columns with the column of ones, and width, after the start of an attempt."""
         assert self._axes is not None, "an attempt names the axes of the share"
         return self._axes
 
@@ -259,9 +259,9 @@ class Partner(_KeptOnce):
         """Return its share of the outputs, axes (rows, width).
 
         Args:
-            inputs: E, as the owner opened them; axes (rows, columns).
+            inputs: E as opened by the owner; axes (rows, columns).
             dealt: U V - T; axes (rows, width).
-            step: number of the exchange, whose weights were opened.
+            step: number of the exchange in which the weights were opened.
 
         Raises:
             ReusedPadError: the share of this step was returned before.
@@ -271,7 +271,7 @@ class Partner(_KeptOnce):
         return one_way_product(RING, ring.matmul, (inputs, mask), dealt)
 
     def change(self, dealt: Tensor, step: int) -> Tensor:
-        """Return the decrease of its share, axes (columns, width); `dealt` is U^T R - C.
+        """Return the decrease of this share, axes (columns, width); `dealt` is U^T R - C.
 
         Raises:
             ReusedPadError: the decrease of this step was returned before.
@@ -283,7 +283,7 @@ class Partner(_KeptOnce):
         return one_way_product(RING, ring.matmul, (inputs.t(), mask), dealt)
 
     def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
-        """Return G - R for the owner; call it before the partner's own `change` of that step.
+        """Return G - R for the owner; call this before the partner's own `change` of that step.
 
         Args:
             gradient: G, int64, axes (rows, width).
@@ -312,7 +312,7 @@ class Dealer(_KeptOnce):
     """Deals correlated randomness to owner and partner; it must see neither E nor D.
 
     Args:
-        owner, partner: stream that it shares with each.
+        owner, partner: pad streams that the dealer shares with each of them.
         columns: input columns, the column of ones included.
         width: width of the outputs.
     """
@@ -347,11 +347,11 @@ class Dealer(_KeptOnce):
         return dealt_product(RING, ring.matmul, (inputs.t(), gradient), pad)
 
     def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
-        """Return G - R for the owner, where the dealer has the gradient.
+        """Return G - R for the owner, if the dealer has the gradient.
 
         Args:
             gradient: G, int64, axes (rows, width).
-            step: number of the exchange, whose update was dealt.
+            step: number of the exchange whose update was dealt.
 
         Raises:
             ReusedPadError: the gradient of this step was shared before, or its update was never
@@ -360,20 +360,21 @@ class Dealer(_KeptOnce):
         return gradient - self._take("gradient", step)
 
 
-#: Copies of a matrix that a party holds at once: as numbers, limbs, masks, sealed and not.
+#: Number of copies of a matrix that a party stores at once: as numbers, limbs, masks, sealed and
+#: unsealed.
 _COPIES = 16
-#: A query's inputs are opened in one message, so they must fit into a frame.
+#: A query's inputs are opened in one message, so they must fit a frame.
 MOST_COLUMNS = 2**15
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAxes:
-    """Sizes of the layers that a party has shares of: its own, and the one it is partner of.
+    """Sizes of the layers that a party shares: its own layer, and its partner's.
 
     Attributes:
-        columns: columns of its own layer, the column of ones included.
+        columns: columns of the party's own layer, including the column of ones.
         width: width of the outputs.
-        other: columns of the other layer; 0 where the label party is the partner of all.
+        other: columns of the other layer; 0 if the label party is the partner of all.
     """
 
     columns: int
@@ -386,7 +387,7 @@ class LayerAxes:
         return (self.columns + self.other) * self.width
 
     def memory_bytes(self, rows: int) -> int:
-        """Return the most memory that the party uses at once in an exchange of a number of rows.
+        """Return the peak memory of the party in an exchange of some rows.
 
         >>> LayerAxes(columns=3, width=2, other=5).memory_bytes(rows=4)
         8192
@@ -405,13 +406,13 @@ class LayerAxes:
         return ELEMENT_BYTES * elements + self._tags_bytes
 
     def relayed_bytes(self, rows: int) -> int:
-        """Return the size of the openings and dealt products that it receives."""
+        """Return the size of the openings and dealt products that the party receives."""
         elements = rows * self.other + self.columns * self.width
         elements += rows * self.width if self.other else 0
         return ELEMENT_BYTES * elements + self._tags_bytes
 
     def gradient_bytes(self, rows: int) -> int:
-        """Return the size of its share of the gradient and of the other layer's dealt update."""
+        """Return the size of the party's gradient share and of the other layer's dealt update."""
         return ELEMENT_BYTES * (rows + self.other) * self.width
 
     def wire_bytes(self, rows: int, trains: bool) -> int:

@@ -57,7 +57,7 @@ class MaskedSum(SummingMode):
     def __init__(self, bits: int = 32, fraction: int | None = None) -> None:
         self._bits = bits
         self._fraction = fraction
-        self.ring(parties=1)  # this call refuses options that make no ring
+        self.ring(parties=1)  # this call refuses options that do not form a ring
 
     def ring(self, parties: int) -> Ring:
         return Ring.of(self._bits, self._fraction, parties)
@@ -123,7 +123,7 @@ class MaskedSum(SummingMode):
 
 
 def ring_of(agreed: Agreed) -> Ring | None:
-    """Return the ring in which cuts are summed; None where each cut is sent by itself.
+    """Return the ring in which cuts are summed; None if each cut is sent separately.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -136,10 +136,10 @@ def ring_of(agreed: Agreed) -> Ring | None:
 
 
 class RingCut(Uncompressed):
-    """A cut as elements of a ring, without masks: the mode's rounding alone, for measurements.
+    """A cut as unmasked ring elements: the mode's rounding alone, for measurements.
 
     Args:
-        party: name of the party whose cuts it encodes.
+        party: name of the party that sends the cuts.
         ring: ring of the elements.
 
     >>> import torch
@@ -174,16 +174,16 @@ class RingCut(Uncompressed):
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
         """Return the elements.
 
-        Masks make them uniform, so no packer may learn their frequencies.
+        Masks make them uniform, so a packer cannot learn frequencies.
         """
         elements = self._ring.encode(cut, self._party, context.step)
         return Symbols(np.ones(cut.shape, np.bool_), elements, choices=2**self._ring.bits)
 
 
 class MaskedCut(RingCut):
-    """Takes the place of a feature party's codec: cuts are sent under masks.
+    """Replaces a feature party's codec: cuts are sent under masks.
 
-    The label party decodes only sums, so `decode` has no use here.
+    The label party decodes only sums, so `decode` is not used.
     """
 
     repeats: ClassVar[bool] = False
@@ -197,7 +197,7 @@ class MaskedCut(RingCut):
         self._masks = masks
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        """Return masked elements; each mask is used once.
+        """Return masked elements; each mask is used only once.
 
         Raises:
             RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.

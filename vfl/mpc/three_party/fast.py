@@ -1,27 +1,27 @@
 """Mode "fast": the same protocol and the same trust, with fewer bytes and messages.
 
-A holder's own values stay in plaintext with it, while the other's share is zero. Such a tensor, and
-its factor in a product, are opened one way each. Other tensors are opened under one mask, both ways
-at once. Every product of a tensor uses its one opening; the dealer's share of each product is
-fresh. Products that go to P2 keep their scale, so no division precedes a function. Where a product
-is divided, P0 sends the index lists of algorithm 5.1 right after its opening.
+A holder's own values stay in plaintext with it, and the other holder's share is zero. Such a
+tensor, and its factor in a product, are each opened in one direction. Other tensors are opened
+under one mask, in both directions at once. Every product with a tensor uses its single opening; the
+dealer's share of each product is fresh. Products that go to P2 keep their scale, so no division
+precedes a function. If a product is divided, P0 sends the index lists of algorithm 5.1 right after
+its opening.
 
 One way: X = [X_0 X_1] with X_i in plaintext at P_i, and W = W_0 + W_1. P_0 computes X_0 W_0 alone,
-on the rows of W that meet its columns. The factors of X_0 W_1 are with two parties, so one mask
+on the rows of W that belong to its columns. The factors of X_0 W_1 are at two parties, so one mask
 each is enough (Beaver 1991). P_0 opens E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E
 V + U V. P_0 computes X_0 D, P_1 knows E and V, and the dealer shares U V. The same holds with 0 and
-1 exchanged. So each holder multiplies its plaintext by W_i + D, and the opening it received by its
-V.
+1 exchanged. So each holder multiplies its plaintext by W_i + D, and the received opening by its V.
 
 Ahead of time: masks, permutations and signs depend on no value, and products of masks depend only
 on masks. So all three parties follow a program on shapes before it runs: P2 deals and all draw
-their pads before the values arrive. The operations get the numbers they will have when the program
-runs, and with them the same pads.
+their pads before the values arrive. Operations get the same numbers as when the program runs, and
+with them the same pads.
 
 Pipelined: P2 can continue without the answers to its questions, so it does not wait at a question.
 It deals for later operations, a slice of a product at a time, and answers once both holders have
 asked (`FastDealer.pipelined`). The messages are the same and disclose no more. Only their order
-between P2 and P1 depends on time, so P1 keeps frames that come before their turn
+between P2 and P1 depends on time, so P1 stores early frames until they are needed
 (`Channel.keeps_early`).
 """
 
@@ -49,7 +49,7 @@ from vfl.mpc.three_party.party import Dealer, Party, Product, Question, ShareHol
 #: Elements of a slice of a dealt product. P2 looks for questions after each slice, which on a link
 #: of 80 Mbit/s is every 26 ms.
 _SLICE = 2**15
-#: Most bytes that P2 deals before the oldest question; P1 keeps them in memory.
+#: Largest number of bytes that P2 deals before the oldest question; P1 stores them in memory.
 _AHEAD_BYTES = 1 << 26
 
 
@@ -65,7 +65,7 @@ class Fast(Party):
 
     @abstractmethod
     def multiply_ahead(self, product: Product) -> None:
-        """Deal a product, and compute the terms that need no later value."""
+        """Deal a product in advance, and compute the terms that need no later value."""
 
     @abstractmethod
     def ask_ahead(self, asked: Question, function: Function) -> Sequence[Tensor]:
@@ -200,7 +200,7 @@ def _with_opening(shared: SharedTensor, opened: Opened) -> SharedTensor:
 
 
 def dealt_slices(shape: Sequence[int]) -> list[slice]:
-    """Return the rows of each message in which a product is dealt: 2^15 elements, or one row.
+    """Return the rows in each message of a dealt product: 2^15 elements, or one row.
 
     >>> dealt_slices((500, 100))
     [slice(0, 327, None), slice(327, 500, None)]
@@ -321,7 +321,7 @@ class FastDealer(Fast, Dealer):
 
 
 def _add_known(z: Tensor, product: Product, holder: int) -> None:
-    """Add E V to a holder's share: the term of its mask and the other's opening of the left."""
+    """Add E V to a holder's share: its mask times the other holder's opening of the left factor."""
     left, right, far = product.left, product.right, _rows(product.left, 1 - holder)
     masked = right.mask()
     if product.operation is matmul:
@@ -336,7 +336,7 @@ def _add_own(z: Tensor, product: Product, holder: int) -> None:
     if right.faced is not None:
         z += matmul(clear, right.part(1 - holder) + right.difference())
         return
-    # Opened both ways, D is the difference of the whole tensor, so W_i + D_j is D + V_i.
+    # Opened in both directions, D is the difference of the whole tensor, so W_i + D_j is D + V_i.
     factor = right.difference() + right.mask()
     if product.operation is matmul:
         z += matmul(clear, factor[own])
@@ -347,9 +347,9 @@ def _add_own(z: Tensor, product: Product, holder: int) -> None:
 def _mask_factors(product: Product) -> list[tuple[Tensor, Tensor]]:
     """Return pairs of masks whose products the dealer shares.
 
-    For an owned left factor, each holder's mask is multiplied by the other holder's.
+    For an owned left factor, each holder's mask is multiplied by the other holder's mask.
 
-    The products are added up; an owned left that is transposed (`inner`) stacks them.
+    The products are added up; for an owned transposed left factor (`inner`) they are stacked.
     """
     left, right = product.left, product.right
     (u0, u1), (v0, v1) = left.masks(), right.masks()
@@ -397,7 +397,7 @@ def _rows(left: SharedTensor, holder: int) -> slice:
 
 
 def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
-    """Return a key that identifies the openings of one operation: axes, and who opens what."""
+    """Return a key for the openings of one operation: their axes, and who opens which."""
     return [(each.shape, each.owned, each.faced) for each in closed]
 
 
@@ -408,7 +408,7 @@ def _factors(product: Product) -> tuple[object, ...]:
 
 
 class Preprocessing(Dealer):
-    """Takes the place of a party while a program is followed on shapes; it sends no message itself.
+    """Replaces a party while a program runs on shapes only; it sends no message itself.
 
     Args:
         party: party that follows the program; its count of operations does not change.

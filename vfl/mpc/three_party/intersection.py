@@ -1,20 +1,20 @@
-"""Rows that two parties share, without disclosing which they are, or how many.
+"""Rows that two parties share; neither learns which these are, or how many.
 
 Circuit-based private set intersection (Pinkas et al. 2019) with a helper: P0 and P1 have ids, P2
 has none. P0 puts each id into one of many bins by cuckoo hashing (three functions). P1 draws a
-target for each bin, and programs a table so that each of its ids leads to the target of every bin
-it may be in. P2 holds the table and answers P0's queries; only P2 could query more than that. So P0
-has one value a bin and P1 one target a bin, and P0's id is common where they are equal. 63 AND
-gates on shared bits test that, on bit triples that P2 deals (Goldreich et al. 1987; Beaver 1991).
+target for each bin, and programs a table that maps each of its ids to the target of every possible
+bin. P2 has the table and answers P0's queries; only P2 could query more than that. So P0 has one
+value per bin and P1 one target per bin, and P0's id is common if they are equal. 63 AND gates on
+shared bits test that, on bit triples that P2 deals (Goldreich et al. 1987; Beaver 1991).
 
-The result is shares: of a weight for each bin (1 where P0's id there is common, else 0), and of
-P1's columns of that row. `moments` is their use here.
+The result is shares: The results are shares of a weight for each bin (1 if P0's id there is common,
+else 0), and of P1's columns of that row. `moments` is their use here.
 
 Disclosure: each party learns only the padded size of the sets. P0 receives uniform values, for
-common ids and others alike: each target is used once, and other answers are masked with a key that
+common ids and others alike: Each target is used once, and other answers are masked with a key that
 P0 lacks. P2 receives keyed hashes, and a table that is uniform under masks of a key that P2 lacks.
-An id is wrongly taken for common with probability 2^-64 a bin. A party that colludes with P2 can
-test ids, as in `vfl.datasets.alignment.protocols`.
+With probability 2^-64 per bin, an id is wrongly classified as common. A party that colludes with P2
+can test ids, as in `vfl.datasets.alignment.protocols`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import SharedTensor
 from vfl.mpc.three_party.party import Party, shape_only
 
-#: Fraction bits of columns: sums of products of 2^28 standardised rows stay in the ring.
+#: Fraction bits of columns: sums of products of 2^28 standardised rows fit the ring.
 BITS = 16
 _FUNCTIONS = 3
 _TAG_WORDS = 2
@@ -49,12 +49,12 @@ _WORD = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class HiddenRows:
-    """One party's part of a secret intersection; one row for each bin.
+    """One party's part of a secret intersection, with one row per bin.
 
     Attributes:
         rows: at P0, its row in each bin, or -1 for an empty bin; None elsewhere.
-        weight: 1 where the row is common, else 0; whole numbers, axes (bins, 1).
-        columns: P1's columns of the row where it is common, else random; axes (bins, columns).
+        weight: 1 if the row is common, else 0; integers, axes (bins, 1).
+        columns: P1's columns of a common row, random values otherwise; axes (bins, columns).
     """
 
     rows: np.ndarray | None = field(repr=False)
@@ -85,7 +85,7 @@ def intersect(
             read P1's messages to P2, and P2 must not read those between the others.
         pad: number of ids that both sets appear to have.
         columns: number of P1's columns.
-        ids: at P0 and P1 their own ids, normalised, each once; None at P2.
+        ids: normalised ids of P0 and P1 without repetition; None at P2.
         values: P1's columns, standardised, axes (ids, columns); None elsewhere.
 
     Raises:
@@ -164,7 +164,7 @@ def moments(
 def _ask(
     party: Party, number: int, ids: Sequence[bytes], bins: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """P0: return the content of each bin, and the value that P2 finds for it."""
+    """At P0: return the content of each bin, and the value that P2 finds for it."""
     for _ in range(_DRAWS):
         key = secrets.token_bytes(_KEY_BYTES)
         places, tags, masks = _hashed(ids, key, bins, width)
@@ -192,7 +192,7 @@ def _program(
     bins: int,
     values: Tensor | None,
 ) -> np.ndarray:
-    """P1: send P2 a table that leads each id to the targets of its bins.
+    """At P1: send P2 a table that maps each id to the targets of its bins.
 
     Return targets and shares.
     """
@@ -239,7 +239,7 @@ def _look_up(party: Party, number: int, pad: int, bins: int, width: int) -> None
 def _hashed(
     ids: Sequence[bytes], key: bytes, bins: int, width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for each id and hash function, its bin, its tag and the mask of its value.
+    """Return the bin, the tag and the value's mask for each id and hash function.
 
     Axes (ids, functions), (ids, functions, 2) and (ids, functions, width).
     """
@@ -250,12 +250,12 @@ def _hashed(
 
 
 def _segment(pad: int) -> int:
-    """Return a third of the table's slots; 1.3 slots a tag, where tables of 1.23 can be filled."""
+    """Return a third of the slots; 1.3 slots a tag, since tables of 1.23 can be filled."""
     return -(-13 * pad // 10) + _LEAST_SEGMENT
 
 
 def _slots(tags: np.ndarray, seed: bytes, pad: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return three slots of each tag, one in each third of the table, and the mask of its value."""
+    """Return three slots for each tag, one per third of the table, and the mask of its value."""
     segment = _segment(pad)
     raw = np.ascontiguousarray(tags).tobytes()
     size = _TAG_WORDS * 8
@@ -279,11 +279,11 @@ def _keyed(items: Sequence[bytes], key: bytes, words: int) -> np.ndarray:
 
 
 def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Put each id in one of its bins, by cuckoo hashing (Pagh and Rodler 2004) as a random walk.
+    """Put each id in one of its bins, by cuckoo hashing with a random walk (Pagh and Rodler 2004).
 
     Returns:
-        The row in each bin (-1 for an empty bin), and the hash function that put it there; None
-        where an id found no bin.
+        The result is the row in each bin (-1 for an empty bin), and the hash function that put it
+        there; None if an id found no bin.
     """
     rows, functions, choices = [-1] * bins, [0] * bins, places.tolist()
     for first in range(len(choices)):
@@ -303,7 +303,7 @@ def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | No
 def _table(slots: np.ndarray, values: np.ndarray, size: int) -> np.ndarray | None:
     """Fill random slots so that the XOR of each key's three slots is its value; None on failure.
 
-    Keys that are alone in a slot are removed, round by round, and filled in backwards (Molloy 2005;
+    Keys that are alone in a slot are removed in rounds, and then filled in backwards (Molloy 2005;
     Garimella et al. 2021, section 4).
     """
     keys = np.arange(len(slots))

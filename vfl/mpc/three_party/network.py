@@ -1,4 +1,4 @@
-"""Private inference and training of fully connected networks, as one program for three parties.
+"""Private inference and training of fully connected networks: one program for three parties.
 
 Corrected algorithms 5.3 and 5.4 (thesis, 2025): a gradient is computed before its weights are
 updated, the slope multiplies the gradient instead of replacing it, and the update subtracts. The
@@ -26,7 +26,7 @@ from vfl.mpc.three_party.party import Party, Question
 Loss = Literal["cross_entropy", "squared"]
 #: Bits of the integer that represents the learning rate divided by the rows.
 _RATE_BITS = 10
-#: Beyond it, a quarter of the ring has no room to move a share.
+#: Beyond it, a quarter of the ring has no room to shift a share.
 _MOST_ZMAX_BITS = 61
 
 
@@ -37,9 +37,9 @@ class Layer:
     Attributes:
         inputs, outputs: widths.
         function: name of the element-wise function; "" for no function.
-        bias: whether it has a bias.
+        bias: whether the layer has a bias.
 
-    The ranges are checked where another party describes a layer.
+    Their ranges are checked when another party describes a layer.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -51,7 +51,7 @@ class Layer:
 
 
 def weight_shapes(layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    """Return axes by weight name: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
+    """Return axes by weight: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
 
     >>> weight_shapes([Layer(3, 2), Layer(2, 1, bias=False)])
     {'0.weight': (3, 2), '0.bias': (2,), '1.weight': (2, 1)}
@@ -75,11 +75,11 @@ class Pass:
 
 
 class Network:
-    """The same network at one of the three parties.
+    """A network on shares at one of the three parties.
 
     Args:
         layers: its structure.
-        weights: its shared weights, by the names of `weight_shapes`.
+        weights: shared weights, by the names of `weight_shapes`.
     """
 
     def __init__(self, layers: Sequence[Layer], weights: Mapping[str, SharedTensor]) -> None:
@@ -100,7 +100,7 @@ class Network:
             party: this party.
             layers: the structure.
             owner: role of the party that has the weights.
-            values: the weights at their owner, by the names of `weight_shapes`.
+            values: the weights, at their owner, by the names of `weight_shapes`.
 
         Raises:
             RingRangeError: a weight does not fit; the error names the layer.
@@ -114,12 +114,12 @@ class Network:
         return cls(layers, weights)
 
     def plus(self, other: Network) -> Network:
-        """Return the network whose weights are the sums of two networks of one structure."""
+        """Return a network with the sums of the weights of two networks of one structure."""
         weights = {name: one.plus(other.weights[name]) for name, one in self.weights.items()}
         return Network(self.layers, weights)
 
     def open(self, party: Party, phase: str = "online") -> None:
-        """Open all weights in one message, so that they are not sent again until they change."""
+        """Open all weights in one message; they are sent again only after a change."""
         self._opened(party.open(*self._matrices(), phase=phase))
 
     def _matrices(self) -> list[SharedTensor]:
@@ -147,7 +147,7 @@ class Network:
             require_integer_bits(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
-        """Reveal the weights to one party, named as in `share`; empty at the others."""
+        """Reveal the weights to one party, named as in `share`; return nothing at others."""
         found = {name: party.reveal(each, name, to) for name, each in self.weights.items()}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -171,8 +171,8 @@ class Network:
             learning_rate: factor of the mean gradient; rounded to about three decimal places.
 
         Raises:
-            BadOptionError: a batch of too many rows for the rules' bits.
-            RingRangeError: a value is too large; P2 names its layer.
+            BadOptionError: the batch has too many rows for the bits of the rules.
+            RingRangeError: a value is too large; P2's error names the layer.
         """
         require_rows(party.rules, inputs.shape[0])
         with party.pipelined():
@@ -224,7 +224,7 @@ class Network:
                     slope=fast and index < sloped,
                     bits=bits if last else -1,
                 )
-            # While P2 computes, take its remaining answers about the layer before.
+            # While P2 computes, receive its remaining answers about the previous layer.
             self._take_slope(party, kept, pending)
             pending = asked
             kept.slopes.append(None)
@@ -240,7 +240,7 @@ class Network:
 
     @staticmethod
     def _take_slope(party: Party, kept: Pass, asked: Question | None) -> None:
-        """Take the last layer's slope, if it was requested.
+        """Take the slope of the last layer, if it was requested.
 
         It is opened while this party waits anyway.
         """
@@ -323,7 +323,7 @@ class Network:
 
     @staticmethod
     def _truncations(party: Party, bits: int, shift: int | None = None) -> tuple[Truncation, ...]:
-        """Return one division of a product with a number of fraction bits.
+        """Return one division of a product that has some number of fraction bits.
 
         The default is a division to the rules' bits.
         """
@@ -336,8 +336,8 @@ def share_targets(
 ) -> SharedTensor:
     """Share targets of axes (rows, outputs) as `Network.train_step` needs them.
 
-    The first gradient, outputs minus targets, is divided without showing it to P2 in a function. So
-    the targets' range is checked here.
+    The first gradient, outputs minus targets, is divided without showing it to P2. So the targets'
+    range is checked here.
 
     Raises:
         RingRangeError: a target is too large.
@@ -363,7 +363,7 @@ def fixed_point_rate(rate: float) -> tuple[int, int]:
 def learning_rate_truncations(
     rules: Rules, rows: int, bits: int, rate: float, gradient_bits: int = 0
 ) -> tuple[Truncation, Truncation]:
-    """Return two truncations: the product's own fraction, then rate = times / 2^shift.
+    """Return two truncations: of the product's fraction, then by rate = times / 2^shift.
 
     The divided value is a sum over rows of columns, below 2^magnitude_bits each, times gradients.
 
@@ -386,12 +386,12 @@ def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
 
     Behind a sigmoid, outputs minus targets are below 1; for squared loss both are below
     2^magnitude_bits. Gradients of a hidden layer are sums over weights, bounded only by the range
-    of their own division.
+    of their division.
 
     Args:
         rules: equal at all parties.
         last: whether it is the last layer.
-        squared: whether the loss is squared; otherwise it is cross entropy behind a sigmoid.
+        squared: whether the loss is squared; otherwise it is cross entropy after a sigmoid.
     """
     if squared:
         return rules.magnitude_bits + 1
@@ -402,7 +402,7 @@ def require_rows(rules: Rules, rows: int) -> None:
     """Refuse a batch over which even gradients below 1 could add up beyond the range of a division.
 
     Raises:
-        BadOptionError: there are too many rows for so many bits.
+        BadOptionError: the batch has too many rows for this number of bits.
     """
     room = _MOST_ZMAX_BITS - rules.bits - rules.delta_bits - rules.magnitude_bits
     if _sum_bits(rows) > room:

@@ -1,8 +1,8 @@
 """The three parties: their common operations, and the parts of P0, P1 and P2 in any mode.
 
-All three follow one program and call the same operations in the same order; each does its own part.
+All three follow one program and call the same operations in the same order; each runs its own part.
 P0 and P1 hold shares. P2 deals correlated randomness and evaluates functions on permuted values;
-the tensors it sees in the program are shapes without content. `vfl.mpc.three_party.thesis` and
+its tensors in the program are shapes without content. `vfl.mpc.three_party.thesis` and
 `vfl.mpc.three_party.fast` add the ways to open and multiply tensors.
 """
 
@@ -51,9 +51,9 @@ from vfl.mpc.shares import (
 
 _Drawn = TypeVar("_Drawn")
 
-#: Up to this many values go to P2 in one message. More values go in parts, so that P2 answers while
-#: it still receives; there are few parts, because a link keeps only the last frames for a
-#: retransmission.
+#: Largest number of values that go to P2 in one message. More values go in parts, so that P2
+#: answers while it still receives; there are few parts, because a link stores only the last frames
+#: for a retransmission.
 _LEAST_PARTED = 2**14
 _PARTS = 3
 #: Purposes of a pair's pads in most programs; other keys are derived when they are needed.
@@ -107,7 +107,7 @@ class Product:
     def dealt_bytes(self, rules: Rules) -> int:
         """Return how many upper bytes of each element of the product P2 deals: 5, 6 or 8.
 
-        P1 replaces the omitted bytes by the middle of their range, so its share, and with it the
+        P1 replaces the omitted bytes by the middle of their range, so its share, and thus the
         product, is off by at most half of the lowest dealt byte. That is at most an eighth of a
         unit after the divisions. Without divisions it is an eighth of 2^-bits, the resolution of
         shared values.
@@ -163,7 +163,7 @@ class Party(Engine, ABC):
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def deal(self, program: Callable[[Party], None]) -> None:
-        """Let the dealer do now all that a program needs, where the mode can; see `Preprocessing`.
+        """Let the dealer deal now all that a program needs, if it can; see `Preprocessing`.
 
         Args:
             program: the next operations, on shapes.
@@ -171,7 +171,7 @@ class Party(Engine, ABC):
 
     @contextmanager
     def pipelined(self) -> Iterator[None]:
-        """Context in which P2 may deal for later operations before it answers a question.
+        """Return a context in which P2 may deal for later operations before it answers.
 
         Only `fast` uses that.
 
@@ -182,7 +182,7 @@ class Party(Engine, ABC):
     def drawn_ahead(
         self, kind: str, number: int, operation: object, draw: Callable[[], _Drawn]
     ) -> _Drawn:
-        """Return the pads drawn ahead for an operation, or draw them now.
+        """Return the pads drawn in advance for an operation, or draw them now.
 
         Raises:
             ReusedPadError: the operation of that number differs from the program, so its mask might
@@ -230,14 +230,14 @@ class Party(Engine, ABC):
         """Share values of one party; from P0 or P1 this costs no message.
 
         Args:
-            owner: role of the party whose values they are.
+            owner: role of the party that owns the values.
             shape: their axes, which all parties know.
             values: the values at their owner, None elsewhere.
             where: name of the values, for messages.
             bits: fraction bits; negative means those of the rules.
-            scale: for values that a network divides later, the advice on what to scale if a value
-                is too large. Such values must be below 2 to the rules' `magnitude_bits`: after
-                sharing, no party can see that a value, or a product of it, left its range.
+            scale: advice on what to scale if a value is too large, for values that a network
+                divides later. Such values must be below 2 to the rules' `magnitude_bits`: after
+                sharing, no party can notice that a value or a product left its range.
 
         Raises:
             RingRangeError: a value does not fit.
@@ -265,7 +265,7 @@ class Party(Engine, ABC):
         """Open tensors for multiplication; in thesis mode each product opens its own.
 
         Args:
-            tensors: tensors to open; those opened before stay as they are.
+            tensors: tensors to open; already opened ones are unchanged.
             phase: phase under which the bytes are counted.
         """
         number, closed = self.next_number(), [each for each in tensors if each.opened is None]
@@ -291,10 +291,10 @@ class Party(Engine, ABC):
         """Multiply two shared tensors (corrected algorithm 5.1, SSMul).
 
         Args:
-            left: one operand, opened before.
-            right: the other operand, opened before.
+            left: one operand, already opened.
+            right: the other operand, already opened.
             operation: see `Product`.
-            truncations: divisions after it.
+            truncations: divisions after the product.
             where: name of the layer, for messages and the ledger.
             beside: a shared tensor of the product's scale that the same messages truncate.
 
@@ -314,7 +314,7 @@ class Party(Engine, ABC):
     def truncate(
         self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
     ) -> SharedTensor:
-        """Truncate without a product; one message from P0 to P1."""
+        """Truncate without a product; P0 sends P1 one message."""
         (share,) = self._truncated([shared.share], truncations, self.next_number(), where)
         return SharedTensor(share, bits_after(shared.bits, truncations))
 
@@ -322,7 +322,7 @@ class Party(Engine, ABC):
     def _truncated(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
     ) -> list[Tensor]:
-        """Run the divisions in a message of their own."""
+        """Run the divisions in a separate message."""
 
     def ask(
         self,
@@ -360,9 +360,9 @@ class Party(Engine, ABC):
 
     @abstractmethod
     def answer(self, asked: Question, index: int = 0) -> SharedTensor:
-        """Return one result: the value comes first, the slope last, of those that were wanted.
+        """Return the requested parts of one result: the value first, the slope last.
 
-        Results are taken in this order, and those of one question before those of the next.
+        Results are received in this order, and those of one question before those of the next.
         """
 
     def apply(
@@ -382,7 +382,7 @@ class Party(Engine, ABC):
 
 @dataclass(frozen=True, slots=True)
 class PreparedQuestion:
-    """A holder's pads for a question to P2, drawn when it asks, or before.
+    """A holder's pads for a question to P2, drawn with the question or in advance.
 
     Attributes:
         permutation: order, dummies and signs.
@@ -411,7 +411,7 @@ class ShareHolder(Party):
 
     @property
     def other(self) -> int:
-        """Role of the other holder."""
+        """Role of the other holder of shares."""
         return P1 - self.role
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
@@ -473,11 +473,11 @@ class ShareHolder(Party):
         return self.channels[P2].receive(shapes, number)
 
     def _for_dealer(self, elements: Tensor, fresh: Tensor) -> Tensor:
-        """Return a fresh share of the same value, from which P2 learns no more than the sum.
+        """Return a fresh share of the same value, from which P2 learns only the sum.
 
-        A share that comes out of a product is a holder's openings times masks that P2 dealt: an
-        equation in inputs and weights, which P2 could solve for few and small values. And where a
-        holder has values in plaintext, its share is the value itself.
+        A share that results from a product is a holder's openings times masks that P2 dealt: an
+        equation in inputs and weights, which P2 could solve for few and small values. If a holder
+        has values in plaintext, its share is the value itself.
         """
         return elements + fresh if self.first else elements - fresh
 
@@ -495,7 +495,7 @@ class ShareHolder(Party):
     def _truncate_first(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation]
     ) -> tuple[list[Tensor], list[MovedIndices]]:
-        """Do P0's side of all divisions, of a product and of the tensors beside it."""
+        """Run P0's side of all divisions, of a product and of the tensors with it."""
         elements = _joined(parts)
         moved = truncate_first(elements, truncations)
         return parted(elements, [part.shape for part in parts]), moved
@@ -522,7 +522,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Dealer(Party):
-    """The third party. In the program it follows, tensors are shapes."""
+    """The third party. In the dealer's program, tensors are shapes."""
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
         return torch.add(*self._both(number, shared.shape)) if to == self.role else None
@@ -581,9 +581,10 @@ class Dealer(Party):
     def _room(self, function: Function, slope: bool) -> int:
         """Return the bits before the point that values may have.
 
-        Divided sums, as of a network in thesis mode, have at most the bits given to the index
-        correction. In fast mode so do values in training, because they are multiplied by gradients.
-        Such a value comes with its slope, and only a function with a mirror bounds its result.
+        Divided sums, as in a network in thesis mode, have at most the bits for the index
+        correction. In fast mode this also holds for values in training, because they are multiplied
+        by gradients. Such a value is sent with its slope, and only a function with a mirror bounds
+        its result.
         """
         divided = self.rules.mode == "thesis" and not function.positive
         trained = self.rules.mode == "fast" and slope and function.mirror is None

@@ -1,7 +1,8 @@
 """Conversion of a torch module to a private module: three parties as threads of this process.
 
 It serves trials, tests and measurements; with ``secure = "permuted"`` the same parties train in a
-session. Each layer of the module becomes a layer on shares; an error names a layer that cannot.
+session. Each layer of the module becomes a layer on shares; if this is impossible, an error names
+the layer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
     nn.GELU: "gelu",
     nn.Softplus: "softplus",
 }
-#: Modules that do nothing at inference, or nothing to rows.
+#: Modules without an effect at inference, or on rows.
 _IDLE = (nn.Identity, nn.Dropout, nn.Flatten)
 _SOFTMAX = "leave it out: the receiver of the outputs applies it"
 _FUNCTION = "nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU or nn.Softplus"
@@ -91,14 +92,14 @@ def private(
     folder: Path | None = None,
     form: Any = None,
 ) -> Any:
-    """Make a module that three parties compute, none of which has both its inputs and its weights.
+    """Make a module that three parties compute; no party has both its inputs and its weights.
 
     P1 owns the weights (and the targets of a training), P0 the inputs and outputs, P2 helps. All
     are semi-honest and do not collude; P2 sees the values before every function, permuted.
 
-    Transformers are computed by other products. For a `vfl.models.decoder.Decoder` or `Encoder` the
-    roles are those of chapter 6 (`vfl.llm.private_decoder`): P0 owns the weights, P1 owns the text
-    and sees permuted values, and P2 only works ahead of time.
+    Transformers use other products. For a `vfl.models.decoder.Decoder` or `Encoder` the roles are
+    those of chapter 6 (`vfl.llm.private_decoder`): P0 owns the weights, P1 owns the text and sees
+    permuted values, and P2 only works ahead of time.
 
     Args:
         module: a `Decoder` or `Encoder`, or an `nn.Sequential` of `nn.Linear`, element-wise
@@ -110,7 +111,8 @@ def private(
         form: replaces the mode's own form; only for a transformer.
 
     Raises:
-        PrivateLayerError: a layer of another kind; the error names it and suggests a replacement.
+        PrivateLayerError: the module has an unsupported layer; the error names it and suggests a
+            replacement.
         BadOptionError: `timeout_s` is not positive, or is longer than a week.
         RingRangeError: a weight is too large.
 
@@ -132,7 +134,7 @@ def private(
 
 
 class PrivateModule(nn.Module):
-    """Module that `private` returns; also a context manager that ends the three threads."""
+    """Module that `private` returns; as a context manager it ends the three threads."""
 
     def __init__(self, module: nn.Module, rules: Rules, timeout_s: float) -> None:
         super().__init__()
@@ -157,8 +159,8 @@ class PrivateModule(nn.Module):
         For integer inputs the outputs are float32.
 
         Raises:
-            DataError: the input is no tensor of real numbers with rows and columns.
-            WidthError: the inputs have another width.
+            DataError: the input is not a tensor of real numbers with rows and columns.
+            WidthError: the number of input columns differs.
             RingRangeError: an input or an activation is too large.
         """
         flat = self._flat(inputs)
@@ -192,7 +194,7 @@ class PrivateModule(nn.Module):
         Args:
             inputs: axes (rows, columns), owned by P0.
             targets: axes (rows, outputs) or (rows,), owned by P1; 0 and 1 for "cross_entropy".
-            loss: "cross_entropy" needs a sigmoid at the end.
+            loss: "squared" or "cross_entropy"; the latter needs a final sigmoid.
             learning_rate: factor of the gradient averaged over a batch.
             batch_size: rows of a step; the last step of an epoch has the remaining rows, unless
                 that is a single row.
@@ -203,7 +205,7 @@ class PrivateModule(nn.Module):
             BadOptionError: an option does not fit the module or the rows.
             DataError: an argument is no tensor of real numbers, or targets are outside a sigmoid's
                 range.
-            WidthError: the inputs have another width, or rows and targets differ in number.
+            WidthError: the number of input columns differs, or rows and targets differ in number.
             RingRangeError: an input, a target or an activation is too large.
         """
         flat = self._flat(inputs)
@@ -286,7 +288,7 @@ class PrivateModule(nn.Module):
                 want=f"{last.outputs}",
             )
         if loss == "cross_entropy" and not ((wanted >= 0) & (wanted <= 1)).all():
-            # Divisions are planned for differences to outputs of a sigmoid; larger ones would wrap.
+            # Divisions are planned for differences from sigmoid outputs; larger ones would wrap.
             raise DataError(
                 "targets outside the range of a sigmoid",
                 where="targets",
@@ -297,7 +299,7 @@ class PrivateModule(nn.Module):
 
 
 def _require_numbers(name: str, given: object, axes: str, least: int) -> None:
-    """Refuse an argument that is no tensor of real numbers, or has too few axes or no row."""
+    """Refuse arguments that are no real tensor, or have too few axes or no row."""
     got = type(given).__name__
     if isinstance(given, Tensor):
         got = f"{given.dtype} of axes {tuple(given.shape)}"
@@ -367,7 +369,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def with_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of the module with other weights; the module itself does not change."""
+    """Return a copy of the module with other weights; the module does not change."""
     changed = copy.deepcopy(module)
     with torch.no_grad():
         for index, linear in enumerate(_linears(changed)):
@@ -394,7 +396,7 @@ def _passes(module: nn.Module) -> bool:
 
 
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers in the order in which they run; only `nn.Sequential` defines that order."""
+    """Yield the layers in order of execution; only `nn.Sequential` defines that order."""
     _require_plain(name, module)
     if _is(module, nn.Sequential):
         # `named_children` would leave out a module that occurs a second time.
@@ -432,12 +434,12 @@ def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> 
 
 
 def _require_shape(name: str, linear: nn.Linear, before: int | None) -> None:
-    """Refuse weights that are no real numbers, or do not match the width of the layer before.
+    """Refuse weights that are not real, or do not match the previous layer's width.
 
     Args:
         name: name of the layer.
         linear: the layer.
-        before: outputs of the layer before it, or None for the first layer.
+        before: outputs of the previous layer; None for the first layer.
     """
     what = "a layer cannot be computed with these weights"
     if not linear.weight.is_floating_point():
@@ -459,7 +461,7 @@ def _where(name: str) -> str:
 
 
 def _function(name: str, module: nn.Module) -> str:
-    """Return the name of a module's function; refuse options that are not supported on shares."""
+    """Return the name of a module's function; refuse options that shares do not support."""
     exact = True
     if isinstance(module, nn.GELU):
         exact = module.approximate == "none"

@@ -1,7 +1,7 @@
-"""Mode "thesis": algorithm 5.1 as printed, with the division, the sign and the seeds it lacks.
+"""Mode "thesis": algorithm 5.1 as printed, with its missing division, sign and seeds added.
 
-Every product masks both operands anew. P1 opens first; P0 answers with its own opening and the
-index lists of the division, so a product takes two messages one after the other.
+Every product masks both operands again. P1 opens first; P0 replies with its own opening and the
+index lists of the division, so a product takes two sequential messages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ThesisHolder(Thesis, ShareHolder):
 
 
 class ThesisDealer(Thesis, Dealer):
-    """P2 deals each product when its turn comes."""
+    """P2 deals each product when it is computed."""
 
     def _deal_product(self, product: Product) -> None:
         number = product.number

@@ -1,9 +1,9 @@
-"""Training and use of a network that no party holds: one party's part, exchange by exchange.
+"""Training and use of a network that no single party has: one party's part of each exchange.
 
-P0 and P1 have columns and hold a share of every weight; P2 deals, and evaluates functions on
-permuted values. The labels belong to one of the three, which also sees the outputs. All three make
-the same calls in the same order. Rows are shared and opened once, before the first exchange. An
-exchange is a step of gradient descent, or computes the outputs of some rows.
+P0 and P1 have columns and a share of every weight; P2 deals, and evaluates functions on permuted
+values. One of the three has the labels, and also sees the outputs. All three make the same calls in
+the same order. Rows are shared and opened once, before the first exchange. An exchange is a step of
+gradient descent, or computes the outputs of some rows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from vfl.mpc.three_party.network import Layer, Loss, Network, share_targets, wei
 from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.private_module import layers_of
 
-#: Size of the blocks in which rows are shared or evaluated: the widest frame of a block stays below
-#: it, and so below the limit of frames (`vfl.core.frame.LIMIT_BYTES`).
+#: Size of the blocks in which rows are shared or evaluated: the largest frame of a block stays
+#: below it, and thus below the limit of frames (`vfl.core.frame.LIMIT_BYTES`).
 BLOCK_BYTES = 1 << 26
 #: Outputs nearer to 0 or 1 than this are below the resolution of shared values.
 _LEAST = 2.0**-23
-#: Most counts of index lists in one message.
+#: Largest number of counts of index lists in one message.
 _LIST_HEADS = 32
 _OPENINGS = ("mask", "difference", "second")
 
@@ -44,7 +44,7 @@ class ThreePartyNetwork:
 
     Args:
         party: this party, with agreed keys.
-        layers: the network; a sigmoid at the end means that the loss is cross entropy.
+        layers: layers of the network; a final sigmoid means that the loss is cross entropy.
         columns: numbers of P0's and P1's input columns.
         label_role: role of the party that has the labels and sees the outputs.
     """
@@ -143,7 +143,7 @@ class ThreePartyNetwork:
         Raises:
             BadOptionError: the batch has too many rows for the rules' bits.
             RingRangeError: a value is too large; the error names the layer.
-            PeerError: another party did not follow.
+            PeerError: another party did not take part in the step.
         """
         assert self._targets is not None, "targets are shared before the first step"
         inputs, targets = self._rows["train"].rows(index), self._targets.rows(index)
@@ -156,12 +156,12 @@ class ThreePartyNetwork:
 
         Args:
             rows: phase of the rows.
-            index: positions among them, int64.
+            index: positions among these rows, int64.
             where: name of the disclosed outputs, for the ledger.
 
         Raises:
             RingRangeError: a value is too large; the error names the layer.
-            PeerError: another party did not follow.
+            PeerError: another party did not take part in the step.
         """
         found = []
         widest = max(self.layers[0].inputs, *(layer.outputs for layer in self.layers))
@@ -209,13 +209,14 @@ class ThreePartyNetwork:
     def state_dict(self) -> dict[str, Any]:
         """Return this party's state for a restart: tensors, numbers and texts.
 
-        It has no key and no unused mask.
+        It contains no key and no unused mask.
 
-        weights: the holder's shares. Plain gradient descent keeps nothing else of its own.
-        openings: under which masks weights stand opened since the last evaluation; the masks
+        weights: the holder's shares. Plain gradient descent has no other state. openings: It states
+        under which masks the weights were opened since the last evaluation; the masks
             belong to the keys of this attempt.
-        operations: how many operations were counted, which is where every mask is up to.
-        leakage, traffic: what was learned and sent so far, so that the accounts go on.
+        operations: and the number of operations, which determines the used part of every mask
+        stream. leakage, traffic: It also contains the records of learned values and sent bytes, so
+        that accounts continue.
         """
         openings = {
             name: {"faced": each.faced} | {one: getattr(each.opened, one) for one in _OPENINGS}
@@ -237,7 +238,7 @@ class ThreePartyNetwork:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_keys: bool = False) -> None:
-        """Continue from `state_dict`, after rows and targets were shared anew.
+        """Continue from `state_dict`, after rows and targets were shared again.
 
         Args:
             state: state of the same party.
@@ -263,11 +264,11 @@ class ThreePartyNetwork:
 
 
 def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
-    """Draw a holder's share of the first weights, float64, named as in `Network.share`.
+    """Draw a holder's share of the initial weights, float64, named as in `Network.share`.
 
     The sum of both shares is normal, of the usual scale: He et al. 2015, eq 10, before ReLU; Glorot
-    and Bengio 2010 at the end. No party knows it. If P2 knew the weights, it could undo
-    permutations, and a training ends near where it began.
+    and Bengio 2010 at the end. No party knows it. If P2 knew the initial weights, it could undo
+    permutations, because a training ends near its start.
 
     Args:
         layers: layers of the network.
@@ -290,10 +291,10 @@ def whole_network(
 
     Args:
         columns: number of columns at P0 and at P1.
-        width: width of linear bottoms whose cuts are summed, which are one linear layer of all
-            columns; None where the top receives the rows themselves, side by side.
+        width: width of linear bottoms with summed cuts, which form one linear layer over all
+            columns; None if the top receives the concatenated rows themselves.
         top: module of `nn.Linear` and element-wise functions, with one output for two classes.
-        classes: number of label classes, which put a sigmoid at the end; 0 for numbers.
+        classes: number of label classes, for which a final sigmoid is added; 0 for numbers.
 
     Raises:
         PrivateLayerError: a layer cannot be computed on shares, or the top ends in a function.
@@ -353,7 +354,7 @@ def require_frames(
 
 
 def most_frame_bytes(layers: Sequence[Layer], rows: int) -> int:
-    """Return the size of the largest frame of an exchange, or of the sharing before the first one.
+    """Return the size of the largest frame of an exchange, or of the sharing before it.
 
     Args:
         layers: layers of the network.
@@ -364,13 +365,14 @@ def most_frame_bytes(layers: Sequence[Layer], rows: int) -> int:
     """
     weights = sum((layer.inputs + 1) * layer.outputs for layer in layers)
     widest = max(layers[0].inputs, *(layer.outputs for layer in layers))
-    # All weights in one message, or both operands of a product with lists of all its indices.
+    # The largest message has all weights, or both operands of a product with lists of all its
+    # indices.
     exchange = ELEMENT_BYTES * (weights + 4 * rows * widest) + _LIST_HEADS
     return max(exchange, BLOCK_BYTES, ELEMENT_BYTES * widest)
 
 
 def targets_of(labels: Tensor, classes: int) -> Tensor:
-    """Return the wanted outputs: one number for two classes, one a class for more; float64.
+    """Return the targets: one number for two classes, one per class for more; float64.
 
     >>> targets_of(torch.tensor([0, 1]), 2).tolist(), targets_of(torch.tensor([1]), 3).tolist()
     ([[0.0], [1.0]], [[0.0, 1.0, 0.0]])
@@ -392,6 +394,6 @@ def logits_of(outputs: Tensor) -> Tensor:
 
 
 def row_blocks(rows: int, width: int) -> Iterable[tuple[int, int]]:
-    """Yield runs of rows, of sizes that differ by at most one row, whose elements fit a frame."""
+    """Yield runs of rows that fit a frame; their sizes differ by at most one row."""
     count = max(1, min(rows, math.ceil(rows * width * ELEMENT_BYTES / BLOCK_BYTES)))
     return pairwise(rows * block // count for block in range(count + 1))

@@ -38,7 +38,7 @@ ACCOUNTANTS: Registry[Accountant] = Registry(
 )
 #: Make the accountant that a spec names, such as ``pld:interval=1e-3``.
 make = ACCOUNTANTS.make
-#: Name that `epsilon_of` reports where every step has the record.
+#: Name that `epsilon_of` reports if every step includes the record.
 ANALYTIC = "analytic Gaussian mechanism"
 #: Most iterations of a search for a noise or a number of steps; each halves the interval.
 _HALVINGS = 60
@@ -67,7 +67,7 @@ def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
     1.447
 
     Raises:
-        SpecError: an unknown accountant or option.
+        SpecError: the accountant or an option is unknown.
         BadOptionError: a number is out of range.
         MissingPackageError: the accountant's package is not installed.
     """
@@ -94,14 +94,14 @@ def epsilon_of(mechanism: GaussianSteps, delta: float, accountant: str = "rdp") 
 def noise_for(
     epsilon: float, delta: float, steps: int, sampling_rate: float = 1.0, accountant: str = "rdp"
 ) -> float:
-    """Return the least noise whose steps cost no more than `epsilon`.
+    """Return the smallest noise multiplier whose steps cost at most `epsilon`.
 
     >>> round(noise_for(2.0, 1e-5, 10_000, 0.01), 2)
     2.28
 
     Raises:
         BadOptionError: a number is out of range.
-        PrivacyError: no amount of noise is enough.
+        PrivacyError: no noise multiplier is large enough.
     """
     require("epsilon", epsilon, "above 0", 0 < epsilon < math.inf)
 
@@ -124,7 +124,7 @@ def noise_for(
 def steps_for(
     epsilon: float, delta: float, noise: float, sampling_rate: float = 1.0, accountant: str = "rdp"
 ) -> int:
-    """Return the most steps that cost no more than `epsilon`; 0 where one step costs more.
+    """Return the largest number of steps that costs at most `epsilon`; 0 if one step costs more.
 
     >>> steps_for(2.0, 1e-5, noise=4.0, sampling_rate=0.01)
     33377
@@ -159,7 +159,7 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         near, far = ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio
-        # Mathematically never above 1, but rounding may give more for huge numbers.
+        # Mathematically at most 1, but rounding may give more for huge numbers.
         return math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))) - delta
 
     if excess(0.0) <= 0:

@@ -16,7 +16,7 @@ class PrivacyLoss(Accountant):
     Koskela, Jalko and Honkela 2020; Doroshenko et al. 2022.
 
     Args:
-        interval: losses are rounded up to multiples of it.
+        interval: losses are rounded up to multiples of this interval.
 
     Raises:
         BadOptionError: a number is out of range.

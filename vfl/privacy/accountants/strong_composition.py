@@ -29,6 +29,6 @@ def _of_one_kind(kind: GaussianSteps, delta: float) -> float:
     share = 1 / (1 + np.exp(np.linspace(-12, 12, 4001)))
     one = rate * np.sqrt(2 * np.log(1.25 * rate * steps / (share * delta))) / noise
     left = (1 - share) * delta
-    with np.errstate(over="ignore"):  # infinite where a step has a large epsilon
+    with np.errstate(over="ignore"):  # infinite if a step has a large epsilon
         total = one * np.sqrt(2 * steps * np.log(1 / left)) + steps * one * np.expm1(one)
     return float(total.min())

@@ -1,4 +1,4 @@
-"""The label party while it serves: it queries the feature parties for rows, and runs the top."""
+"""The label party while it serves: it queries the feature parties for rows and runs the top."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Answer:
     Attributes:
         outputs: outputs as a prediction writes them, axes (rows, outputs).
         cuts: cuts by party, or the feature parties' sum; axes (rows, width) each.
-        missing: for each row, the parties whose cut a learned vector replaces; None where no party
-            may be missing.
+        missing: for each row, the parties whose cut a learned vector replaces; None if no party may
+            be missing.
         remarks: the model's remarks on each row; see `WholeNetwork.remarks`.
     """
 
@@ -68,7 +68,7 @@ class Answer:
 
 
 class AskedEnd(Protocol):
-    """The label party's end of the round with another party."""
+    """The label party's end of a round with one other party."""
 
     link: Link
 
@@ -91,7 +91,7 @@ class Asking(Protocol):
     def remarks(self) -> Sequence[Mapping[str, Any]]: ...
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> Mapping[str, Tensor]:
-        """The parties' cuts of some rows, by name, or their sum under `SUM`."""
+        """Return the parties' cuts of some rows by name, or their sum under `SUM`."""
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
         """The network's outputs, axes (rows, outputs)."""
@@ -100,27 +100,27 @@ class Asking(Protocol):
         """Logits of classes, or numbers in the labels' own units."""
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Calibrated answers, as they leave; see `AnyLabelParty.calibrated`."""
+        """Return calibrated answers for clients; see `AnyLabelParty.calibrated`."""
 
     def contributions(self, row: int) -> Mapping[str, Tensor] | None:
         """The Shapley value of each party for each output of a row of the last query.
 
-        None where the values follow from the cuts.
+        The result is None if the values depend on the cuts.
         """
 
 
 class Away(Protocol):
-    """Parties that went away while the others continue to answer; see `Federation`."""
+    """Parties that left while the others continue to answer; see `Federation`."""
 
     def lost(self, party: str) -> None:
         """Note that a party does not answer any more."""
 
     def returned(self, parties: Collection[str]) -> Mapping[str, Link]:
-        """Links of the parties that are back; from time to time the others are invited again."""
+        """Return the links of returned parties; invite the absent ones at intervals."""
 
 
 class ServingParty:
-    """Queries rows on request, one request after the other, without ever blocking.
+    """Queries rows on request, one request at a time, without blocking.
 
     `begin` sends a query, `arrived` reports whether all parties have answered, and `answer` returns
     the answer. Each of their errors ends the session: LostPeerError, PeerFailedError,
@@ -129,15 +129,15 @@ class ServingParty:
     Args:
         label: the label party, with its trained weights.
         between: lets parties of the same process answer, after each request.
-        away: tracks absent parties, where a learned vector may replace their cuts.
+        away: record of absent parties, if a learned vector may replace their cuts.
         absent: parties that are absent at the start.
-        behind: feature parties behind a party in the middle, which is queried in their place.
-        asker: number of this label party among those that query this party, and how many there are;
+        behind: feature parties behind a party in the middle, which is queried instead of them.
+        asker: position of this label party among those that query this party, and their number;
             each uses separate steps, see `Askers`.
 
     Attributes:
-        waits_for: the party whose answer is awaited now, or that was lost.
-        absent: parties whose cuts the learned vectors replace now.
+        waits_for: the party whose answer is awaited, or that was lost.
+        absent: parties whose cuts the learned vectors replace at present.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ServingParty:
         self._patience_s = max(link.patience_s for link in self._links.values())
 
     def streams(self) -> list[tuple[int, str]]:
-        """File descriptors that become readable when a message arrives, each with its link's name.
+        """Return descriptors that become readable when a message arrives, with their link's name.
 
         A descriptor is -1 for a broken stream.
         """
@@ -198,7 +198,7 @@ class ServingParty:
         """Whether all parties have answered the query; without a query, no party may send.
 
         Args:
-            at: link at which a message may have arrived; None looks at all of them.
+            at: link at which a message may have arrived; None checks all links.
         """
         away, late_at = list[str](), self._late_at
         for name, link in list(self._links.items()):
@@ -229,10 +229,10 @@ class ServingParty:
         return False
 
     def answer(self, inputs: Tensor | None = None) -> Answer | None:
-        """The answer once it is complete; None for an empty query.
+        """Return the answer when it is complete; None for an empty query.
 
         Args:
-            inputs: the label party's own inputs of the rows; None takes those of its table.
+            inputs: the label party's own inputs of the rows; None reads them from its table.
 
         Raises:
             RefusedRequest: a party sends no cut of these rows; the session continues.
@@ -267,7 +267,7 @@ class ServingParty:
         return Answer(self.label.calibrated(outputs), cuts, missing, self.label.remarks())
 
     def reference_rows(self) -> np.ndarray:
-        """Rows whose mean cut replaces a party that is left out; empty once they were queried."""
+        """Rows whose mean cut replaces an excluded party; empty after they were queried."""
         told = self.label.terms.secure == "none" and self._explains(self._links)
         if self._reference is not None or not told or self.absent:
             return self._asked[:0]
@@ -288,11 +288,11 @@ class ServingParty:
 
         Args:
             cuts: cuts of an answer.
-            row: index of the row in it.
+            row: index of the row in the query.
 
         Returns:
-            Values of axes (outputs,) each; empty where only a sum of cuts is known, or parties are
-            many.
+            The result has values of axes (outputs,) each; empty if only a sum of cuts is known, or
+            if there are many parties.
         """
         if (told := self.label.contributions(row)) is not None:
             return dict(told)
@@ -315,7 +315,7 @@ class ServingParty:
             link.send(Frame(Kind.DONE))
 
     def _has(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Mask of the rows that a party answers, axes (rows,); all False while it is absent."""
+        """Return the mask of rows that a party answers, axes (rows,); False while absent."""
         held = self._held[name][rows] if self._held else np.ones(len(rows), dtype=bool)
         return held & (name in self._links.keys() - self.absent)
 
@@ -325,7 +325,7 @@ class ServingParty:
         self.label.ends[name].link = self._links[name]
 
     def _bring_back(self) -> None:
-        """Include parties again that have come back."""
+        """Include returned parties again."""
         if self._away is not None and self.absent:
             for name, link in self._away.returned(self.absent).items():
                 self.absent -= {name}
@@ -354,8 +354,8 @@ def shapley(names: Iterable[str], values: Tensor) -> dict[str, Tensor]:
 
     Args:
         names: names of the players.
-        values: values of all coalitions, axes (2^players, outputs). The empty coalition comes
-            first; the presence of the first player varies slowest.
+        values: values of all coalitions, axes (2^players, outputs). One value per coalition, the
+            empty one first; the presence of the first player varies slowest.
 
     >>> shapley(["a", "b"], torch.tensor([[0.0], [1.0], [2.0], [5.0]]))
     {'a': tensor([3.]), 'b': tensor([2.])}

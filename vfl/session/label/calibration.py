@@ -16,15 +16,16 @@ from torch import Tensor, nn
 
 #: Smaller probabilities are clipped to this value, as in `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
-#: Isotonic regression overfits below about so many rows (Niculescu-Mizil and Caruana 2005).
+#: Below about this number of rows, isotonic regression overfits (Niculescu-Mizil and Caruana 2005).
 _ISOTONIC_ROWS = 1000
 _MOST_STEPS, _MOST_HALVINGS = 100, 30
 
 
 def smoothed(truth: np.ndarray) -> np.ndarray:
-    """Compute Platt's targets (1999): (N+ + 1) / (N+ + 2) and 1 / (N- + 2) in place of 1 and 0.
+    """Return Platt's targets (1999): (N+ + 1) / (N+ + 2) and 1 / (N- + 2) in place of 1 and 0.
 
-    With them no curve reaches 0 or 1, where a single wrong row would have an infinite log loss.
+    With these targets no curve reaches 0 or 1, at which a single wrong row would have an infinite
+    log loss.
 
     Args:
         truth: 1 for each of the N+ rows of the class, 0 for each of the N- others, axes (rows,).
@@ -102,7 +103,7 @@ def platt(logits: np.ndarray, target: np.ndarray) -> tuple[float, float]:
 
 
 class Curve(nn.Module):
-    """A curve that corrects the probability of one class; it never falls."""
+    """A non-decreasing curve that corrects the probability of one class."""
 
     name: ClassVar[str]
 
@@ -129,7 +130,7 @@ class Isotonic(Curve):
         self.knots = torch.from_numpy(isotonic(chances, smoothed(truth))).to(self.knots.device)
 
     def forward(self, chances: Tensor) -> Tensor:
-        """Evaluate by sums of clamps; ONNX has no search. Axes (rows,)."""
+        """Evaluate by sums of clamps, because ONNX has no search. Axes (rows,)."""
         at, value = self.knots.to(chances.device).unbind(1)
         width = at.diff()
         within = (chances[:, None] - at[:-1]).clamp(min=0.0).minimum(width)

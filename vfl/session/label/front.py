@@ -17,19 +17,19 @@ from vfl.datasets.table import Classes
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 
-#: Interval between checks for another run, and for the end of one.
+#: Interval of checks for another run, and for the end of one.
 _LOOK_S = 0.1
 #: Time to wait for the end of a retired run before the search for another run.
 _END_S = 10.0
 
 
 class ServingFront:
-    """Receives queries about rows, and passes them to a session.
+    """Receives queries about rows and passes them to a session.
 
     Attributes:
         welcome: its address, as text for users.
         tasks: further label parties that serve at the same time.
-        partial: whether it answers rows without an absent feature party, if the model can.
+        partial: whether the model can answer rows without an absent feature party, and may.
     """
 
     partial: bool = False
@@ -38,10 +38,10 @@ class ServingFront:
 
     @classmethod
     def open_lead(cls, party: PartyFile, run: str) -> ServingFront:
-        """Open the front of the leading label party, for its own run.
+        """Open the front of the leading label party for its own run.
 
         Raises:
-            RunFolderError: its settings in the run's folder cannot be read.
+            RunFolderError: the settings in the run's folder cannot be read.
             UserError: the address is in use or invalid, or is open to others without TLS.
         """
         raise NotImplementedError
@@ -52,7 +52,7 @@ class ServingFront:
 
         Args:
             party: file of the party.
-            folder: folder of its own part of the run.
+            folder: folder of the party's own part of the run.
             ended: callback that returns whether the session has ended.
 
         Raises:
@@ -77,41 +77,41 @@ class ServingFront:
         raise NotImplementedError
 
     def following(self) -> Path | None:
-        """The folder of the requested next run, returned once; None without a request."""
+        """Return the folder of the requested next run once; None without a request."""
         raise NotImplementedError
 
     def successor(self) -> ServingFront:
-        """Front of the same service for another run; its `play` takes over from the present run.
+        """Return the same service's front for another run; its `play` replaces the present run.
 
         The present run answers the waiting requests; then its `play` returns.
         """
         raise NotImplementedError
 
     def retire(self) -> None:
-        """Make `play` return once the waiting requests are answered."""
+        """Make `play` return when the waiting requests are answered."""
         raise NotImplementedError
 
     def refused(self, run: str, error: VFLError) -> None:
-        """Report to the requester of a run why it is not served."""
+        """Report to the requester of a run why vfl does not serve it."""
         raise NotImplementedError
 
     def play(self, serving: ServingParty) -> None:
-        """Take over, and query rows until it is retired.
+        """Start to serve, and query rows until the front is retired.
 
         Raises an error that ends the session early.
         """
         raise NotImplementedError
 
     def waits_for(self, parties: Sequence[str]) -> None:
-        """Announce that the session begins once these parties have attached."""
+        """Announce that the session starts when these parties have attached."""
         raise NotImplementedError
 
     def waits_for_alignment(self) -> None:
-        """Announce that the session begins once the rows of new tables are aligned."""
+        """Announce that the session starts when the rows of new tables are aligned."""
         raise NotImplementedError
 
     def lost(self, error: VFLError) -> bool:
-        """Answer with an error until all parties are back; returns whether to wait for them."""
+        """Answer with an error until all parties are back; return whether to wait for them."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ Play = Callable[[ServingFront], object]
 
 
 class _Turn:
-    """One run behind a front, in its own thread."""
+    """One run served by a front in its own thread."""
 
     def __init__(self, run: str, front: ServingFront, play: Play) -> None:
         self.run, self.front, self._play = run, front, play
@@ -133,12 +133,12 @@ class _Turn:
         self._thread.start()
 
     def is_over(self, wait_s: float | None = None) -> bool:
-        """Whether the turn has ended, or ends within some seconds."""
+        """Whether the turn has ended, or will end within seconds."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
     def again(self) -> _Turn:
-        """Make a turn for the same run once more."""
+        """Make another turn for the same run."""
         return _Turn(self.run, self.front.successor(), self._play)
 
     def took_over(self) -> bool:
@@ -164,10 +164,10 @@ def serve_in_turn(
 ) -> list[str]:
     """Serve a run, then each requested other run, without a gap between two runs.
 
-    The session of the next run begins while the present one still answers. It takes over once it
-    can answer rows; if it cannot be served, the present run stays. Further label parties serve at
-    addresses of their own, which only one session at a time can use; then the present session ends
-    first.
+    The session of the next run begins while the present one still answers. It replaces the present
+    run when it can answer rows; if it cannot be served, the present run stays. Further label
+    parties serve at separate addresses, which only one session at a time can use; then the present
+    session ends first.
 
     Args:
         front: the service in front of the sessions.

@@ -20,9 +20,9 @@ from vfl.session.schedule import own_rows
 
 
 class MissingCuts(nn.Module):
-    """One learned vector for each feature party, used where the party has no row.
+    """One learned vector per feature party, used for rows that the party lacks.
 
-    The vectors start at 0 and are trained with the top. Where no row is missing, they are unused.
+    The vectors start at 0 and are trained with the top. Without missing rows, they are unused.
 
     Args:
         widths: widths of the cuts, by feature party.
@@ -44,7 +44,7 @@ class MissingCuts(nn.Module):
 
         Args:
             party: name of the party.
-            cut: cut of its rows, axes (its rows, width); None without rows.
+            cut: cut of the party's rows, axes (its rows, width); None without rows.
             at: positions of these rows, int64, ascending.
             rows: number of all rows.
         """
@@ -55,7 +55,7 @@ class MissingCuts(nn.Module):
 
 
 class PartialCuts(CutAggregator):
-    """Receives each party's cuts of its rows, and inserts the learned vectors for the others.
+    """Receives each party's cuts of its rows, and inserts the learned vectors for other rows.
 
     Args:
         ends, ledger, stopping: see `CutAggregator`.

@@ -1,4 +1,4 @@
-"""The label party: it receives the cuts, runs the top, and sends each party its gradient.
+"""The label party: it receives cuts, runs the top, and sends each party its gradient.
 
 cuts -> merge -> top -> loss -> each party's gradient
 
@@ -101,7 +101,7 @@ class Task(nn.Module):
         return outputs
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Calibrate the answers, as they leave the label party."""
+        """Calibrate the answers as the label party sends them."""
         return answers if self.calibration is None else self.calibration(answers)
 
     def own_units(self, loss: float) -> float:
@@ -113,7 +113,7 @@ class Task(nn.Module):
         return self.answers(outputs)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
-        """The metrics of a whole phase by name; see `vfl.session.label.quality`."""
+        """Return the metrics of a whole phase by name; see `vfl.session.label.quality`."""
         raise NotImplementedError
 
 
@@ -244,8 +244,7 @@ def training_weights(
         class_weight: "none" or "balanced".
 
     Returns:
-        Weights, float32 of axes (rows,); None where all training rows weigh the same, which is a
-        training without weights.
+        The result is float32 of axes (rows,), or None if all training rows have equal weights.
 
     >>> labels = torch.tensor([0, 0, 0, 1])
     >>> training_weights(labels, torch.arange(4), None, "balanced")
@@ -271,7 +270,7 @@ def training_weights(
 def batch_weights(
     weights: Tensor | None, rows: np.ndarray, counts: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """The weights of a batch's rows, axes (rows,); None where all rows weigh the same.
+    """Return the weights of a batch's rows, axes (rows,); None if all weights are equal.
 
     Args:
         weights: weights of all rows, from `training_weights`.
@@ -304,7 +303,7 @@ class Meter:
     task.
 
     Args:
-        task: task, which gives the outputs their meaning.
+        task: task that interprets the outputs.
         phase: prefix of the metrics' names.
     """
 
@@ -348,7 +347,7 @@ class Meter:
         return cls(task, phase, **{name: copy(value) for name, value in state.items()})
 
     def figures(self) -> dict[str, float]:
-        """Metrics by name, in the labels' own units; empty if no row was counted."""
+        """Return metrics by name, in the labels' own units; empty if no row was counted."""
         if not self.rows:
             return {}
         loss = self.task.own_units(self.loss / self.weight) if self.weight else 0.0
@@ -364,7 +363,7 @@ class Meter:
     def _quality(self) -> dict[str, float]:
         """Metrics of the calibrated answers.
 
-        Validation rows, which curves are fitted to, stay uncalibrated.
+        Validation rows, to which curves are fitted, stay uncalibrated.
         """
         before, labels = torch.cat(self.evidence), torch.cat(self.labels)
         if self.task.calibration is None or self.phase == "validation":
@@ -439,7 +438,7 @@ class Progress:
         return self._meters.setdefault(phase, Meter(self._task, phase))
 
     def judged(self, *, stays: bool) -> Meter | None:
-        """The meter of the validation rows with the final weights; None if there are none.
+        """The meter of validation rows with the final weights; None if there are none.
 
         Args:
             stays: whether the weights of this epoch are the final weights.
@@ -520,7 +519,7 @@ class Objective:
         outputs: number of classes, or 1.
         class_weight: "none" or "balanced".
         hits: k of the hit rate at k; 0 measures none.
-        bottom: module for the own columns, in place of the one in the terms.
+        bottom: module for the label party's own columns, in place of the one in the terms.
         calibration: "none", "isotonic" or "platt".
         loss: a spec; None is the usual loss of the task.
     """
@@ -573,16 +572,16 @@ class AnyLabelParty:
     """Common steps of every label party: counting, measuring, model selection.
 
     Args:
-        data: labels, and the party's own columns if it has any.
+        data: labels, and the party's own columns if any.
         terms: the agreed terms.
         own: its secret, its adversary, its device, and its checkpoints.
         task: the learning task.
         records: destination of metrics and progress.
-        stopping: selects the weights, and decides how long it trains.
+        stopping: selects the weights and decides when training stops.
 
     Attributes:
         outputs: outputs of a prediction, one tensor for each batch.
-        uncalibrated: the same before the calibration; empty without one.
+        uncalibrated: outputs before the calibration; empty without one.
         remarked: the model's remarks on these rows; see `WholeNetwork.remarks`.
         tested: answers of the test rows, one tensor for each batch.
         progress: its counters.
@@ -634,7 +633,7 @@ class AnyLabelParty:
         return self._task.answers(outputs).cpu()
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Calibrate answers, as they leave: logarithms of calibrated probabilities, if any."""
+        """Return logarithms of calibrated probabilities, if the party calibrates."""
         return self._task.calibrated(answers)
 
     @property
@@ -660,7 +659,7 @@ class AnyLabelParty:
         return []
 
     def traffic(self) -> list[dict[str, Any]]:
-        """Bytes that the party sent, by receiver and phase, if its ledger does not have them."""
+        """Return the bytes that the party sent by receiver and phase, if its ledger lacks them."""
         return []
 
     def column_values(self) -> np.ndarray | None:
@@ -668,7 +667,7 @@ class AnyLabelParty:
         return None
 
     def importance(self) -> Mapping[str, Any] | None:
-        """Importance of parties and columns in an evaluation; None if the model has none."""
+        """Return the importance of parties and columns in an evaluation, or None."""
         return None
 
     def figures(self) -> dict[str, Any]:
@@ -686,7 +685,7 @@ class AnyLabelParty:
     def _one_by_one(
         self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]
     ) -> Iterator[Exchange]:
-        """Run one step after the other, and make the record of each epoch."""
+        """Run the steps one by one, and make the record of each epoch."""
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
@@ -703,11 +702,11 @@ class AnyLabelParty:
             self._calibrate(self.history[-1]["epoch"])
 
     def _stays(self, epoch: int) -> bool:
-        """Whether the weights at the end of an epoch are the final weights so far."""
+        """Whether the weights at the end of an epoch are the best so far."""
         return self.terms.train.keep != "best" or self.stopping.best_epoch == epoch
 
     def _calibrate(self, epoch: int) -> None:
-        """Fit the curves once, to the validation rows with the final weights."""
+        """Fit the curves once to the validation rows with the final weights."""
         calibration = self._task.calibration
         if calibration is None or self._is_calibrated:
             return
@@ -720,7 +719,7 @@ class AnyLabelParty:
         self.doubts += calibration.doubts
 
     def _spent(self) -> dict[str, float]:
-        """Cost of the training so far, where it is counted."""
+        """Return the privacy cost of the training so far, if it is counted."""
         return {}
 
     def _note(self, outputs: Tensor, labels: Tensor | None, exchange: Exchange) -> bytes | None:
@@ -765,7 +764,7 @@ class AnyLabelParty:
 
 
 class Beside(Protocol):
-    """Another party of a session in one process; the party that sends last receives first."""
+    """Another party of a session in one process; the last sender receives first."""
 
     def begin(self, exchange: Exchange) -> None:
         """Send the messages that the exchange needs."""
@@ -891,7 +890,7 @@ class LabelParty(AnyLabelParty):
         return self._plan.half(*law, self._secret, self._at_branches.branches)
 
     def _take_labels(self, labels: Tensor, objective: Objective) -> None:
-        """Prepare the labels for training, and let the task see them.
+        """Prepare the labels for training, and fit the task to them.
 
         All labels are copied only if the task or the defense reads all: a table may exceed memory.
         """
@@ -902,7 +901,8 @@ class LabelParty(AnyLabelParty):
         if defenses.uses(self._defense, "labels"):
             self._labels = labels = labels.clone()
             labels[train] = self._defense.labels(labels[train], self._secret)
-        # Weights follow from the labels as trained: true labels would leak what a defense hides.
+        # Weights are computed from the labels as trained: true labels would disclose what a defense
+        # hides.
         weights = training_weights(labels, train, self.data.row_weights, objective.class_weight)
         if self._task.fits:
             self._task.fit(labels[train], None if weights is None else weights[train])
@@ -928,7 +928,7 @@ class LabelParty(AnyLabelParty):
     def steps(
         self, schedule: Iterable[Exchange], others: Sequence[Beside] = ()
     ) -> Iterator[Exchange]:
-        """Run a session one exchange at a time; yields each exchange once it is done here."""
+        """Run a session one exchange at a time; yield each finished exchange."""
 
         def step(exchange: Exchange) -> None:
             if exchange.saves:
@@ -1085,7 +1085,7 @@ class LabelParty(AnyLabelParty):
         weights: Tensor | None,
         sent: Mapping[str, Tensor],
     ) -> None:
-        """Run the further steps of an exchange with its received cuts.
+        """Run the further steps of an exchange on its received cuts.
 
         Args:
             exchange: the exchange with the rows of this rank.
@@ -1142,7 +1142,7 @@ class LabelParty(AnyLabelParty):
     def _turned(
         self, loss: Tensor, cuts: Mapping[str, Tensor], sent: Mapping[str, Tensor]
     ) -> Tensor | None:
-        """Weight of each row by the angle between both gradients of its cuts.
+        """Return each row's weight by the angle between its two cut gradients.
 
         It is None if all are equal.
         """
@@ -1226,7 +1226,7 @@ class LabelParty(AnyLabelParty):
         return inputs, None if source is None else source.index_select(0, rows)
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
-        """Every party's cut in merge order; the own cut is computed while the others travel."""
+        """Return every party's cut in merge order; compute the own cut meanwhile."""
         own: dict[str, Tensor] = {}
         if "bottom" in self.model and inputs is not None:
             with self._own_draws.at(exchange.step), self._compute.forward():
@@ -1286,7 +1286,7 @@ def _refuse_whole_cuts(defense: Defense) -> None:
     """Refuse a defense that needs every party's cut of every row, if some cuts are missing.
 
     Raises:
-        SpecError: names the defense.
+        SpecError: the defense does not support such a task; the error names the defense.
     """
     members = defense.members if isinstance(defense, Chain) else (defense,)
     for member in members:
@@ -1327,7 +1327,7 @@ def _ends(
     own: Own,
     links: Mapping[str, Link],
 ) -> dict[str, LabelEnd]:
-    """The label party's ends of the round, one for each feature party, in merge order."""
+    """The label party's ends of the round, one per feature party, in merge order."""
     ends = {}
     for name in terms.feature_parties:
         width, codec = terms.parties[name].width, mode.label_codec(name, terms, own.secret)

@@ -1,7 +1,7 @@
-"""Quality of answers: metrics as scikit-learn defines them, over the rows of a whole phase.
+"""Quality of predictions: metrics as in scikit-learn, over the rows of a whole phase.
 
-A metric that is undefined for these rows is left out: AUC where a class is missing, R2 where labels
-never vary, any metric where outputs are not finite.
+A metric that is undefined for these rows is left out: Undefined metrics are omitted: AUC without a
+class, R2 with constant labels, any metric of outputs that are not finite.
 
 With many classes, all outputs of a phase are too much to store, and one AUC for each class takes
 too long. `reduced` stores three numbers for each row, and `reduced_quality` computes the other
@@ -26,8 +26,8 @@ _MOST_SURPRISE = -np.log(_LEAST_CHANCE)
 def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict[str, float]:
     """Compute accuracy, AUC, log loss, F1 and hit rate.
 
-    Of two classes, the second in sorted order is the positive one. With more classes, F1 is the
-    mean over the classes that occur, and AUC the mean over each class against the rest.
+    Of two classes, the second one in sorted order is positive. With more classes, F1 is the mean
+    over the classes that occur, and AUC the mean over each class against the rest.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -61,7 +61,7 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
 
 
 def brier_score(logits: Tensor, codes: Tensor) -> float:
-    """Mean squared error of probabilities (Brier 1950); of the second one for two classes.
+    """Return the mean squared error of probabilities (Brier 1950), for two classes of the second.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -80,7 +80,7 @@ def brier_score(logits: Tensor, codes: Tensor) -> float:
 def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Rank of each row's own class, int64, axes (rows,); rank 0 is the largest output.
 
-    Of two equal outputs, the lower class comes first.
+    Among equal outputs, the lower class comes first.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -105,8 +105,8 @@ def reduced(logits: Tensor, codes: Tensor) -> Tensor:
         codes: classes as 0..C-1, axes (rows,).
 
     Returns:
-        Float64, axes (rows, 3): the predicted class, the rank of the row's own class, and its log
-        loss; NaN where an output is not finite.
+        The result is float64, axes (rows, 3): the predicted class, the rank of the row's own class,
+        and its log loss; NaN if an output is not finite.
     """
     logits, codes = logits.cpu(), codes.cpu()
     surprise = cross_entropy(logits, codes, reduction="none").double()

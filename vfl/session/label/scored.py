@@ -1,4 +1,4 @@
-"""Rows of a phase as counts; all tables of scores, classes and residuals are made from them.
+"""Rows of a phase as counts, from which all tables of scores, classes and residuals are made.
 
 For two classes: rows by score, which is the probability of the second class or the points of a
 scorecard. For more classes: rows by class and predicted class. For a regression: residuals by the
@@ -25,7 +25,7 @@ _BANDS = 10
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows in groups with one score, or with neighbouring scores.
+    """Rows grouped by equal or neighbouring scores.
 
     Attributes:
         values: the score of each group, or its mean, ascending, axes (groups,).
@@ -52,7 +52,7 @@ class Scored:
     def of(cls, logits: Tensor, codes: Tensor) -> Scored | None:
         """Count rows by the probability of the second class, in groups of about equal size.
 
-        Equal probabilities share a group. Returns None where an output is not finite.
+        Equal probabilities share a group. It returns None if an output is not finite.
 
         Args:
             logits: logits, axes (rows, 2).
@@ -127,7 +127,7 @@ class Scored:
         return 2 * self.auc(of) - 1
 
     def kolmogorov_smirnov(self) -> float:
-        """Largest distance of the classes' distributions; NaN where one is empty.
+        """Largest distance of the classes' distributions; NaN if one class is empty.
 
         >>> Scored.counted(np.array([1, 2, 3, 4]), np.array([1, 1, 0, 1])).kolmogorov_smirnov()
         0.6666666666666666
@@ -139,13 +139,13 @@ class Scored:
         return float(np.abs(apart[:, 0] - apart[:, 1]).max())
 
     def bands(self, most: int = _BANDS, *, highest_first: bool = False) -> list[Scored]:
-        """Split the rows into bands of neighbouring scores with about as many rows each.
+        """Split the rows into bands of neighbouring scores with nearly equal numbers of rows.
 
         Args:
             most: most bands.
             highest_first: whether the highest band comes first; a group then belongs to the band of
-                its first row. Otherwise the lowest comes first, and a group belongs to the band of
-                its middle row.
+                its first row. Otherwise the lowest band comes first, and a group belongs to the
+                band of its middle row.
         """
         rows = self.counts.sum(axis=1)
         if highest_first:
@@ -157,7 +157,7 @@ class Scored:
         return [Scored(self.values[band == one], self.counts[band == one]) for one in order]
 
     def stability(self, other: Scored, most: int = _BANDS) -> float:
-        """Population stability index of other rows, over this object's bands of scores."""
+        """Return the population stability index of other rows over this object's score bands."""
         starts = [band.values[0] for band in self.bands(most)][1:]
 
         def counted(scored: Scored) -> Tensor:
@@ -183,7 +183,7 @@ class Guessed:
 
     @classmethod
     def of(cls, logits: Tensor, codes: Tensor) -> Guessed | None:
-        """Count rows; returns None where an output is not finite.
+        """Count rows; return None if an output is not finite.
 
         Args:
             logits: logits, axes (rows, classes).
@@ -223,15 +223,15 @@ class Guessed:
         return {"guesses": self.counts.tolist(), "sure": self.sure.record()}
 
     def precision(self) -> np.ndarray:
-        """Precision of each class; NaN if no row is predicted to be of it, axes (C,)."""
+        """Precision of each class; NaN for a class that is never predicted, axes (C,)."""
         return _shares(np.diag(self.counts), self.counts.sum(axis=0))
 
     def recall(self) -> np.ndarray:
-        """Recall of each class; NaN if no row is of it, axes (C,)."""
+        """Recall of each class; NaN for a class without rows, axes (C,)."""
         return _shares(np.diag(self.counts), self.counts.sum(axis=1))
 
     def f1(self) -> np.ndarray:
-        """F1 of each class against the rest; NaN if no row has or gets it, axes (C,)."""
+        """F1 of each class against the rest; NaN if the class never occurs, axes (C,)."""
         either = self.counts.sum(axis=0) + self.counts.sum(axis=1)
         return _shares(2 * np.diag(self.counts), either)
 
@@ -254,12 +254,12 @@ class Residuals:
 
     @classmethod
     def of(cls, answers: Tensor, labels: Tensor, most: int = _BANDS) -> Residuals | None:
-        """Count rows; returns None where an answer is not finite.
+        """Count rows; return None if an answer is not finite.
 
         Args:
             answers: answers, axes (rows, 1).
             labels: labels, axes (rows,).
-            most: most bands; equal answers share one.
+            most: largest number of bands; equal answers are in one band.
 
         >>> found = Residuals.of(torch.tensor([[1.0], [3.0]]), torch.tensor([2.0, 2.0]), 2)
         >>> found.bands.tolist()

@@ -101,9 +101,9 @@ def traffic_figures(
 
     Args:
         ledger: ledger of the traffic.
-        links: codec and width of each link; empty where no cut crosses.
-        dense_bytes: bytes of the training's cuts in one direction, as plain float32; 0 where no cut
-            crosses.
+        links: codec and width of each link; empty if no cuts are sent.
+        dense_bytes: size of the training's cuts in one direction as plain float32; 0 if no cuts are
+            sent.
     """
     sent = {"up": 0, "down": 0}
     for row in ledger.rows():
@@ -143,13 +143,13 @@ def guess_of(data: PartyData) -> dict[str, float]:
     return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
 
 
-#: A smaller test AUC counts as a guess. A training loss that grew by more than the factor counts as
-#: divergent, as does one of classes above this many nats; a guess among a thousand classes has 7.
+#: A smaller test AUC counts as a guess. A training loss counts as divergent if it grew by more than
+#: the factor, or for classes exceeds this number of nats; a guess among a thousand classes has 7.
 _GUESS, _GREW, _SURPRISE = 0.55, 1.5, 10.0
 
 
 def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Warnings about a finished training: a loss that grew, or an answer no better than a guess.
+    """Return warnings on a finished training: a growing loss, or answers no better than a guess.
 
     >>> training_doubts([{"train_loss": 0.7}, {"train_loss": 9.1}])
     ['the training loss grew from 0.7 to 9.1: lower train.learning_rate, by 10 at first']
@@ -213,8 +213,8 @@ def prediction_table(
         uncalibrated: outputs before a calibration; their probabilities get separate columns.
 
     Returns:
-        Where some rows may have been in the training, a column `trained` has each row's part in the
-        run; see `PartyData.trained`.
+        If some rows may have been in the training, a column `trained` contains each row's part in
+        the run; see `PartyData.trained`.
     """
     rows = data.split.test
     table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})

@@ -1,4 +1,4 @@
-"""The ranks of one party: processes that share the rows of every batch and hold the same model.
+"""The ranks of one party: processes that divide each batch and have the same model.
 
     batch -> rank r's rows -> bottom -> cut -> rank r of the label party -> gradient of that cut
     gradients of the weights, summed over the ranks -> the same optimiser step at each rank
@@ -7,12 +7,13 @@ At every rank of the label party the loss is that of the whole batch: the rows o
 weight that they have in the batch. The gradients of all ranks therefore add up to those of one
 rank, even if their shares differ in size. `DistributedDataParallel` averages instead, which is
 right only for equal shares, and it needs one backward pass of one loss where a split model has two
-(Li et al. 2020, PyTorch Distributed, section 3.1). The layer below it is used: one all-reduce a
-step, by gloo, or by NCCL between cards.
+(Li et al. 2020, PyTorch Distributed, section 3.1). This module uses the layer below: one all-reduce
+per step, by gloo, or by NCCL between GPUs.
 
-Batch norm takes its statistics over all ranks, forwards and backwards, as torch's `SyncBatchNorm`
-does on cards only. Other layers that look at several rows would see only a rank's share: `fit` and
-`vfl.session.rules.refuse_ranks` refuse every setting that would differ from one rank.
+Batch norm computes its statistics over all ranks, forwards and backwards, like torch's
+`SyncBatchNorm`, which supports only GPUs. Other layers that combine several rows would see only a
+rank's share: `fit` and `vfl.session.rules.refuse_ranks` refuse every setting whose result would
+differ.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from vfl.session.schedule import Exchange
 #: Address where ranks on one machine connect. The traffic of gloo and NCCL is not encrypted, and
 #: gloo accepts any process that reaches its port; ranks on several machines use streams instead.
 LOOPBACK = "127.0.0.1"
-#: Layers that treat every row separately and draw nothing. A subclass may do anything.
+#: Layers that treat every row separately and draw no random numbers. A subclass may do anything.
 _ROWS_APART = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.ReLU,
@@ -55,22 +56,22 @@ class Group(Protocol):
     """
 
     def add_up(self, values: Tensor) -> None:
-        """Replace values by their sum over all ranks, in place, with the same bits at each."""
+        """Replace values in place by their sum over all ranks, with equal bits at each."""
 
     def spread(self, values: Tensor) -> None:
-        """Replace values by those of rank 0, in place."""
+        """Replace values in place by those of rank 0."""
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """The values of every rank, with the same axes, in order."""
+        """Return the values of every rank in order, with the same axes."""
 
 
 class TorchGroup:
-    """Torch's process groups, between ranks on one machine.
+    """Process groups of torch, between ranks on one machine.
 
     Args:
         party: party of the ranks, for messages.
         group: a gloo group.
-        of_weights: group for the gradients; on cards it differs from `group`.
+        of_weights: group for the gradients; on GPUs it differs from `group`.
     """
 
     def __init__(self, party: str, group: Any, of_weights: Any = None) -> None:
@@ -98,7 +99,8 @@ class TorchGroup:
 class Ranks:
     """One of a party's ranks, and its group; without arguments it is the only rank.
 
-    Every method except `share` is collective: all ranks of the party call it at the same place.
+    Every method except `share` is collective: all ranks of the party must call it at the same
+    point.
 
     Args:
         party: party of the ranks, for messages.
@@ -107,7 +109,7 @@ class Ranks:
         group: group of all ranks.
 
     Attributes:
-        alone: whether there are no other ranks.
+        alone: whether this is the only rank.
 
     Raises:
         LostRankError: another rank ended, or was silent for too long; every collective method
@@ -125,7 +127,7 @@ class Ranks:
     def join_group(
         cls, party: str, rank: int, size: int, store: Any, timeout_s: float, device: str = "cpu"
     ) -> Ranks:
-        """Form the group of ranks on one machine, when every rank is ready to.
+        """Form the group of ranks on one machine, when every rank is ready.
 
         Args:
             party: party of the ranks.
@@ -137,7 +139,7 @@ class Ranks:
         """
         from torch import distributed
 
-        # Separate groups, besides torch's global one.
+        # These are separate groups, in addition to torch's global one.
         with _named(party):
             group = gloo_at(LOOPBACK, store, rank, size, timeout_s)
             of_weights = None
@@ -175,7 +177,7 @@ class Ranks:
         if self.alone:
             return outputs, loss
         counts = [len(part) for part in np.array_split(np.arange(rows), self.size)]
-        # One message: its first row holds the loss, and its last may be padding.
+        # One message: its first row contains the loss, and its last row may be padding.
         mine = outputs.new_zeros(1 + counts[0], outputs.shape[1], device="cpu")
         mine[0], mine[1 : 1 + len(outputs)] = loss, outputs
         found = self._group.gather(mine)
@@ -253,7 +255,7 @@ class Ranks:
         return self._together
 
     def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
-        """Send one message: all gradients, and which weights have a gradient at any rank."""
+        """Send one message with all gradients, and which weights have a gradient at any rank."""
         flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
         known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
         message = torch.cat([*flat, known])
@@ -267,7 +269,7 @@ ALONE = Ranks()
 
 
 class _named:
-    """Convert any error inside to a lost rank; torch would name its address at best."""
+    """Convert any error inside to a lost rank, because torch would name only its address."""
 
     def __init__(self, party: str) -> None:
         self._party = party
@@ -285,7 +287,7 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
 
     Args:
         party: party of the rank.
-        rank: number of the rank; None where it is unknown.
+        rank: number of the rank; None if it is unknown.
         how: way in which the process ended.
     """
     return LostRankError(
@@ -298,7 +300,7 @@ def fit(model: nn.Module, ranks: Ranks) -> None:
     """Make batch norms of a model use all ranks; refuse other layers that mix rows or draw.
 
     Raises:
-        SpecError: names the layer.
+        SpecError: a layer does not support several ranks; the error names it.
     """
     if ranks.alone:
         return

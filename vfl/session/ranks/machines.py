@@ -174,7 +174,7 @@ class StreamGroup:
         return list(every)
 
     def _give(self, values: Tensor) -> None:
-        # A copy: a resend repeats the bytes, and sums are computed in place.
+        # It is a copy, because a resend repeats the bytes, and sums are computed in place.
         payload = values.detach().cpu().contiguous().numpy().tobytes()
         for rank in self._others:
             self._give_frame(rank, Frame(Kind.GRAD, self._count, payload))
@@ -193,7 +193,7 @@ class StreamGroup:
 
 
 class _RankLink(WatchedLink):
-    """Rank 0's link to a further rank; its errors report that this rank was lost."""
+    """Rank 0's link to a further rank; its errors report the loss of this rank."""
 
     def __init__(self, party: str, rank: int, link: PolledLink, check: Callable[[], None]) -> None:
         super().__init__(link, _name(rank), check)
@@ -222,9 +222,9 @@ class _RankLink(WatchedLink):
 
 
 class RankMachines(FurtherRanks):
-    """The further ranks of a party on other machines, as rank 0 uses them.
+    """The further ranks of a party on other machines, as rank 0 sees them.
 
-    It listens from its beginning to its end, and otherwise behaves like `RankProcesses`.
+    It listens while it exists, and otherwise behaves like `RankProcesses`.
 
     Args:
         party: the party's own file.
@@ -263,8 +263,8 @@ class RankMachines(FurtherRanks):
         """See `FurtherRanks`.
 
         Raises:
-            LostRankError: it did not connect.
-            DisagreementError: it runs another version.
+            LostRankError: the rank did not connect.
+            DisagreementError: the rank runs another version.
         """
         wait_s = min(self._patience_s, _ARRIVAL_S)
         try:
@@ -286,11 +286,11 @@ class RankMachines(FurtherRanks):
         """See `FurtherRanks`.
 
         Raises:
-            DisagreementError: a rank has another table.
+            DisagreementError: a rank has a different table.
         """
         own = digest_of_rows(data)
         for rank in self.further:
-            if self.receive(rank).get("rows") != own:  # the rank may know it
+            if self.receive(rank).get("rows") != own:  # the rank may know the cause
                 raise DisagreementError(
                     f"rank {rank} of party '{self.party}' has other rows or values than rank 0",
                     want="the same table at every machine of the party",
@@ -304,7 +304,7 @@ class RankMachines(FurtherRanks):
             link.look()
 
     def _find_lost(self) -> None:
-        """Do nothing: the link of the lost rank has already named it."""
+        """Do nothing, because the lost rank's link has already named it."""
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
@@ -328,10 +328,10 @@ class RankMachines(FurtherRanks):
 
 
 def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -> FurtherRanks:
-    """Further ranks of a party, as rank 0 uses them.
+    """The further ranks of a party, as rank 0 uses them.
 
     Args:
-        party: the party's own file, which states whether they are on other machines.
+        party: the party's own file, which states whether the ranks are on other machines.
         size: number of ranks, this process included.
         patience_s: seconds that a rank may take to connect and to answer.
         device: device of rank 0's models.
@@ -354,7 +354,7 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         say: receives a message when it is ready.
 
     Raises:
-        AuthenticationError: the listener has another key, or this rank is connected already.
+        AuthenticationError: the listener has another key, or this rank is already connected.
         LostRankError: rank 0 has ended.
     """
     party = read_party_file(party_file)
@@ -384,12 +384,12 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         size, link.patience_s = int(content["group"]["size"]), content["group"]["patience_s"]
         say(f"rank {rank} of party {party.party} begins")
         yield Order(content, rank, 0, party_file, reply, join_group)
-        if (last := take(0)).kind is not Kind.DONE:  # until then no other may take its place
+        if (last := take(0)).kind is not Kind.DONE:  # until then no other rank may take its place
             raise ProtocolError("an unexpected message", got=last.kind.name, want=Kind.DONE.name)
 
 
 def digest_of_rows(data: PartyData) -> str:
-    """SHA-256 of a party's rows; only ranks of one party ever compare it."""
+    """SHA-256 of a party's rows; only ranks of one party compare it."""
     digest = hashlib.sha256(data.ids_digest)
     for values in (data.inputs, data.labels, data.row_weights):
         if values is not None:
@@ -401,7 +401,7 @@ def digest_of_rows(data: PartyData) -> str:
 
 
 def _reached(party: PartyFile, rank: int) -> TcpLink:
-    """Open a stream to rank 0, as soon as it listens."""
+    """Open a stream to rank 0 when it listens."""
     if party.ranks_address is None:
         raise ConfigError(
             "this party has no ranks on other machines",

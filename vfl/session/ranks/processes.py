@@ -42,18 +42,19 @@ from vfl.session.ranks.group import ALONE, Ranks, lost
 from vfl.transport import PolledLink, wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
-#: Time that rank 0 searches for the rank that ended, and waits until the others end by themselves.
+#: Time in which rank 0 searches for the rank that ended, and waits until the others end by
+#: themselves.
 _GRACE_S = 10.0
 #: Time limit for a rank to end after the request, which a rank that waits for another misses.
 _TOLD_S = 2.0
 #: Time limit for a party to report a lost rank once another party misses the party. The next
-#: attempt waits longer for this one to end.
+#: attempt waits longer for this process to end.
 _MISSED_S = 5.0
 _TICK_S = 0.05
 
 
 class WatchedLink:
-    """A link on which rank 0 waits for a frame, and meanwhile checks whether others have ended.
+    """A link whose wait for a frame also checks whether other parties have ended.
 
     Args:
         link: link to another party, or to a rank.
@@ -75,7 +76,7 @@ class WatchedLink:
             self._next = self._link.poll()
 
     def drain(self) -> None:
-        """Drop every arrived frame; an error of the other end is raised."""
+        """Discard every arrived frame; raise an error of the other end."""
         while self._link.poll() is not None:
             pass
 
@@ -118,14 +119,14 @@ class FurtherRanks:
 
     Two others notice when a rank ends: its own rank 0, and the same rank of another party, to which
     the whole party seems lost. Rank 0 therefore checks its ranks while it waits for a party, and
-    the parties while it waits for a rank. If the context ends with the error of a loss, it
-    determines the lost rank and the cause: another party's report comes first, and a party that is
-    only missed has 5 s to report a lost rank.
+    checks the parties while it waits for a rank. If the context ends with the error of a loss, rank
+    0 determines the lost rank and the cause: looks for the cause: another party's report comes
+    first, and a party that is only missed has 5 s to report a lost rank.
 
     Args:
         party: party of the ranks.
         size: number of ranks, this process included.
-        patience_s: seconds that a rank may take to get ready, and to answer during the training.
+        patience_s: seconds that a rank may take to start, and to answer during the training.
     """
 
     def __init__(self, party: str, size: int, patience_s: float) -> None:
@@ -138,7 +139,7 @@ class FurtherRanks:
 
         Args:
             link: link to that party.
-            peer: name of that party, for messages.
+            peer: name of the watched party, for messages.
         """
         self._streams.append(WatchedLink(link, peer, self.check))
         return self._streams[-1]
@@ -148,7 +149,7 @@ class FurtherRanks:
 
         Raises:
             LostRankError: a rank has ended.
-            LostPeerError: a rank has ended because it misses another party.
+            LostPeerError: a rank has ended because another party is missing.
         """
         raise NotImplementedError
 
@@ -168,7 +169,7 @@ class FurtherRanks:
 
     @property
     def further(self) -> range:
-        """Numbers of the ranks in other processes."""
+        """Numbers of the ranks that run in other processes."""
         return range(1, self.size)
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
@@ -184,13 +185,13 @@ class FurtherRanks:
         """Receive the next message of a rank.
 
         Raises:
-            LostRankError: it ended, or was silent for too long.
+            LostRankError: the rank has ended, or was silent for too long.
             LostPeerError, PeerFailedError: a watched party ended meanwhile.
         """
         raise NotImplementedError
 
     def join_group(self, data: PartyData) -> Ranks:
-        """Form the group of all ranks, once each further rank is ready for it.
+        """Form the group of all ranks when each further rank is ready.
 
         Args:
             data: the party's rows, which every rank must have.
@@ -201,7 +202,7 @@ class FurtherRanks:
         """Check that all ranks have trained the same weights.
 
         Raises:
-            DisagreementError: a rank has other weights.
+            DisagreementError: a rank has different weights.
         """
         for rank in self.further:
             if self.receive(rank).get("weights") != weights_sha256:
@@ -225,7 +226,7 @@ class FurtherRanks:
             self._end(error)
 
     def _explain(self, loss: VFLError) -> None:
-        """Raise the cause of a loss, if it is not known yet.
+        """Raise the cause of a loss, if it is not yet known.
 
         Args:
             loss: the error that was noticed here.
@@ -249,7 +250,7 @@ class FurtherRanks:
         raise loss
 
     def _ask_parties(self) -> None:
-        """Raise the error that a party ended with, unless it only misses a party itself."""
+        """Raise the error that ended a party, unless that party only misses another one."""
         for stream in self._streams:
             try:
                 stream.drain()
@@ -324,12 +325,12 @@ class RankProcesses(FurtherRanks):
 
     @property
     def _place(self) -> str:
-        """Path of the file through which the ranks find each other."""
+        """Return the path of the file through which the ranks find each other."""
         assert self._meeting is not None, "there are several"
         return str(Path(self._meeting.name) / "store")
 
     def check(self) -> None:
-        """See `FurtherRanks`; a rank that has done its part ends without an error."""
+        """See `FurtherRanks`; a rank that has finished its part ends without an error."""
         for rank, process in self._processes.items():
             if process.exit_code:
                 raise self._cause(rank) from None
@@ -366,7 +367,7 @@ class RankProcesses(FurtherRanks):
         self._replies[rank].put(None)
 
     def _end(self, error: BaseException | None) -> None:
-        # After success, ranks end by themselves. They store nothing.
+        # After success, ranks end by themselves. These ranks store nothing.
         deadline = time.monotonic() + (_GRACE_S if error is None else _TOLD_S)
         if error is not None:
             for process in self._processes.values():
@@ -379,7 +380,7 @@ class RankProcesses(FurtherRanks):
 
 
 class Order:
-    """Instructions for a further rank, and its way to answer.
+    """Instructions for a further rank, and its channel for answers.
 
     Args:
         content: the order as rank 0 wrote it.
@@ -413,7 +414,7 @@ class Order:
 def ended(
     party: str, rank: int, code: str, what: str, where: str | None, fix: str | None
 ) -> VFLError:
-    """Make the error of a rank that has reported one; for a lost party, the error of any stream."""
+    """Make the error that a rank has reported; for a lost party, the error of any stream."""
     if code == LostPeerError.code:
         return LostPeerError(f"{what}; rank {rank} of '{party}' noticed")
     found = lost(party, rank, f"{code}: {what}")
@@ -426,7 +427,7 @@ def ordered() -> Iterator[Order]:
     """Read the order of this process, a further rank; errors are reported to rank 0.
 
     Raises:
-        ConfigError: standard input has no order.
+        ConfigError: a rank sent something other than an order on standard input.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # other output joins the error output of rank 0
@@ -463,7 +464,7 @@ def ordered() -> Iterator[Order]:
 
 
 def _end_with_rank_0() -> None:
-    """End with rank 0, which keeps our standard input open as long as it lives."""
+    """End with rank 0, which keeps our standard input open while it runs."""
     while os.read(0, 1):  # not Python's buffer: an exit would wait for its lock
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -480,7 +481,7 @@ def store_at(place: str, size: int, patience_s: float) -> Any:
 
 
 def device_of(device: str, rank: int) -> str:
-    """Card of a rank: "cuda" assigns one card to each rank, in order.
+    """Return the GPU of a rank: "cuda" assigns one to each rank in order.
 
     >>> device_of("cpu", 1), device_of("cuda:3", 1)
     ('cpu', 'cuda:3')

@@ -1,4 +1,4 @@
-"""Checkpoints: one party's state at a step, and the step from which all parties can continue.
+"""Checkpoints: one party's state at a step, and the step from which all parties can resume.
 
 The schedule defines the exchanges before which a party saves (`Exchange.saves`), the same at all
 parties, so no frame asks for it. The label party commits checkpoint s when the cut of exchange s
@@ -32,7 +32,7 @@ class Checkpoints:
 
     Args:
         folder: folder of the files.
-        party: name of their party.
+        party: name of the party that owns them.
         run: name of the run.
         terms: digest of the session's terms; a checkpoint of other terms is refused.
     """
@@ -43,7 +43,7 @@ class Checkpoints:
         self.run = run
         self.terms = terms
 
-        #: Called with the step before its checkpoint is written; a trace saves its content then.
+        #: Called with the step before its checkpoint is written; a trace then saves its content.
         self.before_save: Callable[[int], None] = lambda step: None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:

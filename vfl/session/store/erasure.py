@@ -68,7 +68,7 @@ class Kept:
 
     Attributes:
         files: a glob below the folder of party.toml; `**` matches folders.
-        holds: row data that they contain; empty where they contain none.
+        holds: row data that they contain; empty if they contain none.
         forget: action of `vfl forget` on them; empty if it leaves them unchanged.
     """
 
@@ -126,10 +126,11 @@ class Forgotten:
 
     Attributes:
         asked: different ids in the list.
-        found: rows of the party's tables with such an id.
-        in_table: rows that are still in the party's own table; their owner deletes them there.
-        alignments: rows that left each alignment, by its name and table.
-        runs: for each run, how many of the rows it trained, validated and tested on.
+        found: number of rows of the party's tables with such an id.
+        in_table: number of rows that remain in the party's own table; their owner deletes them
+            there.
+        alignments: number of rows removed from each alignment, by its name and table.
+        runs: for each run, the numbers of erased rows that it trained, validated and tested on.
         unknown: runs that cannot determine whether they had the rows.
         predictions: lines removed from predictions.
         traces: runs whose traces were removed.
@@ -147,7 +148,7 @@ class Forgotten:
     at_work: Sequence[str]
 
     def remains(self) -> list[str]:
-        """The data that stays, where it is, and what happens to it."""
+        """Describe the remaining data: where it is, and what happens to it."""
         said = []
         if self.in_table:
             said.append(
@@ -283,7 +284,7 @@ class _Wanted:
         return cls({one.replace(_UNIT, " ") for one in ids}, tuple(sorted(rules)), alike)
 
     def among(self, ids: np.ndarray) -> np.ndarray:
-        """Mask of a table's ids that are among them."""
+        """Return the mask of a table's ids that are in the list."""
         found = np.zeros(len(ids), dtype=bool)
         for spec, keys in self.by_rules.items():
             found |= np.fromiter((key in keys for key in normalise(ids, spec)), bool, len(ids))
@@ -296,7 +297,7 @@ class _Wanted:
         self.plain |= {str(int(one)) for one in self.plain if one.isascii() and one.isdigit()}
 
     def has(self, text: str) -> bool:
-        """Whether a text in one of our files is such an id."""
+        """Whether a text in one of vfl's files is such an id."""
         return as_written(text) in self.plain or text in self.plain
 
 
@@ -306,8 +307,8 @@ class _Table:
 
     Attributes:
         gone: positions of those rows, ascending.
-        spelled: their ids as the table spells them.
-        before, after: digests of all ids in their order, with these rows and without them.
+        spelled: the ids as the table spells them.
+        before, after: digests of all ids in order, with these rows and without them.
     """
 
     party: PartyFile
@@ -373,7 +374,7 @@ class _Table:
 
 
 def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
-    """The ids of a party's table, or of its table of rows to predict, as spelled there."""
+    """Return the ids of a party's table, or of its prediction table, as spelled there."""
     own, form = party.table, table_format(party.table)
     if predicted:
         form = replace(form, query=own.predict_query or own.query)
@@ -412,7 +413,7 @@ def _forget_run(
     """Overwrite the digests by which a run recognises rows; return their parts, None if unknown."""
     try:
         known = part.rows()
-    except RunFolderError:  # it has trained nothing here, or is damaged
+    except RunFolderError:  # the party has trained nothing in this run, or the run is damaged
         return {} if not part.path.exists() or not (part.path / "party.json").exists() else None
     if known is None:
         return None
@@ -438,7 +439,7 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
 
     Args:
         party: the party's own file.
-        terms: terms of the session that reported them.
+        terms: terms of the session in which the rows were reported.
         places: positions of the rows in the original alignment.
 
     Raises:
@@ -506,7 +507,7 @@ def _cut_lines(path: Path, wanted: _Wanted) -> int:
 
 
 def _without_lines(text: str, separator: str, gone: Collection[int]) -> str:
-    """A CSV without some rows, counted after its header; all other bytes stay unchanged."""
+    """Remove some rows of a CSV, counted after its header; all other bytes stay unchanged."""
     lines = io.StringIO(text, newline="").readlines()
     reader = csv.reader(iter(lines), delimiter=separator)
     kept, start, row = list[str](), 0, -2

@@ -1,8 +1,8 @@
-"""Identity keys: they authenticate a party to the other feature parties, whatever relays between.
+"""Identity keys: they authenticate a party to other feature parties, also through a relay.
 
 Each party has an Ed25519 key pair (RFC 8032), in OpenSSH files as ``ssh-keygen -t ed25519`` makes
-them. Other parties pin the public key: it reaches them by a channel that the label party, which
-relays all other messages, does not control.
+them. Other parties pin the public key: Each party receives the others' public keys by a channel
+that the relaying label party does not control.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Identity:
 
     @classmethod
     def kept_at(cls, path: Path, fix: str = MAKE_IDENTITY) -> Identity:
-        """Load the key from a file; `fix` is the cure in the error without one.
+        """Load the key from a file; `fix` is the cure in the error for a missing file.
 
         Raises:
             MissingDataError: the file does not exist.
-            DataError: the file contains something else.
+            DataError: the file contains something other than a key.
         """
         load = partial(serialization.load_ssh_private_key, password=None)
         return cls(_key_at(path, load, Ed25519PrivateKey, "private", fix))
@@ -104,7 +104,7 @@ class Pin:
 
         Raises:
             MissingDataError: the file does not exist.
-            DataError: the file contains something else.
+            DataError: the file contains something other than a key.
         """
         return cls(_key_at(path, _load_public, Ed25519PublicKey, "public", _ASK))
 
@@ -148,7 +148,7 @@ def keys_of(party: PartyFile) -> str:
     """Report whether this party has the keys for a secure mode, and those of which parties.
 
     Raises:
-        DataError: a file contains something else than a key.
+        DataError: a file contains something other than a key.
     """
     key, peers = party.beside(party.identity.key), party.beside(party.identity.peers)
     if not key.exists():

@@ -2,13 +2,13 @@
 
 Private draws follow from the name of a run and the number of an exchange, or from the values that
 they hide. A label party decides how often a training begins, and its gradients determine the next
-cut. If an exchange were repeated with other contents, it could average out the noise, or take the
-difference of two cuts that share their draws. A party therefore records a SHA-256 of every exchange
-before the frame leaves, and refuses to send other contents under that number.
+cut. If an exchange were repeated with other contents, the receiver could average the noise, or take
+the difference of two cuts with the same draws. A party therefore records a SHA-256 of every
+exchange before the frame leaves, and refuses to send other contents under that number.
 
 A record is written without fsync: it survives any end of the process. A power failure may lose the
-records since the start of the last epoch. Each record is chained to those before it. A record torn
-by a kill is the last one, was never sent, and is ignored.
+records since the start of the last epoch. Each record is chained to those before it. A record that
+a kill made incomplete is the last one, was never sent, and is ignored.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Journal:
 
     Args:
         path: path of the file.
-        owner: party, run and nonce that it belongs to.
+        owner: party, run and nonce in the seal of the journal.
         peers: receivers of the party's messages, in a fixed order; a feature party has a single
             receiver and need not name it.
         closed: whether the training has ended here, and may only repeat sent messages.
         least: least number of records.
 
     Raises:
-        RunFolderError: it is missing, damaged, or belongs to another training.
+        RunFolderError: the journal is missing or damaged, or belongs to another training.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class PartyFolder:
     host. `card.json` describes it for people, and contains no row, no category and no weight.
 
     Args:
-        path: the folder; its name is the party's.
+        path: the folder, which has the party's name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,8 +116,7 @@ class PartyFolder:
             figures: test metrics, which only the label party has.
             answers: answers for the test rows, which only the label party has, axes (rows,
                 outputs).
-            privacy: privacy statements of the training, where they follow from more than these
-                rows.
+            privacy: privacy statements of the training, if they depend on more than these rows.
             model: description of the party's part of the model, for its card.
         """
         key = secrets.token_bytes(_KEY_BYTES)
@@ -148,7 +147,7 @@ class PartyFolder:
         """Load the trained weights.
 
         Raises:
-            RunFolderError: they are missing, damaged, or of another training.
+            RunFolderError: the weights are missing or damaged, or belong to another training.
         """
         record = self._record()
         path = self.path / _WEIGHTS
@@ -169,7 +168,7 @@ class PartyFolder:
         write_json(self.path / _PREDICTED, record)
 
     def predicted(self) -> dict[str, Any] | None:
-        """The record of `save_predicted` for the last prediction; None if there is none."""
+        """Return the record of `save_predicted` for the last prediction; None if there is none."""
         path = self.path / _PREDICTED
         return read_json(path) if path.exists() else None
 
@@ -202,7 +201,7 @@ class PartyFolder:
     def explained(self) -> dict[str, float]:
         """Mean absolute Shapley values of the last evaluation by column.
 
-        It is empty if it computed none.
+        It is empty if none was computed.
         """
         path = self.path / _EXPLAINED
         found: dict[str, float] = read_json(path)["shapley"] if path.exists() else {}
@@ -212,7 +211,7 @@ class PartyFolder:
         """Counters against the rows of the training; without bins if an earlier vfl trained.
 
         Raises:
-            RunFolderError: the bins are damaged, or of another training.
+            RunFolderError: the bins are damaged, or belong to another training.
         """
         path = self.path / _BINS
         if not path.exists():
@@ -227,7 +226,7 @@ class PartyFolder:
         """Load the encoder of the party's table; None for a party without columns.
 
         Raises:
-            RunFolderError: it is missing, damaged, or of another training.
+            RunFolderError: the encoder is missing or damaged, or belongs to another training.
         """
         record = self._record()
         if not record["encodes"]:
@@ -255,7 +254,7 @@ class PartyFolder:
         return Terms.model_validate(found)
 
     def shape(self) -> tuple[int, ...] | None:
-        """Axes of one row of its inputs; None for a label party without columns.
+        """Axes of one input row; None for a label party without columns.
 
         Raises:
             RunFolderError: an earlier version wrote the folder, without the axes.
@@ -273,7 +272,7 @@ class PartyFolder:
         """Contents of the card.
 
         Raises:
-            RunFolderError: it is missing, or belongs to other weights.
+            RunFolderError: the card is missing, or belongs to other weights.
         """
         record = self._record()
         card = read_sealed_json(self.path / CARD, self._seal("card", record["run"]))
@@ -294,7 +293,7 @@ class PartyFolder:
         """The rows of the training; None if an earlier vfl trained.
 
         Raises:
-            RunFolderError: the record is damaged, or of another training.
+            RunFolderError: the record is damaged, or belongs to another training.
         """
         path = self.path / _ROWS
         run = self._record()["run"]
@@ -309,7 +308,7 @@ class PartyFolder:
     def places_of(
         self, known: RunRows, alignments: Iterable[Alignment], rows: np.ndarray
     ) -> np.ndarray | None:
-        """Positions of table rows in the training, where the training stored no ids.
+        """Return positions of table rows in the training, if the training stored no ids.
 
         Args:
             known: record of the training's rows.
@@ -342,7 +341,7 @@ class PartyFolder:
         """Numbers of trained, validated and tested rows that were erased later; empty if none.
 
         Raises:
-            RunFolderError: the record is damaged, or of another training.
+            RunFolderError: the record is damaged, or belongs to another training.
         """
         path = self.path / _FORGOTTEN
         if not path.exists():
@@ -354,16 +353,16 @@ class PartyFolder:
     def rows_left(self, data: PartyData) -> PartyData:
         """The rows on which this run can be tested, from a table that may have changed.
 
-        Rows of an unchanged table keep their parts from the training. In a changed table, two kinds
+        Rows of an unchanged table keep their split from the training. In a changed table, two kinds
         of rows are test rows: the remaining test rows of the training, and rows that the run has
-        never had. Rows that it trained or validated on are in no part.
+        never had. Rows that the run trained or validated on are in no part.
 
         Args:
             data: the present rows, encoded by the encoder of the training.
 
         Raises:
             TrainedRowsError: no row is left, or the rows that the run trained on are unknown.
-            DataError: labels of classes that the run has not learned.
+            DataError: some labels have classes that the run has not learned.
         """
         data, known = self.in_own_classes(data), self.rows()
         ids = keyed_ids(data.ids, self._key())
@@ -411,7 +410,7 @@ class PartyFolder:
             data: rows with ids, or those of the training.
 
         Raises:
-            TrainedRowsError: this is unknown.
+            TrainedRowsError: the store has no record of these rows.
         """
         parts = self._parts(data)
         if parts is not None:
@@ -428,7 +427,7 @@ class PartyFolder:
         return np.select([parts == TRAINED, parts == VALIDATED], ["yes", "validation"], "no")
 
     def _parts(self, data: PartyData) -> np.ndarray | None:
-        """The part of each row in the run; None where ids do not determine it."""
+        """Return the part of each row in the run; None if ids do not determine it."""
         known, ids = self.rows(), keyed_ids(data.ids, self._key())
         if known is None or known.ids is None or ids is None:
             return None
@@ -441,8 +440,8 @@ class PartyFolder:
             terms: terms of the training, which may have other rows and other training settings.
 
         Raises:
-            RunFolderError: this party has no part of that run.
-            DisagreementError: that run had another network, or other parties.
+            RunFolderError: this party has no part of the earlier run.
+            DisagreementError: the earlier run had a different network or different parties.
         """
         if not (self.path / _RECORD).exists():
             raise RunFolderError(
@@ -486,7 +485,7 @@ class PartyFolder:
         """Refuse a run that lacks this party's part.
 
         Raises:
-            RunFolderError: a federation trained it, so each party has its own weights.
+            RunFolderError: a federation trained the run, so each party has its own weights.
         """
         if not self.path.exists():
             raise RunFolderError(
@@ -526,7 +525,7 @@ def table_format(own: DataSettings | OwnData) -> TableFormat:
 
 
 def own_table(party: PartyFile) -> OwnTable:
-    """A party's table, as its own file describes it."""
+    """A party's table as its own file describes it."""
     own = party.table
     return OwnTable(party.source_path, own.id, own.columns, table_format(own), own.shape)
 
@@ -582,7 +581,7 @@ def _card(
 
 
 def _role_and_half(name: str, terms: Terms, is_label: bool) -> tuple[str, str]:
-    """Name a party's role, and the part of the model that it stores."""
+    """Return a party's role and the part of the model that it stores."""
     if is_label:
         whole = "the top, and the bottom of its own columns"
         role, half = "label party", whole if terms.middle is None else "the head"
@@ -608,7 +607,7 @@ def _data_digest(data: PartyData, key: bytes) -> str:
 
 
 def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
-    """The rows of a session, as this party holds them.
+    """Return the rows of a session as this party has them.
 
     Args:
         party: the party's own file.
@@ -617,7 +616,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
 
     Raises:
         DataError: see `vfl.datasets.load_own`.
-        RunFolderError: a prediction for a run that this party has not trained.
+        RunFolderError: the session is a prediction for a run that this party has not trained.
     """
     own, table, test = party.table, own_table(party), terms.test
     mode = secure_mode.make(terms.secure)
@@ -625,7 +624,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         table = replace(table, form=table.form.of_cells())
     if apart := mode.divides_rows:
         task = task or "classification"
-        test = test if party.party == terms.label_party else 0.0  # others train on all their rows
+        test = test if party.party == terms.label_party else 0.0  # all other rows are for training
         if own.label is None:
             raise DataError(
                 "a party with separate rows has their labels",
@@ -679,10 +678,10 @@ def _asked_rows(
 def _evaluated_rows(
     party: PartyFile, terms: Terms, trained: PartyFolder, data: PartyData
 ) -> PartyData:
-    """Leave out the rows of the training, and those that a run beside it may not test.
+    """Exclude the training's rows, and rows that another compared run may not test.
 
     Raises:
-        TrainedRowsError: a party in the middle would not know which rows are left.
+        TrainedRowsError: there is a party in the middle, which cannot know which rows are left.
     """
     may_test = [
         PartyFolder(party.run_path(other) / "parties" / party.party).may_test(data)
@@ -702,17 +701,17 @@ def _evaluated_rows(
 
 
 def unread_columns(party: PartyFile, data: PartyData) -> list[str]:
-    """Lines for a party's own screen with the names of the table's unused columns."""
+    """Return lines for a party's own screen with the names of the table's unused columns."""
     own = party.table
     read = {*data.columns, *([] if own.label is None else [own.label])}
     return left_out(own_table(party), read, f"{party.party} leaves out")
 
 
 def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyData:
-    """The rows of an evaluation on which other runs may be tested too.
+    """Return the rows of an evaluation on which other runs may be tested too.
 
     Raises:
-        TrainedRowsError: there are no such rows.
+        TrainedRowsError: no row is common to these runs.
     """
     left = data.split.test[may_test[data.split.test]]
     if not len(left):
@@ -728,11 +727,11 @@ def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyDa
 
 
 def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:
-    """The part of an earlier run that a training starts from; None if it starts anew.
+    """Return the part of an earlier run from which a training starts; None for a new start.
 
     Raises:
-        RunFolderError: this party has no part of that run.
-        DisagreementError: that run had another network, or other parties.
+        RunFolderError: this party has no part of the earlier run.
+        DisagreementError: the earlier run had a different network or different parties.
     """
     run = terms.train.warm_start
     if terms.mode != "train" or run is None:
@@ -764,7 +763,7 @@ def require_numbers(data: PartyData) -> None:
     """Refuse columns that parties with separate rows would encode differently.
 
     Raises:
-        DataError: text columns, whose categories each party would number differently.
+        DataError: there are text columns, whose categories each party would number differently.
     """
     columns = getattr(data.encoder, "columns", ())
     texts = sum(not isinstance(one, NumberColumn) for one in columns)
@@ -778,7 +777,7 @@ def require_numbers(data: PartyData) -> None:
 
 
 def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
-    """The last version of the agreed alignment; None where rows are joined by ids.
+    """Return the last version of the agreed alignment; None if rows are joined by ids.
 
     It is the last version of the session's parties: a run stays with it when others enter or leave.
     """
@@ -791,7 +790,7 @@ def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
 
 
 def alignment_folder(party: PartyFile, terms: Terms) -> Path:
-    """Folder of the versions of the alignment that gives a session its rows."""
+    """Return the folder with the versions of the alignment of a session's rows."""
     assert terms.alignment is not None, "there is one"
     of_predicted = terms.mode in ("predict", "serve")
     return party.alignment_path(terms.alignment, of_predicted=of_predicted)
@@ -807,13 +806,13 @@ def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
 
 
 def part_of(run: Path, party: PartyFile) -> PartyFolder:
-    """The part of a run in a party's own store, also under an earlier name of the party."""
+    """Return the part of a run in a party's own store, also under an earlier party name."""
     own, parts = run / "parties" / party.party, [*(run / "parties").glob("*")]
     return PartyFolder(parts[0] if not own.exists() and len(parts) == 1 else own)
 
 
 def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
-    """Checkpoints of this party during a training; None for other sessions."""
+    """Return this party's checkpoints of a training; None for other sessions."""
     if terms.mode != "train":
         return None
     folder = own_folder(party, terms).path / CHECKPOINTS
@@ -821,7 +820,7 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
 
 
 def own_ledger(party: PartyFile) -> SessionLedger:
-    """Ledger of the sessions in which this party has taken part."""
+    """Return the ledger of the sessions in which this party has taken part."""
     paths = [path for product in products().values() for path in product.ledgers]
     others = [named(path)(party) for path in paths]
     folder, consent = party.store_path / "sessions", party.consent
@@ -837,7 +836,7 @@ def own_ledger(party: PartyFile) -> SessionLedger:
 
 
 def _own_log(party: PartyFile, folder: Path) -> SessionLog:
-    """Log of a party's ledger, signed with its identity key if it has one."""
+    """Return the log of a party's ledger, signed with its identity key if it has one."""
     key = party.beside(party.identity.key)
     identity = Identity.kept_at(key) if key.exists() else None
     given = party.consent.model_dump(mode="json", exclude_defaults=True)
@@ -864,7 +863,7 @@ def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
 
 
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:
-    """Terms that the label party offers, with a key from its secret where rows are drawn."""
+    """Return terms that the label party offers; a key from its secret draws rows."""
     terms = Terms.of(experiment, mode, run)
     return terms if terms.dp is None else terms.keyed(_lasting_secret(party))
 
@@ -888,7 +887,7 @@ def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
 
 
 def own_secret(party: PartyFile, entry: Entry) -> Secret:
-    """This party's secret for one name, so that no two sessions share a draw.
+    """Return this party's secret for one name, so that no two sessions share a draw.
 
     It derives from the secret that the operating system generated at first use, and from the
     ledger's entry of the name: the label party can choose the name, but not the nonce. For

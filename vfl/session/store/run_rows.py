@@ -1,8 +1,8 @@
 """A party's own record of a run's rows, by keyed ids: trained, validated and tested rows.
 
 The table of a party may change, and may be aligned again, after a training. The record still
-recognises the rows of the training: it has a keyed digest of each row's id, and the key is stored
-beside it in the party's own part of the run.
+recognises the rows of the training: The record has a keyed digest of each row's id, and the key is
+stored with it in the party's own part of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunRows:
         split: positions in the order of the training.
         alignment: name of the private alignment that gave the order; None without one.
         order: keyed digest of the order; under a private alignment it identifies the version.
-        ids: keyed digest of each row's id, uint64, axes (rows,); None where rows have no ids here.
+        ids: keyed digest of each row's id, uint64, axes (rows,); None if rows have no ids here.
     """
 
     split: Split
@@ -82,7 +82,7 @@ class RunRows:
         """Read a record.
 
         Raises:
-            RunFolderError: the record is damaged, or of another training.
+            RunFolderError: the record is damaged, or belongs to another training.
         """
         payload = read_sealed(path, seal)
         try:

@@ -1,4 +1,4 @@
-"""Ledger of a party's sessions: what each name is bound to, and what was spent under it.
+"""Ledger of a party's sessions: the terms bound to each name, and the spending under it.
 
 The label party chooses the name of a run, and could use one twice. Each party therefore binds a
 name once to all terms agreed under it, and to a nonce of its own from the operating system. Its
@@ -8,13 +8,13 @@ a bound name, a session must resume that training, or evaluate or predict with i
 
 An entry is on disk before any message that depends on its nonce is sent. So is the largest spending
 of an epoch, before the epoch begins; it is corrected when the session ends, but not when the
-process is killed. Where protective noise or masks are drawn, a journal beside the entry records the
+process is killed. If protective noise or masks are drawn, a journal next to the entry records the
 messages of a training (`vfl.session.store.journal`): a resumed or restarted training sends the same
 messages or none.
 
 Exact statistics of two sets of rows that differ in few rows disclose these few rows. The entry of a
 session with exact statistics is therefore stored with keyed digests of its training rows. A later
-session is refused if its rows differ from them in some rows, but in fewer than the party's own
+session is refused if its rows differ from these in some rows, but in fewer than the party's own
 minimum.
 
 Each event is appended to the ledger's log (`vfl.session.store.session_log`), which others can
@@ -79,7 +79,7 @@ class Spent(Settings):
     bytes_down: int = 0
 
     def plus(self, other: Spent, times: int = 1) -> Spent:
-        """The sum of this and a multiple of the other."""
+        """Return the sum of this spending and a multiple of the other."""
         sums = {
             name: getattr(self, name) + times * getattr(other, name) for name in Spent.model_fields
         }
@@ -87,7 +87,7 @@ class Spent(Settings):
 
 
 class Entry(Settings):
-    """Entry of one name of a run, at one party.
+    """The ledger's entry for one name of a run at one party.
 
     Attributes:
         run: name of the run.
@@ -101,7 +101,7 @@ class Entry(Settings):
             the store was made that was restored later.
         weights: SHA-256 of those weights.
         epsilon, delta: privacy cost that the defense states for sending the inputs of one row once;
-            None without.
+            None if it states none.
         training_only: whether it states the cost for training rows only, and none for queries.
         noted: least number of exchanges in its journal.
         received: exchanges up to the last one received from each peer in its training.
@@ -131,7 +131,7 @@ class Entry(Settings):
 
     @property
     def passes(self) -> int:
-        """The largest number of times any one row was sent under this name."""
+        """Largest number of times that any one row was sent under this name."""
         return sum(each.passes for each in self.spent.values())
 
     @property
@@ -141,10 +141,10 @@ class Entry(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Privacy that the sessions spent of one row, by basic composition: an upper bound.
+        """Privacy spent on one row in the sessions, by basic composition: an upper bound.
 
-        Dwork and Roth 2014, theorem 3.16. None where the defense states no epsilon; queries without
-        a stated epsilon are not included.
+        Dwork and Roth 2014, theorem 3.16. It is None if the defense states no epsilon; queries
+        without a stated epsilon are not included.
         """
         return None if self.epsilon is None else self.epsilon * self.stated_passes
 
@@ -155,31 +155,31 @@ class Entry(Settings):
         return trained if self.training_only else self.passes
 
     def epsilon_of(self, mode: Mode, passes: int) -> float | None:
-        """Cost of this many passes of a session; None where the defense states none for it."""
+        """Return the cost of this many passes of a session; None if the defense states none."""
         if self.epsilon is None or (self.training_only and mode != "train"):
             return None
         return self.epsilon * passes
 
     @property
     def owner(self) -> tuple[str, str, str]:
-        """Owner of its journal."""
+        """Owner in the seal of its journal."""
         return self.party, self.run, self.nonce
 
     def secret_from(self, secret: Secret) -> Secret:
-        """Secret of this name, from the party's own secret, the nonce, and the bound terms."""
+        """Return the secret of this name, from the party's secret, the nonce and the terms."""
         law = (self.defense, self.codec, self.secure, *self.parties)
         return Secret(secret.key("session", self.run, self.nonce, self.terms, *law))
 
 
 @dataclass(slots=True)
 class Meter:
-    """Counts the spending of one session; sees every frame and every exchange.
+    """Counts the spending of one session; it sees every frame and every exchange.
 
     Attributes:
         rows, passes, statistics, bytes: spending so far; see `Spent`.
         most: largest spending of one epoch; its passes do not count.
         counted: last epoch whose passes earlier sessions have counted, if this session can only
-            repeat them; None where the repeated messages may differ.
+            repeat them; None if the repeated messages may differ.
         trained: returns keyed digests of the training rows that statistics concern, uint64.
         reserve: called before an epoch begins.
         standing: called for every frame, too; see `Standing`.
@@ -201,7 +201,7 @@ class Meter:
             self.standing(party, direction, frame)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the same exchanges, and count each as it begins."""
+        """Yield the same exchanges, and count each when it starts."""
         epoch = None
         for exchange in schedule:
             if exchange.epoch != epoch:
@@ -212,7 +212,7 @@ class Meter:
             yield exchange
 
     def show(self, count: int) -> None:
-        """Count this many exact statistics before any party learns them.
+        """Record this many exact statistics before any party learns them.
 
         Raises:
             ConsentError: they exceed the party's limit, or concern almost the same rows as earlier
@@ -246,8 +246,8 @@ class SessionLedger(Spending[Entry]):
     Args:
         folder: see `Spending`.
         party: party that owns the ledger.
-        max_epsilon: limit of the privacy of one row's inputs that all names together may spend
-            where the party sends cuts; None sets no limit.
+        max_epsilon: limit of the privacy that all names together may spend on one row's inputs if
+            the party sends cuts; None sets no limit.
         others: spending of products in the same store, under the same limit.
         max_statistics: limit of the exact statistics of the party's rows that sessions under all
             names may disclose; None sets no limit.
@@ -278,13 +278,13 @@ class SessionLedger(Spending[Entry]):
 
         Args:
             terms: terms of the session.
-            start: first exchange of the session; None where this party chooses it.
+            start: first exchange of the session; None if this party chooses it.
 
         Raises:
             DisagreementError: the name is bound to other terms, or the session needs a training and
                 the name has none, or that training has ended and this would be another one.
-            ConsentError: it would spend more than the party allows.
-            RunFolderError: its entry is damaged, or the journal of its training is missing.
+            ConsentError: the session would spend more than the party allows.
+            RunFolderError: the entry is damaged, or the journal of its training is missing.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with locked(self.folder, math.inf):
@@ -296,7 +296,7 @@ class SessionLedger(Spending[Entry]):
                     raise _no_training(terms, self.party)
                 entry = _bound(terms, self.party, now)
                 self._check_planned(entry, terms)
-                if notes(terms, self.party):  # present before the name is bound
+                if notes(terms, self.party):  # this must exist before the name is bound
                     Journal.create(self._journal(terms.run), entry.owner)
             else:
                 self._check(entry, terms, start)
@@ -330,10 +330,10 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def noted(self, terms: Terms) -> Iterator[None]:
-        """Log the begin and the end of a session that spends nothing, such as an alignment.
+        """Log the start and end of a session that spends nothing, such as an alignment.
 
         Raises:
-            StorageError: the begin cannot be logged.
+            StorageError: the log of the session's start cannot be written.
         """
         self.note("begun", **_asked(terms))
         with self._ending(terms, dict):
@@ -341,7 +341,7 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def _ending(self, terms: Terms, took: Callable[[], dict[str, Any]]) -> Iterator[None]:
-        """Log how a session ends, and its spending."""
+        """Log how a session ends and what it spent."""
         outcome = "well"
         try:
             yield
@@ -358,11 +358,11 @@ class SessionLedger(Spending[Entry]):
     ) -> Iterator[tuple[Entry, Meter, Journal | None]]:
         """Take part in a session: `begin` it, and record its spending in advance.
 
-        At any end of the session, the recorded spending is corrected to the actual one.
+        When the session ends, the recorded spending is corrected to the actual one.
 
         Yields:
-            The entry of its name, the meter, and the journal, which exists for a training with
-            protective noise or masks.
+            The result is the entry of its name, the meter, and the journal, which exists for a
+            training with protective noise or masks.
 
         Raises:
             DisagreementError, ConsentError, RunFolderError: see `begin`.
@@ -438,7 +438,7 @@ class SessionLedger(Spending[Entry]):
         """Replace the spending of a session, as written before, by its present value.
 
         Raises:
-            ConsentError: it exceeds the party's limit.
+            ConsentError: the spending exceeds the party's limit.
         """
         with locked(self.folder, math.inf):
             entry = self._found(terms.run)
@@ -468,7 +468,7 @@ class SessionLedger(Spending[Entry]):
         self.require_epsilon(math.inf if stated is None else stated * passes)
 
     def _check_statistics(self, count: int) -> None:
-        """Refuse to disclose more statistics than `max_statistics`, over the whole store."""
+        """Refuse to disclose more statistics than `max_statistics` over the whole store."""
         most = self.max_statistics
         if most is not None and (shown := self.spent_statistics()) + count > most:
             raise ConsentError(
@@ -524,15 +524,15 @@ class SessionLedger(Spending[Entry]):
         return np.frombuffer(read_sealed(path, Seal(_SHOWN_KIND, self.party, path.stem)), DIGEST)
 
     def spent_statistics(self) -> int:
-        """Number of exact statistics that others learned under all names, with those lost."""
+        """Number of exact statistics that others learned under all names, including lost ones."""
         shown = sum(entry.statistics for entry in super().entries())
         return shown + self.witness.read().lost_statistics
 
     def require_epsilon(self, planned: float) -> None:
-        """Refuse to spend more than `max_epsilon`, over the whole store.
+        """Refuse to spend more than `max_epsilon` over the whole store.
 
         Args:
-            planned: planned epsilon of one row's inputs; infinite where no epsilon is stated.
+            planned: planned epsilon of one row's inputs; infinite if no epsilon is stated.
 
         Raises:
             ConsentError: the sum exceeds the limit.
@@ -561,7 +561,7 @@ class SessionLedger(Spending[Entry]):
             weights: SHA-256 of the weights.
 
         Raises:
-            DisagreementError: it has ended before, with other weights.
+            DisagreementError: the training has already ended with different weights.
         """
         with locked(self.folder, math.inf):
             entry = self._found(run)
@@ -575,7 +575,7 @@ class SessionLedger(Spending[Entry]):
             self._write(entry.model_copy(update={"state": "ended", "weights": weights}))
 
     def restored(self) -> None:
-        """Record that the store was restored from a copy, and give up all it may have forgotten.
+        """Record that the store was restored from a copy, and treat forgotten budgets as spent.
 
         Running trainings are not continued, all of `max_epsilon` and of `max_statistics` counts as
         spent, and the counter that peers compare moves beyond all values they can have seen.
@@ -592,7 +592,7 @@ class SessionLedger(Spending[Entry]):
             self.log.append("restored")
 
     def entries(self) -> list[Entry]:
-        """Every name, with the last used at the end.
+        """Return every name; the last used one is at the end.
 
         Raises:
             RunFolderError: an entry is damaged.
@@ -600,7 +600,7 @@ class SessionLedger(Spending[Entry]):
         return sorted(super().entries(), key=lambda entry: entry.last)
 
     def spent_epsilon(self) -> float:
-        """Privacy that the store has spent of one row: sessions, products, and lost entries."""
+        """Privacy spent on one row by the store: sessions, products, and lost entries."""
         others = sum(other.spent_epsilon() for other in self.others)
         return super().spent_epsilon() + others + self.witness.read().lost_epsilon
 
@@ -664,7 +664,7 @@ def _outcome(error: BaseException) -> str:
 
 
 def binding_of(terms: Terms) -> str:
-    """Digest of the terms that bind a name: all but those of one session, and vfl's version."""
+    """Return the digest of the terms bound to a name, without those of single sessions."""
     return terms.digest("mode", "serving", "beside", "explained", "version")
 
 
@@ -673,7 +673,7 @@ def notes(terms: Terms, party: str) -> bool:
 
     Such draws occur in a defense that makes a promise or changes the party's messages, and in a
     codec with random choices. Masks and shares of a secure mode are new in every attempt and need
-    no journal. The noise below them does, so the hidden content is recorded. Evaluations and
+    no journal. The noise below them needs one, so the hidden content is recorded. Evaluations and
     predictions repeat no exchange of each other; they are counted instead.
     """
     if terms.mode != "train" or party == rules.dealer(terms):
@@ -690,7 +690,7 @@ def notes(terms: Terms, party: str) -> bool:
 
 
 def total_epsilon(entries: Iterable[Entry]) -> float:
-    """Privacy that all these names spent of one row, by basic composition."""
+    """Privacy spent on one row under all these names, by basic composition."""
     return sum(entry.spent_epsilon or 0.0 for entry in entries)
 
 

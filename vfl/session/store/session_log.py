@@ -1,9 +1,9 @@
 """The log of a party's ledger of sessions: signed, append-only lines in a hash chain.
 
-The ledger has the present state; its log has the events in order: which party requested which
-session, for which purpose, under which file of consent, how it ended, and its spending. The ledger
-writes each line under its own lock. A line contains counts and names, but no cell, no id and no
-nonce. Each line has the SHA-256 of the line before, and an Ed25519 signature (RFC 8032) by the
+The ledger contains the present state; its log contains the events in order: which party requested
+which session, for which purpose, under which file of consent, how it ended, and its spending. The
+ledger writes each line under its own lock. A line contains counts and names, but no cell, no id and
+no nonce. Each line has the SHA-256 of the line before, and an Ed25519 signature (RFC 8032) by the
 party's identity key if it has one:
 
     {"line": {"number": 2, "before": "SHA-256 of line 1", ...}, "signature": "128 hex digits"}
@@ -41,7 +41,7 @@ NAME = "log.jsonl"
 _DOMAIN = b"vfl session log\n"
 _HEX = r"^[0-9a-f]{64}$"
 _ZEROS = "0" * 64
-#: Numbers of lines, and counts in them, are below this.
+#: Upper bound of line numbers, and of counts in lines.
 _MOST = 1 << 62
 _FORM = re.compile(rb'\{"line": (\{.*\}), "signature": "((?:[0-9a-f]{128})?)"\}')
 Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten", "withdrawn",
@@ -71,10 +71,10 @@ class Line(Settings):
         key: SHA-256 of the public key of the signature; empty without a key.
         consent: SHA-256 of the party's own file, which gave or refused consent.
         run, mode, asked_by, parties, purpose, terms: fields of the session; `terms` is a digest.
-            For "added", "removed" and "accepted", `parties` has the party; for "renamed", its name
+            For "added", "removed" and "accepted", `parties` is the party; for "renamed", its name
             before and after.
         rows, passes, statistics, bytes_up, bytes_down: spending of the session; see `Spent`.
-        epsilon: privacy spent of one row's inputs; None where no epsilon is stated.
+        epsilon: privacy spent on one row's inputs; None if no epsilon is stated.
         outcome: end of the session, or reason of a refusal: "well", or the code and text of an
             error.
         heads: heads of the logs of the other parties in the session.
@@ -134,7 +134,7 @@ class SessionLog:
         self._identity, self._consented = identity, consented or Consented()
 
     def head(self) -> Head:
-        """Head of the log; it has the number 0 before the first line."""
+        """Head of the log; its number is 0 before the first line."""
         return _head(_whole(self.path))
 
     def append(self, event: Event, **facts: Any) -> None:
@@ -186,7 +186,7 @@ class SessionLog:
 
 
 def _whole(path: Path) -> bytes:
-    """The log without a torn last line; empty if there is no file."""
+    """Return the log without an incomplete last line; empty if there is no file."""
     content = read_bytes(path) if path.exists() else b""
     return content[: content.rfind(b"\n") + 1]
 
@@ -199,7 +199,7 @@ def _head(content: bytes) -> Head:
 
 
 def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
-    """A line, its signed bytes, and the signature; None for text that is no line."""
+    """Parse a line into its signed bytes and signature; None for text that is not a line."""
     found = _FORM.fullmatch(text)
     if found is None:
         return None
@@ -210,14 +210,14 @@ def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
 
 
 def lines_after(path: Path, place: int) -> tuple[list[Line], int]:
-    """Lines that were written after a place in a log, without any verification.
+    """Return lines written after a position in a log, without verifying them.
 
     Args:
-        path: the log; it may not exist yet.
+        path: path of the log, which may not exist yet.
         place: offset in bytes.
 
     Returns:
-        The readable lines, and the offset after the last whole line.
+        The result is the readable lines, and the offset after the last complete line.
     """
     content = _whole(path)
     found = (_parsed(text) for text in content[place:].split(b"\n"))
@@ -229,7 +229,7 @@ class Verified:
     """Result of the verification of a log.
 
     Attributes:
-        party: party that owns it; empty if the log has no line.
+        party: party that owns the log; empty for a log without lines.
         lines: readable lines, in order.
         problems: contradictions to the chain, a signature, or a head in another party's log.
         signed: number of lines with a valid signature by one of the keys.
@@ -252,7 +252,7 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Whether every line is chained and signed by a given key, and no head differs."""
+        """Whether every line is chained and signed by a given key, and all heads match."""
         return not (self.problems or self.unsigned or self.strange)
 
 
@@ -261,7 +261,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
 
     Args:
         path: the log, or a copy of it.
-        keys: public keys of its party, including earlier ones.
+        keys: public keys of the log's party, including earlier ones.
         peers: logs of other parties; a head in them must match the line of that number here.
 
     Raises:
@@ -317,7 +317,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
 def _compared(
     names: Collection[str], digests: Sequence[str], peers: Iterable[Path]
 ) -> tuple[int, list[str]]:
-    """The largest number that other logs confirm, and their contradictions."""
+    """Return the largest number that other logs confirm, and contradictions between logs."""
     anchored, problems = 0, dict[str, None]()
     for path in peers:
         for text in read_bytes(path).split(b"\n"):

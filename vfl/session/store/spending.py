@@ -28,7 +28,7 @@ from vfl.session.store.witness import RESTORED_BY, Witness
 
 
 class Counted(Protocol):
-    """Entry that a ledger stores under a name."""
+    """An entry that a ledger stores under a name."""
 
     @property
     def run(self) -> str:
@@ -36,14 +36,14 @@ class Counted(Protocol):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Privacy that the entry spent of one row; None where no epsilon is stated."""
+        """Privacy that the entry spent on one row; None if no epsilon is stated."""
 
 
 Kept = TypeVar("Kept", bound=Counted)
 
 
 class Spending(Generic[Kept]):
-    """One kind of a party's spending, with a sealed file for each name; safe for several processes.
+    """One kind of a party's spending; a sealed file per name; safe for several processes.
 
     A subclass defines its entries.
 
@@ -52,7 +52,7 @@ class Spending(Generic[Kept]):
             when a run is deleted.
         party: party that owns them.
         store: folder with the lock and the witness, if it is another one; all spending under one
-            limit has the same.
+            limit uses the same.
 
     Attributes:
         kind: kind of its files.
@@ -73,13 +73,13 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def alone(self, patience_s: float = 0.0) -> Iterator[None]:
-        """Be the only process that spends from the store, until the block ends.
+        """Hold the lock on spending from the store until the block ends.
 
         Args:
             patience_s: seconds to wait for another process with the lock.
 
         Raises:
-            RunFolderError: another process already does.
+            RunFolderError: another process already spends from this store.
         """
         with locked(self._store, patience_s):
             private_folder(self.folder)
@@ -93,7 +93,7 @@ class Spending(Generic[Kept]):
             yield
 
     def entries(self) -> list[Kept]:
-        """Every entry, in the order of the names.
+        """Return every entry in the order of the names.
 
         Raises:
             RunFolderError: an entry is damaged.
@@ -101,7 +101,7 @@ class Spending(Generic[Kept]):
         return [self._found(name) for name in sorted(path.stem for path in self._files())]
 
     def spent_epsilon(self) -> float:
-        """Privacy that all names together spent of one row, by basic composition."""
+        """Privacy that all names together spent on one row, by basic composition."""
         return sum(one.spent_epsilon or 0.0 for one in self.entries())
 
     def give_up(self) -> None:

@@ -1,22 +1,22 @@
 """Counters by which a party's peers notice that its store was restored from an earlier copy.
 
-A store that goes back forgets its spending, and would send other contents under a nonce that was
-used before. The store itself cannot show this, but its peers since then can. Every store therefore
-has a counter that only grows: it rises with each announcement and with each sent frame. A party
-announces it at the begin and the end of a session. Each peer stores the largest value that it
-knows: the announced one, plus one for every frame received since. A counter that is not larger is
-refused, before anything is sent, at the end that notices it.
+A restored store lacks its latest spending, and would send other contents under a used nonce. The
+store itself cannot show this, but peers of later sessions can. Every store therefore has a counter
+that only grows: It increases with each announcement and each sent frame. A party announces it at
+the begin and the end of a session. Each peer stores the largest value that it knows: that is the
+announced one, plus one for every frame received since. At the end that notices it, a counter that
+has not increased is refused before anything is sent.
 
-The value on disk is never smaller than the value that a peer can know: a block of frames is counted
+The value on disk is never smaller than the value that a peer can know: A block of frames is counted
 before the first of them is sent. A copy made during a session is therefore noticed once that
 session has ended, or has sent more than a block. A training with a journal of sent messages also
 announces the journal's length; then one exchange is enough.
 
-Each refused attempt raises the counter of the store that went back, which would pass in the end. A
-peer therefore also reports the counter value that it knows of a party before the party announces
-one. If that value is larger than the store's own, the store refuses sessions with that peer until
-its party declares that it was restored. A peer with a false report can only end sessions with
-itself: no party changes a counter because of a report.
+Each refused attempt increases the counter of the restored store, which would finally be accepted. A
+peer therefore also reports the known counter of a party before that party announces one. If that
+value is larger than the store's own, the store refuses sessions with that peer until its party
+declares that it was restored. A peer with a false report can only end sessions with itself: others;
+no party changes a counter because of a report.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Announcement(Settings):
         """Read the announcement of a peer.
 
         Raises:
-            ProtocolError: it has an unknown form.
+            ProtocolError: the message has an unknown form.
         """
         try:
             return cls.model_validate(content)
@@ -92,7 +92,7 @@ class Counts(Settings):
 
 
 class Witness:
-    """A store's own counter and those of its peers; safe for several processes at once.
+    """A store's own counter and its peers' counters; safe for several processes at once.
 
     Args:
         folder: folder of the store's sessions.
@@ -126,7 +126,7 @@ class Witness:
         """Refuse to continue if a peer knows a larger counter of this store than the store itself.
 
         Raises:
-            RolledBackError: the peer reports one, now or earlier.
+            RolledBackError: a peer reports a larger counter, now or earlier.
         """
         now = self.read()
         if now.count < known:
@@ -144,8 +144,8 @@ class Witness:
         """Store the announced counter of a peer.
 
         Raises:
-            RolledBackError: it announced this value before, or has sent frames that it does not
-                count.
+            RolledBackError: the peer announced this value before, or has sent frames that the value
+                does not count.
         """
 
         def change(now: Counts) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Witness:
         self._change(change)
 
     def keep(self, counts: Mapping[str, int]) -> None:
-        """Store the counters that peers have reached; no stored counter becomes smaller."""
+        """Store the counters that peers have reached; a stored counter never decreases."""
 
         def change(now: Counts) -> dict[str, Any]:
             larger = {peer: max(one, now.peers.get(peer, 0)) for peer, one in counts.items()}
@@ -244,13 +244,13 @@ class Standing:
         self.heads: dict[str, Head] = {}
         self._leads, self._label_party = party == label_party, label_party
         self._sending = "down" if self._leads else "up"
-        # The thread that admits parties may announce too; only one thread sends.
+        # The thread that admits parties may also announce, but only one thread sends.
         self._sent = self._base = self._reserved = 0
         self._counts: dict[str, int] = {}
         self.received: dict[str, int] = dict(received or {})
 
     def announce(self, peer: str = "") -> Announcement:
-        """Announcement of this party to a peer now, with the known counter of a named peer."""
+        """Announce this store's counter to a peer, with the known counter of a named peer."""
         count = self._witness.announce()
         self._base, self._reserved = count - self._sent, count + BLOCK
         known, head = self.known_of(peer), self._head()
@@ -264,7 +264,7 @@ class Standing:
         """Refuse a session with a peer that knows a larger counter of this store than its own.
 
         Raises:
-            RolledBackError: this party's own store went back.
+            RolledBackError: this party's own store was restored from an older copy.
         """
         self._witness.require(known, f"party '{peer}'")
 
@@ -282,10 +282,10 @@ class Standing:
         return Announcement(count=count, noted=self._noted(), head=self._head())
 
     def admit(self, peer: str, announced: Announcement) -> None:
-        """Continue with a peer whose store has not gone back.
+        """Continue with a peer whose store was not restored from an older copy.
 
         Raises:
-            RolledBackError: the peer's store has gone back.
+            RolledBackError: the peer's store was restored from an older copy.
         """
         self.admit_count(peer, announced.count)
         came = self.received.get(peer, 0)
@@ -302,7 +302,7 @@ class Standing:
 
     def admit_count(self, peer: str, count: int) -> None:
         """Admit a peer without a stream to this party, which signed only its counter."""
-        with suppress(StorageError):  # it was compared; a full disk ends no session
+        with suppress(StorageError):  # the count was compared; a full disk ends no session
             self._witness.admit(peer, count)
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
@@ -326,5 +326,5 @@ class Standing:
 
     def write(self) -> None:
         """Write the known counters of peers to disk."""
-        with suppress(StorageError):  # once there is room, all of it is written
+        with suppress(StorageError):  # when there is room again, all of it is written
             self._witness.keep(self._counts)

@@ -1,8 +1,8 @@
-"""Recorders: they write a party's own end of a training while it runs.
+"""Recorders write a party's own end of a training while it runs.
 
 A recorder receives every frame at the party's own end of its links, and follows the schedule to
 know the rows of a frame. It writes its content to disk at the end of every epoch, when it grows
-large, and before every checkpoint. After a return to a checkpoint, the files of that moment are
+large, and before every checkpoint. After a return to a checkpoint, the files of that time are
 therefore the whole trace, whatever was in transit.
 """
 
@@ -43,7 +43,7 @@ _KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK carries no values
 
 
 class Recorder:
-    """Records one party's end of one training; an `Observer` of its links.
+    """Records one party's end of one training; it is an `Observer` of the party's links.
 
     Args:
         folder: folder of the trace.
@@ -91,7 +91,7 @@ class Recorder:
             self._write()
 
     def expected_bytes(self, weights: Mapping[str, Tensor], start: int) -> int:
-        """The most bytes that it will write; see `expected_bytes`."""
+        """Return the most bytes that the recording will take; see `expected_bytes`."""
         return expected_bytes(self._settings, self._terms, self.party, self._split, weights, start)
 
     def begin(self, start: int, weights: Weights) -> None:
@@ -110,7 +110,7 @@ class Recorder:
             self._note(exchange)
 
     def follow(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the same exchanges and note them; write the buffer between two epochs."""
+        """Yield the same exchanges and record them; write the buffer between two epochs."""
         for exchange in schedule:
             if exchange.epoch != self._epoch and (self._epoch or exchange.step == 0):
                 self._end_epoch(last=False)
@@ -230,12 +230,12 @@ def recording(
     Args:
         recorders: recorders of the parties of this process.
         schedule: the exchanges from `start` on.
-        start: number of the first of them.
+        start: number of the first exchange.
         weights: for each party, a function that returns its present weights.
         say: receives the largest size of the trace.
 
     Raises:
-        ConfigError: the disk has no room for it; nothing was written.
+        ConfigError: the disk has no room for the trace; nothing was written.
         RunFolderError: this run has an earlier trace with other settings.
     """
     if not recorders:

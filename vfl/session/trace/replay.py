@@ -21,7 +21,7 @@ from vfl.session.trace.store import Replayed, Store, links_of, unpack
 
 
 class Snapshot(NamedTuple):
-    """A party's own weights at one moment.
+    """A party's own weights at one point of the training.
 
     Attributes:
         epoch: number of trained epochs; 0 is before the first step.
@@ -183,13 +183,13 @@ def training_cuts(recording: Recording, party: str | None = None) -> Tensor:
 
     Args:
         recording: a trace.
-        party: the feature party; optional where there is only one.
+        party: the feature party; optional if there is only one.
 
     Returns:
         Cuts, one below the other, float32, axes (rows, width).
 
     Raises:
-        UserError: there is no such party, or several to choose from.
+        UserError: the party does not exist, or there are several parties to choose from.
         DataError: the trace has no training frames.
         SpecError, FrameError, RunFolderError: see `Recording.decoded`.
     """

@@ -70,7 +70,7 @@ from vfl.session import Exchange, Terms, rules
 TRAINING = (Kind.CUT, Kind.GRAD)
 EVALUATION = (Kind.QUERY,)
 
-#: Most bytes of a frame, an exchange, a row, a file and a name in it, besides the payload.
+#: Largest sizes of a frame, an exchange, a row, a file and a file's name, without the payload.
 FRAME_BYTES = 8 + 1 + 1 + 1 + 8
 EXCHANGE_BYTES = 8 + 8 + 4 * len("validation") + 8
 ROW_BYTES = 8
@@ -200,7 +200,8 @@ def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
     """Yield the frames that `pack` received; `folder` is for the message.
 
     Raises:
-        RunFolderError: `pack` cannot have made these contents; pickled objects are refused too.
+        RunFolderError: `pack` could not have produced these contents; pickled objects are refused
+            too.
     """
     try:
         with np.load(io.BytesIO(known), allow_pickle=False) as file:
@@ -253,7 +254,7 @@ class Entry(Settings):
 
     @classmethod
     def of_line(cls, line: str, owner: str) -> Entry:
-        """Parse such a line.
+        """Parse one line of the index.
 
         Raises:
             ValueError: the line is damaged, or sealed for another owner.
@@ -319,7 +320,7 @@ class Store:
         """Prepare the folder to record from exchange `step` on; later records are removed.
 
         Raises:
-            RunFolderError: the folder has a trace on other terms or with other settings.
+            RunFolderError: the folder has a trace of other terms or settings.
         """
         about = TraceHeader.of(party, settings, terms)
         kept: list[Entry] = []
@@ -342,9 +343,9 @@ class Store:
     def add(
         self, files: Mapping[str, Sequence[bytes]], step: int, epoch: int | None = None
     ) -> None:
-        """Write files, each in pieces, then their index line.
+        """Write files in pieces, then their index line.
 
-        A crash in between leaves them out.
+        A crash before that leaves them out of the index.
         """
         digests = {}
         for name, pieces in files.items():
@@ -419,7 +420,7 @@ def is_recorded(settings: TraceSettings, exchange: Exchange) -> bool:
 
 
 def links_of(terms: Terms, party: str) -> list[str]:
-    """The feature parties whose links end at a party."""
+    """Return the feature parties whose links end at a party."""
     return terms.feature_parties if party == terms.label_party else [party]
 
 
@@ -459,7 +460,7 @@ def expected_bytes(
     files += unwritten + frames_bytes // HELD_BYTES
     files_bytes = files * (FILE_BYTES + PARTY_BYTES * len(links) + ENTRY_BYTES)
     about_bytes = len(TraceHeader.of(party, settings, terms).model_dump_json())
-    # Before the first step, at every interval of epochs, and at the end.
+    # Sizes before the first step, at every interval of epochs, and at the end.
     every = settings.snapshots
     snapshots = 1 + -(-terms.train.epochs // every) if every else 0
     snapshots_bytes = snapshots * (
@@ -469,10 +470,10 @@ def expected_bytes(
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Refuse a trace for which the disk has no room.
+    """Refuse a trace that does not fit on the disk.
 
     Raises:
-        ConfigError: states both sizes.
+        ConfigError: the trace does not fit the disk; the error states both sizes.
     """
     existing = next(path for path in [folder.resolve(), *folder.resolve().parents] if path.exists())
     free_bytes = shutil.disk_usage(existing).free

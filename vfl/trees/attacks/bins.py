@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 class Bins(Attack):
     """Assigns to each cell a value that represents its bin.
 
-    From a marginal distribution: an ordered column's bins lie along its quantiles, the categories
-    of another along their frequencies (Naveed, Kamara and Wright 2015, sections 4 and 5, for
-    encryption that keeps order). From known rows: the mean of the rows in a bin, shrunk towards
-    that value. Randomised response is undone by Bayes' rule; the frequencies of bins before it are
+    From a marginal distribution: It matches an ordered column's bins by quantiles, and the
+    categories of another column by frequencies (Naveed, Kamara and Wright 2015, sections 4 and 5,
+    for order-preserving encryption). From known rows: the mean of the rows in a bin, shrunk towards
+    that value. Bayes' rule reverses randomised response; the frequencies of bins before it are
     estimated from those after it (Kairouz et al. 2016).
 
     Args:
-        rows: whether the known rows are among the rows whose bins were sent; otherwise they only
-            show the distribution of values, as a public table does.
+        rows: whether the known rows are among those whose bins were sent; otherwise they only show
+            the distribution of values, like a public table.
         prior: number of known rows of a bin that weigh as much as the distribution.
 
     Raises:
@@ -87,9 +87,9 @@ def values_of_bins(
     Args:
         layout: layout of the columns.
         leaked: cells of the known rows.
-        likely: function of a column and its number of bins. It returns the share of each bin (the
-            missing one last), and the probabilities of bins, axes (rows, bins + 1), of targets and
-            of known rows.
+        likely: function of a column and its number of bins. function that returns the share of each
+            bin (the missing one last), and the probabilities of bins, axes (rows, bins + 1), of
+            targets and of known rows.
         prior: see `Bins`.
         rows: see `Bins`.
     """
@@ -107,11 +107,11 @@ def values_of_bins(
 
 
 def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return shares of bins before randomised response, and P(true given sent), axes (sent, true).
+    """Return bin shares before randomised response, and P(true given sent), axes (sent, true).
 
     Args:
-        often: shares of bins after it.
-        epsilon: parameter of the response; None means no response.
+        often: shares of bins after the response.
+        epsilon: epsilon of the randomised response; None means no response.
     """
     count = len(often)
     channel = np.eye(count)
@@ -140,7 +140,7 @@ def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _by_frequency(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the category as frequent as each bin, one-hot; for missing cells, all shares."""
+    """Match bins to categories by frequency, one-hot; missing cells get all shares."""
     found = np.zeros((len(shares), values.shape[1]))
     found[np.argsort(shares[:-1]), np.argsort(values.mean(0))] = 1.0
     found[-1] = values.mean(0)

@@ -2,9 +2,10 @@
 
 A party's part of the forest is its bottom: it maps the party's cells to the sides of all splits on
 its columns, and these are the cut of a row in a query. In a training the cut is the bins of the
-cells. The gradient of a row is its nodes, if a protection discloses them to feature parties. All of
-it follows from the trained parts, the rows, and secrets that a grid's parties draw from its seed,
-so no recording is needed; `tests/trees/test_attacks.py` compares it with the frames of a session.
+cells. The gradient of a row is its path of nodes, if a protection discloses these to feature
+parties. All of it can be computed from the trained parts, the rows, and secrets that a grid's
+parties draw from its seed, so no recording is needed; `tests/trees/test_attacks.py` compares it
+with the frames of a session.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ class Sides(nn.Module):
         self._ranks, self._binning, self.splits = ranks, binning, splits
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return 1 where a row goes left, else 0; axes (rows, splits).
+        """Return 1 if a row goes left, else 0; axes (rows, splits).
 
-        The type is float32. Without splits there is one zero a row.
+        The type is float32. Without splits there is one zero per row.
         """
         return self.of_cells(self._ranks.cells(inputs))
 
@@ -97,7 +98,7 @@ class Sides(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class AskedSplits:
-    """The splits on a feature party's columns, in the order in which it received them.
+    """The splits on a feature party's columns, in the order of their arrival.
 
     Attributes:
         columns: column of each split.
@@ -110,13 +111,13 @@ class AskedSplits:
 
 @dataclass(frozen=True, eq=False)
 class SentBins:
-    """The bins that a party sent, as the label party has them.
+    """The bins that a party sent to the label party.
 
     Attributes:
-        layout: number of bins of each column, and whether they have an order.
+        layout: number of bins of each column, and whether the bins have an order.
         targets, leaked: numbers of bins of these rows, axes (rows, columns); a missing cell has the
             last number of the widest column.
-        epsilon: parameter of the randomised response on the bins; None means no response.
+        epsilon: epsilon of the randomised response on the bins; None means no response.
         own_of_leaked: the label party's own columns of the leaked rows, if it has any.
     """
 
@@ -128,11 +129,11 @@ class SentBins:
 
 
 def paths(tree: Tree, left: np.ndarray, levels: int) -> list[np.ndarray]:
-    """Return the node of each row on each level below the root, one-hot.
+    """Return each row's node on each level below the root, one-hot.
 
     Args:
         tree: the tree.
-        left: whether rows go left at each of its splits, axes (rows, splits).
+        left: whether rows go left at each split, axes (rows, splits).
         levels: number of levels.
 
     Returns:
@@ -159,11 +160,11 @@ def _mode_of(experiment: Experiment) -> Trees:
 
 @dataclass(frozen=True, eq=False)
 class SeenNodes:
-    """The sums of each node that the label party received, for one party's columns.
+    """The sums of each node that the label party received about one party's columns.
 
     Attributes:
         layout: layout of these columns.
-        nodes: all nodes that it requested, the root of the first tree first.
+        nodes: all requested nodes, starting with the root of the first tree.
         training: number of training rows.
         targets, leaked: positions of these rows among the training rows.
         epsilon: parameter of the randomised response on the bins; None means no response.
@@ -187,7 +188,7 @@ _TOLD_NODES = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.UNLABELLED, Grant.PRIOR}
     | {Grant.TOP_RECIPE, Grant.PROTOCOL}
 )
-#: Levels of a tree, below its root, whose nodes are kept for attacks.
+#: Number of tree levels below the root whose nodes are stored for attacks.
 _LEVELS = 3
 
 
@@ -385,7 +386,7 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[targets], truth[targets])
 
     def _sums(self, targets: Tensor, known: Tensor, own: Tensor | None) -> SeenNodes:
-        """Replay the session, and return what the label party sees of the nodes."""
+        """Replay the session; return the nodes' sums as the label party sees them."""
         if self._nodes is None:
             session, seen = session_of(self.experiment, self.data, "train"), list[SeenSums]()
             assert isinstance(session, WholeNetworkSession), "trees are a whole network"

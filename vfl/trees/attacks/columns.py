@@ -1,4 +1,4 @@
-"""A party's cells as numbers, for attacks that read them and for scoring a reconstruction."""
+"""A party's cells as numbers, for attacks and for scoring a reconstruction."""
 
 from __future__ import annotations
 

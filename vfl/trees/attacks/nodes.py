@@ -1,4 +1,4 @@
-"""Labels from nodes: rows that trees keep together have similar labels."""
+"""Labels from nodes: rows that stay together in trees have similar labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Nodes(Attack):
 
     A feature party of SecureBoost (Cheng et al. 2021) knows which rows are in which node, so it
     learns the outcome of splits on all parties' columns for them. A row's nodes in the n-th round
-    weigh n^-decay. The numbers that `splits` computes from the own columns count as one more round.
+    weigh n^-decay. The numbers that `splits` computes from the party's own columns count as one
+    more round.
 
     Args:
         decay: rate at which the weight of later rounds falls; 0 gives all the same weight.

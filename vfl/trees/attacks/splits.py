@@ -1,4 +1,4 @@
-"""Labels from splits: a feature party learns which of its columns matter, and at which values."""
+"""Labels from splits: a feature party learns which of its columns matter, and where."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Splits(Attack):
     """Fits a few known labels by the splits on the own columns; early splits weigh most.
 
     A split shows that labels differ between its two sides, but not in which direction. The sides of
-    a row at all splits on a column are added up to one number, where the n-th split of the forest
-    weighs n^-decay. This number changes most where the column matters. A logistic regression on one
-    such number per column has few coefficients, and the penalty favours the columns that were split
-    first. Without a known split it reads the columns themselves; that is the attacker without
-    trees.
+    a row at all splits on a column are summed to one number, in which the n-th split of the forest
+    has weight n^-decay. This number changes most at values where the column matters. A logistic
+    regression on one such number per column has few coefficients, and the penalty favours the
+    columns that were split first. Without a known split it reads the columns themselves, like an
+    attacker without trees.
 
     Args:
         decay: rate at which the weight of later splits falls; 0 gives all the same weight.
@@ -53,7 +53,7 @@ class Splits(Attack):
 
 
 def numbers_of_splits(view: View, seen: GrantedRows, decay: float) -> Tensor:
-    """Return one number a column from the splits of rows; the inputs where there are no splits.
+    """Return one number per column from the splits of rows, or the inputs without splits.
 
     Args:
         view: grants inputs and the protocol.

@@ -1,4 +1,4 @@
-"""Column values from sums: a label party solves for the bins behind gradient sums over bins."""
+"""Column values from sums: a label party solves for bins, given gradient sums over bins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vfl.trees.attacks.cases import SentBins
 
 
 class Sums(Attack):
-    """Solves for the bin of each cell from sums over bins, then assigns the bin's value.
+    """Solves for the bin of each cell from sums over bins, and assigns the bin's value.
 
     The label party knows the gradients and the rows of each node. A sum over a bin is linear in the
     indicators of its rows, so every node gives two equations for each bin. Ridge regression around
@@ -26,7 +26,7 @@ class Sums(Attack):
     the label party received bins, the attack reads those as `bins` does.
 
     Args:
-        nodes: most nodes used, the smallest ones.
+        nodes: number of nodes to use, the smallest ones.
         noise: weight of the squared distance to the shares.
         rows, prior: see `vfl.trees.attacks.bins.Bins`.
 
@@ -54,7 +54,7 @@ class Sums(Attack):
             return read_bins(told, view.leaked.inputs, self.prior, self.rows)
         nodes = sorted(told.nodes, key=lambda one: len(one.rows))[: self.nodes]
         solve = solver([(one.rows, one.gradients) for one in nodes], told.training, self.noise)
-        # sums of all rows, whose second derivatives are still equal
+        # sums over all rows, whose second derivatives are still equal
         first = told.nodes[0].sums[..., 1]
 
         def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

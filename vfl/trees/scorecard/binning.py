@@ -3,7 +3,7 @@
 Dynamic programming over neighbouring bins finds exactly the merge that maximises information value
 (Navas-Palencia 2020 states the problem for integer programming). Bins of ordered columns may be
 required to have a rate of bads that only rises or only falls. Categories are sorted by their rate
-first. Missing cells have a bin of their own.
+first. Missing cells have a separate bin.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def merged(
         least_rows: fewest rows of each, not counting that of missing cells.
         monotone: "auto" makes the rate of bads only rise, or only fall, whichever has the larger
             information value.
-        sign: 1 or -1 fixes that direction; 0 leaves it free.
+        sign: 1 or -1 fixes the direction; 0 leaves it free.
 
     >>> merged(np.array([[90, 10], [80, 20], [10, 90], [20, 80], [5, 5]]), most=2)
     array([0, 0, 1, 1, 2])
@@ -63,10 +63,10 @@ def merged(
 
 
 def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.ndarray, int]:
-    """Join fine bins, so that each cell has at least `floor` rows, or no rows.
+    """Join fine bins until each cell has at least `floor` rows or none.
 
-    Neighbours are joined where bins have an order. Categories below the floor share one cell, or
-    join the largest if they are too few together. Missing cells are treated the same way.
+    Neighbours are joined if bins have an order. Categories below the floor share one cell, or join
+    the largest if they are too few together. Missing cells are treated the same way.
 
     Args:
         rows: rows of each fine bin, int64, axes (fine bins,); the last is that of missing cells.
@@ -128,7 +128,7 @@ class _Segments:
         self._rates = inside[:, :, 1] / np.maximum(rows, 1)
 
     def best(self, most: int, sign: int) -> tuple[float, np.ndarray]:
-        """Return the largest information value, and the ends of its bins, increasing.
+        """Return the largest information value, and the increasing ends of its bins.
 
         The last end is the number of bins.
 
@@ -149,7 +149,7 @@ class _Segments:
         return found
 
     def _longer(self, value: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return cuts with one more segment, and for each the start of the segment before."""
+        """Return cuts with one more segment, and the start of the previous segment for each."""
         longer, before = np.full_like(value, -np.inf), np.zeros(value.shape, np.int64)
         for start in range(1, self._count):
             ahead = value[:start, start]
@@ -170,7 +170,7 @@ class _Segments:
         return longer, before
 
     def _ends(self, last: int, steps: list[np.ndarray]) -> np.ndarray:
-        """Return the ends of a cut's segments, from the start of the last one."""
+        """Return the ends of a cut's segments, given the start of the last one."""
         ends = [self._count]
         for before in reversed(steps):
             ends.append(last)

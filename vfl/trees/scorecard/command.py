@@ -88,7 +88,7 @@ def scorecard(
 
 
 def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path:
-    """Return the run of a card; train one unless the path is a run."""
+    """Return the run of a card; train one unless the path is already a run."""
     if (path / "run.json").exists():
         if settings:
             raise typer.BadParameter("a run keeps its settings", param_hint="--set")
@@ -130,12 +130,12 @@ def _of_card(experiment: Experiment, settings: list[str]) -> list[str]:
 
 
 def is_part(path: Path) -> bool:
-    """Whether a folder is one party's part of a run."""
+    """Return whether a folder is one party's part of a run."""
     return (path / "party.json").exists()
 
 
 def _show_part(path: Path, json: bool) -> None:
-    """Print the bins of a party's own columns, which only it can name."""
+    """Print the bins of a party's own columns; only this party knows their names."""
     from vfl.experiments.tables import Table
     from vfl.trees.scorecard.loaded import part_of
 

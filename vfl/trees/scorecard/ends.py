@@ -1,4 +1,4 @@
-"""Both ends of a session that makes a scorecard.
+"""The parties' parts of a session that makes a scorecard.
 
     feature party                                label party
       layout, number of each cell's bin  ---->     counts goods and bads of each bin;
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
 POINTS = np.dtype("<i4")
-#: Most reasons for the score of a row, as many as US Regulation B requires (12 CFR 1002.9).
+#: Largest number of reasons for a row's score, as US Regulation B requires (12 CFR 1002.9).
 MOST_REASONS = 4
 #: Most points of a party for a row and for a bin, and the largest weight of evidence.
 MOST_POINTS, _MOST_POINTS_OF_BIN, _MOST_WEIGHT = 1 << 24, 1 << 20, 64.0
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """The end of a feature party: its fine bins, later their groups and points."""
+    """The part of a feature party: its fine bins, later their groups and points."""
 
     _mode: Scorecard
 
@@ -77,7 +77,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._note("weights of evidence of its bins", self._terms.label_party, TRAIN, told)
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send the points of some rows: of each column if the mode says so, else their sum."""
+        """Send the points of some rows: of each column if the mode says so, or else their sum."""
         points = points_in(self._bins(self._asked_for(exchange)), self._columns)
         if self._mode.reasons == "party":
             points = points.sum(axis=1, keepdims=True)
@@ -93,7 +93,7 @@ class FeatureEnd(FeatureCellsEnd):
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party's end: it fits the card and adds up points."""
+    """The label party's part: it fits the card and adds up points."""
 
     _mode: Scorecard
 
@@ -170,7 +170,7 @@ class LabelEnd(LabelCellsEnd):
 
     @property
     def _reason_names(self) -> list[str]:
-        """Names of reasons: parties, or columns; other parties' columns by their numbers."""
+        """Return names of reasons: parties, or columns; other parties' columns have numbers."""
         if self._mode.reasons == "party":
             return list(self._counts)
         return [
@@ -307,10 +307,10 @@ def label_state(
     """Return the label party's saved state, as tensors.
 
     Args:
-        own: fine bins of its own columns, if it has any.
+        own: fine bins of the label party's own columns, if it has any.
         counts: number of columns of each party, in the order of the card.
         bad: code of the class of bads.
-        card: the card, once it is fitted.
+        card: the fitted card.
     """
     found = counted_state(own, counts) | {"bad": torch.tensor(bad)}
     return found | ({} if card is None else card.state_dict())
@@ -320,7 +320,7 @@ def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> 
     """Refuse to send a party more weights of evidence than all parties agreed on.
 
     Raises:
-        DataError: there are more.
+        DataError: the party would receive more weights than agreed.
     """
     told = sum(len(one.weights) for one in columns)
     if told > mode.budget:
@@ -333,7 +333,7 @@ def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> 
 
 
 def reason_name(party: str, names: Sequence[str], place: int) -> str:
-    """Return the name of a column in reasons.
+    """Return a column's name as stated in reasons.
 
     >>> reason_name("shop", (), 0), reason_name("bank", ("income",), 0)
     ('shop column 1', 'bank income')
@@ -342,7 +342,7 @@ def reason_name(party: str, names: Sequence[str], place: int) -> str:
 
 
 def column_number(place: int) -> str:
-    """Return the name of a column whose real name is unknown.
+    """Return a substitute for the name of a column whose real name is unknown.
 
     >>> column_number(0)
     'column 1'

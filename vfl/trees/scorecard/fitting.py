@@ -1,7 +1,7 @@
 """Fit of a card from counts and sums: merged bins, weights of evidence, regression, points.
 
 A `Source` returns the number of rows of either class in each fine bin, and sums over rows of
-columns of weights of evidence: `Local` where all bins are in one place,
+columns of weights of evidence: Sources are `Local` if all bins are in one place, and
 `vfl.trees.scorecard.shared` on shares.
 """
 
@@ -82,13 +82,12 @@ class Source(Protocol):
 
         Args:
             columns: all columns.
-            chosen: whether each column takes part, bool, axes (columns,). The intercept comes
-                before them.
+            chosen: whether each column is used, bool, axes (columns,). The intercept precedes them.
         """
 
 
 class Local:
-    """All fine bins in one place.
+    """All fine bins, in one place.
 
     Args:
         parts: by party, fine bins of training rows and then of validation rows, with their layout.
@@ -243,7 +242,7 @@ def _merged(mode: Scorecard, column: Counted, rows: int) -> MergedColumn:
 def _candidates(
     mode: Scorecard, columns: Sequence[MergedColumn], correlation: np.ndarray
 ) -> np.ndarray:
-    """Choose columns for the regression: informative, and not implied by other columns."""
+    """Choose columns for the regression: informative ones that others do not imply."""
     values = np.array([column.value for column in columns])
     chosen = (values >= mode.min_iv) & (values > 0)
     while chosen.sum() > 1:
@@ -256,15 +255,15 @@ def _candidates(
 
 
 def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], Sums]) -> Fit:
-    """Run the logistic regression of goods; columns leave it one by one, the least plausible first.
+    """Run the logistic regression of goods; remove the least plausible columns one by one.
 
-    First leave columns whose coefficient is not positive, which contradicts their evidence. Then
+    First remove columns whose coefficient is not positive, which contradicts their evidence. Then
     p-values above the mode's limit leave, the largest first.
     """
     active = np.ones(len(outcome.products), bool)
     start = None
     while True:
-        # Sums also cover columns that have left; the fit ignores them.
+        # Sums also cover removed columns; the fit ignores them.
         found = fit(FAMILY, outcome, sums, penalty=Penalty(l2=mode.l2), active=active, start=start)
         slopes = np.where(active, found.coefficients, np.inf)
         slopes[0] = np.inf

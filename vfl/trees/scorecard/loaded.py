@@ -1,7 +1,7 @@
-"""The card of a run, with the names, edges and categories from the run's folder.
+"""A run's card, with names, edges and categories from the run's folder.
 
-A run of one process has those of all parties. In a federation the label party has only its own:
-other parties' columns have numbers, and each party reads its part from its own folder.
+A run of one process has the parts of all parties. In a federation the label party has only its own
+part: other parties' columns have numbers, and each party reads its part from its own folder.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Line:
 
     Attributes:
         party: name of its party.
-        name: its name, or its number where the name is unknown.
+        name: the column's name, or its number if the name is unknown.
         column: statistics of the column.
-        bins: its merged bins in words, or their numbers where edges are unknown.
+        bins: the merged bins in words, or their numbers if edges are unknown.
     """
 
     party: str
@@ -56,7 +56,7 @@ class LoadedCard:
         path: folder of the run.
 
     Raises:
-        RunFolderError: the run has not ended, or has another model.
+        RunFolderError: the run has not ended, or its model is not a scorecard.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,8 @@ class LoadedCard:
             most: most reasons per row.
 
         Raises:
-            RunFolderError: there are no predictions, or they are of a version without scores.
+            RunFolderError: the run has no predictions, or another version wrote them without
+                scores.
         """
         source, target = self.folder.path / "predictions.csv", self.folder.path / SCORES
         table = pd.read_csv(source, dtype=str, keep_default_na=False) if source.exists() else None
@@ -222,7 +223,7 @@ def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
 
 
 def _with_missing(texts: list[str], column: OwnColumn) -> list[str]:
-    """Append the bin of missing cells to bins in words; it may be part of another bin."""
+    """Append the bin of missing cells to the described bins; it may be part of another bin."""
     place = int(column.groups[-1])
     if place < len(texts):
         texts[place] += " or missing"

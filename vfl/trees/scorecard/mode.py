@@ -1,4 +1,4 @@
-"""`model = "scorecard"`: points for the bins of columns take the place of bottoms, cuts and top."""
+"""`model = "scorecard"`: points for the bins of columns replace bottoms, cuts and top."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vfl.trees.scorecard.ends import FeatureEnd, LabelEnd
 from vfl.trees.scorecard.points import Scale
 
 _MOST_FINE, _MOST_BINS, _MOST = 256, 50, 1e9
-#: Most steps of one regression.
+#: Largest number of steps of one regression.
 _MOST_STEPS = 50
 
 
@@ -30,9 +30,9 @@ class Scorecard(CellsMode):
     Args:
         protect: with "order" the label party receives the bin of each cell; with "shared" it learns
             only sums over rows, and a helper takes part in trainings.
-        helper: name of a party without data, which colludes with no other party; only with
+        helper: name of a party without data, which must collude with no other party; only with
             "shared".
-        bad: the class that counts as bad; the second in sorted order if not given.
+        bad: the class that counts as bad; by default the second in sorted order.
         fine: most fine bins of an ordered column.
         bins: most merged bins of a column, not counting that of missing cells.
         min_share: least share of the training rows in a merged bin.
@@ -43,13 +43,13 @@ class Scorecard(CellsMode):
         min_iv: least information value of a column on the card.
         max_vif: most variance inflation of a column among those on the card.
         max_p: largest p-value of a coefficient.
-        l2: penalty on coefficients, for the log-likelihood per row; above 0 there are neither
-            standard errors nor p-values.
+        l2: penalty on coefficients, for the log-likelihood per row; with a penalty there are
+            neither standard errors nor p-values.
         base_score, odds, double: the score at which there are `odds` goods for each bad, and the
-            points by which they double.
+            points that double these odds.
         reasons: a party's answer for a row: "party" is the sum of its points, "column" the points
             of each of its columns.
-        budget: most weights of evidence that one party may receive in a training.
+        budget: largest number of weights of evidence that one party may receive in a training.
 
     >>> round(float(Scorecard(double=40).scale.score(0.0)), 4)
     374.2458

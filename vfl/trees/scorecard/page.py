@@ -49,7 +49,7 @@ def write_card(path: Path) -> tuple[Path, Path]:
         path: folder of the run.
 
     Raises:
-        RunFolderError: the run is no finished run of a scorecard.
+        RunFolderError: the run is not a finished scorecard.
     """
     loaded = LoadedCard(path)
     content = card_page(loaded)
@@ -114,7 +114,7 @@ def card_page(loaded: LoadedCard) -> Content:
 
 
 def card_text(loaded: LoadedCard, content: Content) -> str:
-    """Return the card as plain text, for a file that a supervisor keeps."""
+    """Return the card as plain text, for a file that a supervisor archives."""
     head = f"Scorecard {loaded.experiment.name}"
     said = [head, "=" * len(head), "", content.sentence, content.glance.sentence, *content.notes]
     parts = []
@@ -167,7 +167,7 @@ def card_json(loaded: LoadedCard) -> dict[str, Any]:
 
 
 def bin_facts(column: CardColumn, number: int, floor: int) -> dict[str, Any]:
-    """Return the displayed facts of a bin: only its points if it has fewer rows than the floor."""
+    """Return a bin's facts for display: only its points if it has fewer rows than the floor."""
     goods, bads = column.counts[number].tolist()
     points = int(column.points[number])
     if goods + bads < floor:
@@ -206,7 +206,7 @@ def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
 
 
 def columns_table(loaded: LoadedCard) -> Table:
-    """Return a line for each column, most informative first, with its correlation with others."""
+    """Return one line per column, most informative first, with its correlation with others."""
     card, lines, found = loaded.card, loaded.lines, []
     inflation = card.inflation(on_card=False)
     for place, line in enumerate(lines):
@@ -247,7 +247,7 @@ def regression_table(loaded: LoadedCard) -> Table:
 
 
 def strength(value: float) -> str:
-    """Return the name that credit scoring gives to an information value.
+    """Return credit scoring's word for an information value.
 
     >>> strength(0.2), strength(0.7)
     ('medium', 'suspicious')

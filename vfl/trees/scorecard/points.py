@@ -49,7 +49,7 @@ class Scale:
 def points_of(
     scale: Scale, intercept: float, effects: Sequence[np.ndarray]
 ) -> tuple[int, list[np.ndarray]]:
-    """Return whole points of each bin, and the points of a row without any column.
+    """Return integer points of each bin, and the points of a row without any column.
 
     The intercept and the offset of the scale are divided evenly among the columns that count, so
     that points add up to the score: offset/n + factor (coefficient WoE + intercept/n).
@@ -57,8 +57,8 @@ def points_of(
     Args:
         scale: scale of the scores.
         intercept: log odds of a row whose weights of evidence are all 0.
-        effects: coefficient times weight of evidence of each bin, one array a column; a column with
-            only zeros does not count.
+        effects: coefficient times weight of evidence of each bin, one array per column; a column of
+            zeros does not count.
 
     >>> base, points = points_of(Scale(), 2.0, [np.array([0.5, -0.5]), np.zeros(2)])
     >>> base, points
@@ -77,7 +77,7 @@ def points_of(
 
 
 def reasons(points: np.ndarray, usual: np.ndarray, most: int) -> list[list[int]]:
-    """Return where each row loses most points against the mean, worst first (Siddiqi 2006, ch. 6).
+    """Return the columns where each row loses most points, worst first (Siddiqi 2006, ch. 6).
 
     Columns where a row has at least the mean points are no reasons.
 

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 
 _LABEL_PARTY = "the label party"
 _SHIFT = np.dtype("<f8")
-#: Most bytes of JSON for a cell's group, for a merged bin, and around them.
+#: Largest sizes in bytes of JSON for a cell's group, for a merged bin, and around them.
 _GROUP_BYTES, _BIN_BYTES, _AROUND_BYTES = 8, 40, 80
 
 _Cells = Annotated[int, Field(ge=2, le=max(256, MAX_CATEGORIES) + 1)]
@@ -112,7 +112,7 @@ class Facts(SummingFacts):
     """Facts that all parties need besides the terms.
 
     Attributes:
-        cells: for each other holder, the most cells of one of its columns.
+        cells: for each other holder, the largest number of cells of one of its columns.
     """
 
     cells: tuple[_Cells, ...] = Field(min_length=1, max_length=255)
@@ -124,7 +124,7 @@ class Facts(SummingFacts):
 
 
 class TrainingEnd(SummingEnd[Facts]):
-    """The common part of all parties' ends.
+    """Code that is common to all parties' parts.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -161,12 +161,12 @@ class TrainingEnd(SummingEnd[Facts]):
         return {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load no weights at a party that saves none."""
+        """Load no weights, because this party saves none."""
 
     # Steps that holders and the helper do alike.
 
     def _follow(self, own: np.ndarray | None, columns: Sequence[int]) -> None:
-        """At another party: take part in sums of columns, until the card is fitted.
+        """At another party: take part in sums of columns until the card is fitted.
 
         Args:
             own: standardised columns of a holder, axes (rows, columns).
@@ -196,7 +196,7 @@ class TrainingEnd(SummingEnd[Facts]):
         """Parse the numbers of columns with which each holder continues.
 
         Raises:
-            ValueError: no holders have so many.
+            ValueError: no number of holders can have so many rows.
         """
         most = self._facts.columns
         if not (isinstance(told, list) and len(told) == len(most)):
@@ -211,10 +211,10 @@ class TrainingEnd(SummingEnd[Facts]):
 
 
 class HelperEnd(TrainingEnd):
-    """The end of a party without data, which deals masks and adds up shares."""
+    """The part of a party without data; it deals masks and adds up shares."""
 
     def announced(self) -> None:
-        """Announce no rows: the helper has none."""
+        """Announce no rows, because the helper has none."""
 
     def train(self, exchange: Exchange) -> None:
         player = self._begun
@@ -233,7 +233,7 @@ class HelperEnd(TrainingEnd):
 
 
 class FeatureEnd(TrainingEnd):
-    """The end of a feature party."""
+    """The part of a feature party."""
 
     def __init__(
         self, mode: Scorecard, party: str, terms: Terms, rows: OwnRows, place: Place
@@ -363,7 +363,7 @@ class FeatureEnd(TrainingEnd):
 
 
 class LabelEnd(TrainingEnd):
-    """The label party's end: it learns sums, and fits the card."""
+    """The label party's part: it learns sums and fits the card."""
 
     def __init__(
         self, mode: Scorecard, party: str, terms: Terms, rows: OwnRows, place: Place
@@ -377,7 +377,7 @@ class LabelEnd(TrainingEnd):
     def announced(self) -> bytes:
         if self._rows.inputs is not None:
             self._own = fit_own(self._mode, self._rows)
-        return b""  # the others learn only the number of its columns
+        return b""  # the others learn only the number of this party's columns
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
         names = self._roles[: self._label_role]
@@ -476,15 +476,14 @@ class OnShares:
         self._mine = np.empty((len(bad), 0), np.int64)
         if own is not None:
             self._mine = fine_bins(own, rows, "train")
-        #: Mean and scale of each column's weights of evidence; a scale of 0 where they are all
-        #: equal.
+        #: Mean and scale of each column's weights of evidence; the scale is 0 if all are equal.
         self._standards: list[tuple[float, float]] = []
         self._fine: Masked | None = None
         self._asked: Asked | None = None
         self._values = np.empty((len(bad), 0))
 
     def by_holder(self, columns: Sequence[Any]) -> dict[int, Sequence[Any]]:
-        """Split a list over the card's columns by other holder's role."""
+        """Split a list over the card's columns by the role of their holder."""
         ends = np.cumsum([self._mine.shape[1], *(len(one.columns) for one in self._told.values())])
         return {
             role: columns[start:end] for role, (start, end) in enumerate(pairwise(ends.tolist()))
@@ -579,7 +578,8 @@ class OnShares:
         products = player.label_products(fine, torch.from_numpy(labels))
         assert products is not None, "the label party learns them"
         asked = self._asked = Asked(player, FAMILY, fine, coarse, own)
-        # Columns of weights X are Z T, with standardised Z; so are sums over rows of them.
+        # Columns of weights X are Z T, with standardised Z; the same holds for sums over rows of
+        # them.
         order = self._order_of(chosen)
         into = np.diag(
             [1.0, *(one[1] for one, on in zip(self._standards, chosen, strict=True) if on)]
@@ -619,7 +619,7 @@ class OnShares:
         return found
 
     def finish(self, columns: Sequence[OwnColumn]) -> None:
-        """End the requests for sums, and send every party the points of its columns."""
+        """End the requests for sums; send every party the points of its columns."""
         if self._asked is not None:
             self._asked.end({})
         number = self._player.next_number()

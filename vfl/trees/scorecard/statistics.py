@@ -1,7 +1,7 @@
 """Statistics of binned columns, computed from counts and sums.
 
-Goods and bads are rows of the two classes. Where a bin has rows of only one class, half a row is
-added to both, so that its evidence is finite (Siddiqi 2006).
+Goods and bads are rows of the two classes. If a bin has rows of only one class, half a row is added
+to both, so that its evidence is finite (Siddiqi 2006).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def evidence(
     Args:
         counts: goods and bads of each bin, axes (bins, 2).
         totals: goods and bads of all bins, axes (2,).
-        floor: bins of fewer rows get a weight and a value of 0, so that no party learns of them.
+        floor: minimum number of rows; smaller bins get a weight and a value of 0, so that no party
+            learns about them.
 
     >>> weights, values = evidence(np.array([[80, 20], [20, 80]]), np.array([100, 100]))
     >>> weights.round(4), values.sum().round(4)
