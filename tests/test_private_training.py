@@ -189,7 +189,7 @@ REFUSED = [
     ({"parties": {"left": {"bottom": "mlp:batch_norm=true"}}}, "BatchNorm1d"),
     ({"label": {"top": "mlp:batch_norm=true"}}, "BatchNorm1d"),
     ({"codec": "size:k=4"}, "layers that it trains"),
-    ({"codec": "l1:target=3"}, "a loss of its own"),
+    ({"codec": "l1:target=3"}, "a separate loss"),
     ({"codec": "topk:k=2,values=8"}, "a scale that the rows"),
     ({"codec": "quantise:values=2"}, "a scale that the rows"),
     ({"defense": "dcor:alpha=1"}, "loss"),

@@ -122,7 +122,7 @@ def test_two_stages_read_words_that_the_network_never_saw():
 def test_a_bottom_without_words_is_refused():
     rows = torch.randn(4, 3)
     bottom = nn.Linear(3, 3)
-    with pytest.raises(UserError, match="takes none"):
+    with pytest.raises(UserError, match="reads none"):
         score("text_inversion", case_of(bottom, rows, bottom(rows).detach()))
     with pytest.raises(UserError, match="whole number"):
         score("token_network:tokens=2", case_of(bottom, rows, bottom(rows).detach()))

@@ -40,7 +40,7 @@ def test_repeats_are_seeds_or_folds():
         ({"levels": [0], "codecs": ["topk:k=?"]}, "greater than 0"),
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": [1, 1]}, "1 is listed twice"),
-        ({"seeds": [0], "folds": 3}, "folds take the place of seeds"),
+        ({"seeds": [0], "folds": 3}, "folds replace seeds"),
         ({"folds": 1}, "greater than or equal to 2"),
         ({"baseline": "size:k=2"}, "not one of codecs"),
         ({"variants": {"a b": []}}, "should match pattern"),

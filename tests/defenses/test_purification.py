@@ -128,7 +128,7 @@ def test_networks_of_a_defense_do_not_teach_the_bottoms():
     [("copur", [3, 5]), ("copur", [8]), ("layer_norm+vflip", [4, 4])],
 )
 def test_a_merged_cut_without_enough_equal_cuts_is_refused(spec, widths):
-    with pytest.raises(SpecError, match="must stand side by side") as refused:
+    with pytest.raises(SpecError, match="must be concatenated") as refused:
         make(spec).merged(widths)
     assert ", ".join(map(str, widths)) in refused.value.got
 
@@ -150,7 +150,7 @@ def test_a_training_tells_the_number_of_cuts(merge):
     data = {name: PartyData(name, rows, None, None, split, b"rows") for name in ("bank", "shop")}
     data["lender"] = PartyData("lender", rows, torch.arange(40) % 2, (0, 1), split, b"rows")
     if merge == "sum":
-        with pytest.raises(SpecError, match="side by side"):
+        with pytest.raises(SpecError, match="concatenated"):
             LocalSession(experiment, data, outputs=2)
         return
     weights = LocalSession(experiment, data, outputs=2).run().weights()["lender"]

@@ -104,7 +104,7 @@ def test_who_knows_rows_knows_validation_rows(spec):
 
 def test_there_are_rows_and_classes_to_attack(data):
     untested = {"data": {"rows": 400, "test": 0.0}}
-    with pytest.raises(TooFewRowsError, match="without test rows"):
+    with pytest.raises(TooFewRowsError, match="needs test rows"):
         told(load_data(experiment(**untested)), **untested)
     numbers = {**data, "label": replace(data["label"], classes=None)}
     told_of = [error for _, error in told(numbers)]

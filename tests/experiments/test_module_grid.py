@@ -298,7 +298,7 @@ def test_functions_of_a_notebook_train_here_alone(tmp_path):
     [
         (lambda c, d, s: build("none", d, s), None, {}, ConfigError, "other settings"),
         (lambda c, d, s: nn.Linear(2, 2), None, {}, DataError, "no split module"),
-        (build, iter([]), {}, DataError, "anew for each epoch"),
+        (build, iter([]), {}, DataError, "again for each epoch"),
         (build, [], {}, DataError, "both training and test"),
         (build, None, {"codecs": ["no_codec"]}, UserError, "no codec is called"),
         (build, None, {"defenses": ["no_defense"]}, UserError, "no defense is called"),
@@ -326,7 +326,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_trains(
     ("given", "options", "error", "words"),
     [
         ((build, "loader", "test", "codec=none"), {}, UserError, "trained on one loader"),
-        ((lambda codec: None, "loader", "test"), {}, ConfigError, "a defense and a seed"),
+        ((lambda codec: None, "loader", "test"), {}, ConfigError, "codec, defense and seed"),
         ((build, "tokens", "tokens"), {}, DataError, "a label for each row"),
     ],
 )

@@ -118,7 +118,7 @@ def test_rows_of_a_graph_are_attacked_by_their_cuts():
     loader = [(nodes, edges, labels)]
     found = headline(vfl.attack(model, loader, pack="logistic", **QUICK))
     assert found.value.item() > 0.9
-    with pytest.raises(UserError, match="what no party of this module holds") as caught:
+    with pytest.raises(UserError, match="values that no party of this module has") as caught:
         vfl.attack(model, loader, pack=["logistic", "logistic:at=bottom"], **QUICK)
     assert caught.value.fix == "pack=['logistic']"
     packed = vfl.attack(model, loader, pack="light", **QUICK).table
@@ -202,7 +202,7 @@ def test_layers_that_read_more_than_a_cut_are_no_top_of_an_attack():
     found = vfl.attack(model, train, test, pack="inversion:steps=300", party="insurer", **QUICK)
     errors = found.table[found.table.measure == "mse"]
     assert (errors.value < 0.5 * errors.guess).all()
-    with pytest.raises(UserError, match="what no party of this module holds") as caught:
+    with pytest.raises(UserError, match="values that no party of this module has") as caught:
         vfl.attack(model, train, test, pack="sdar", party="insurer", **QUICK)
     assert "top" in caught.value.want
 

@@ -183,5 +183,5 @@ def test_a_worker_that_was_stopped_tries_no_further(ray, written, tiny, tmp_path
 
 @pytest.mark.parametrize("asked", ["memory=2", "memory=none", "memory=1MB"])
 def test_a_memory_that_is_no_size_is_refused(asked):
-    with pytest.raises(ConfigError, match="no such resource"):
+    with pytest.raises(ConfigError, match="unknown resource"):
         CellResources.of([asked])

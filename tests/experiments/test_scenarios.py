@@ -77,11 +77,13 @@ def test_an_attack_that_nobody_could_run():
         def run(self, view, draw):
             return view.targets.cuts
 
-    with pytest.raises(UserError, match="no attacker of a grid has what burglar needs") as refused:
+    with pytest.raises(
+        UserError, match="no attacker of a grid has the data that burglar needs"
+    ) as refused:
         scenario_of(Burglar(), "burglar")
     assert refused.value.got == "the victim's bottom"
     assert scenario_of(make("generative"), "generative", own_columns=True) == RECORDED_QUERIES
-    with pytest.raises(UserError, match="what generative needs"):
+    with pytest.raises(UserError, match="data that generative needs"):
         scenario_of(make("generative"), "generative")
 
 
@@ -143,7 +145,7 @@ def test_a_run_is_attacked_by_what_it_recorded(tmp_path):
     plain = recorded().model_copy(update={"grid": None})
     settings = recorded(attacks="surrogate").grid
     train_once(plain, tmp_path, "silent")
-    with pytest.raises(RunFolderError, match="surrogate would read") as refused:
+    with pytest.raises(RunFolderError, match="surrogate needs a recording") as refused:
         attack_finished_run(RunFolder.open(tmp_path / "silent"), settings)
     assert "-s trace.phases=train," in refused.value.fix
     assert not (tmp_path / "silent" / "attacks.jsonl").exists()
@@ -154,7 +156,7 @@ def test_a_run_is_attacked_by_what_it_recorded(tmp_path):
     assert row.subject == "surrogate"
     assert row.measure == "matched_accuracy"
     both = recorded(attacks=["surrogate", "kmeans", "inversion:steps=5"]).grid
-    with pytest.raises(RunFolderError, match=": inversion:steps=5 would read") as refused:
+    with pytest.raises(RunFolderError, match=": inversion:steps=5 needs a recording") as refused:
         attack_finished_run(RunFolder.open(tmp_path / "heard"), both)
     setting = shlex.split(refused.value.fix)[4].rstrip(",")
     asked = Experiment.model_validate(override(plain.model_dump(), [setting]))
@@ -200,7 +202,7 @@ def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp
         grid_cells(together(attacks=["averaging:over=snapshots"], **sums))
     with pytest.raises(UserError, match="the label party sees every cut"):
         grid_cells(together(attacks=specs))
-    with pytest.raises(UserError, match="there is one alone"):
+    with pytest.raises(UserError, match="there is only one"):
         grid_cells(recorded(attacks="pooled"))
 
 

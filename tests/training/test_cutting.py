@@ -251,7 +251,7 @@ def test_a_defense_acts_on_a_cut_by_name(defense):
     cut = vfl.split(model, **settings)
     inputs, labels = pictures()
     labels = labels % 2 if defense != "dcor" else labels
-    with pytest.raises(SpecError, match="looks at the labels"):
+    with pytest.raises(SpecError, match="reads the labels"):
         cut(inputs)
     for one in (plain, cut):
         torch.manual_seed(0)

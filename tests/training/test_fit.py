@@ -122,7 +122,7 @@ def test_lower_precision_and_a_loss_of_ones_own_train():
     [
         ({"keep": "best"}, "loader of them"),
         ({"optimiser": "sgd"}, "optimizer"),
-        ({"local_steps": 3}, "no such setting"),
+        ({"local_steps": 3}, "not have this setting"),
         ({"learning_rate": -1}, "learning_rate"),
     ],
 )

@@ -339,7 +339,7 @@ LABELS = torch.arange(8) % 2
 @pytest.mark.parametrize("spec", ON_LABELS)
 def test_a_training_batch_without_labels_is_refused_and_a_query_is_not(spec):
     model = fresh(defense=spec)
-    with pytest.raises(SpecError, match="looks at the labels of each training batch"):
+    with pytest.raises(SpecError, match="reads the labels of each training batch"):
         model(batch_of())
     assert model.step == 0
     assert model.ledger.total_bytes("up") == 0

@@ -404,7 +404,7 @@ def test_a_finished_run_is_attacked_by_itself(source, tmp_path):
         ({"attacks": ["white_box_inversion"]}, UserError, "the victim's bottom"),
         ({"adversaries": ["fsha"]}, UserError, "this model has neither"),
         ({"models": ["network"]}, UserError, "rows of a grid are those of one model"),
-        ({"record": ["training"]}, UserError, "follows from its weights"),
+        ({"record": ["training"]}, UserError, "its weights determine the frames"),
         ({"attacks": ["pooled"]}, UserError, "a second feature party"),
     ],
 )

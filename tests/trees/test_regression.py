@@ -363,7 +363,7 @@ def test_labels_and_weights_of_another_regression(tmp_path):
     with pytest.raises(BadOptionError, match="two classes"):
         train(experiment(tmp_path, "logistic", model="regression:family=poisson"), tmp_path, "a")
     weighted = {"party": "lender", "column": "paid", "class_weight": "balanced"}
-    with pytest.raises(ExposedCutError, match="count once"):
+    with pytest.raises(ExposedCutError, match="have weight 1"):
         train(experiment(tmp_path, "logistic", label=weighted), tmp_path, "b")
 
 

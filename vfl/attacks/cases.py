@@ -827,7 +827,7 @@ def require_column(columns: int, column: int | None) -> None:
     """
     if column is not None and column >= columns:
         raise ConfigError(
-            "the victim has no such column",
+            "the victim does not have this column",
             where="grid.attribute",
             got=str(column),
             want=f"0 to {columns - 1}",
@@ -960,7 +960,7 @@ def summed_case(
     ring = ring_of(experiment)
     if ring is None:
         raise UserError(
-            "there is no sum to take a partner's cut off: the label party sees every cut",
+            "the label party sees every cut, so there is no sum to subtract a partner's cut from",
             where="secure",
             got=experiment.secure,
             want="sum",

@@ -38,7 +38,7 @@ class Wrapper(Attack):
         self.inner = make(of)
         if cuts and Grant.CUTS not in self.inner.needs:
             raise BadOptionError(
-                "its cuts would be changed, and it reads none",
+                "this wrapper changes cuts, and the attack reads none",
                 where="option 'of'",
                 got=of,
                 want="an attack that reads the cut",

@@ -74,7 +74,9 @@ def init(
         Path | None,
         argument("A new folder; without one, a party file beside the one table.", "FOLDER"),
     ] = None,
-    party: Annotated[list[str] | None, option("A feature party; give it once for each.")] = None,
+    party: Annotated[
+        list[str] | None, option("A feature party; repeat the option for each one.")
+    ] = None,
     tables: Annotated[
         list[str] | None,
         option(
@@ -267,7 +269,7 @@ def _check_parties(names: list[str]) -> None:
             f"party '{twice[0]}' is named twice",
             where="--party",
             want="one name for each party",
-            fix="leave one of them out, or rename the other party",
+            fix="omit one of them, or rename the other party",
         )
 
 
@@ -309,7 +311,7 @@ def described(
         raise ConfigError(
             f"the label party '{label_party}' has no table",
             got=", ".join(sources),
-            fix=f"--from {label_party}=TABLE, or --label-party NAME of one of them",
+            fix=f"--from {label_party}=TABLE, or name one of them by --label-party NAME",
         )
     for name in labels if project or label_party in sources else ():
         if name in sources and not labels[name]:

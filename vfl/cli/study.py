@@ -147,7 +147,9 @@ def grid(
             "FILE.py",
         ),
     ] = None,
-    defense: Annotated[list[str] | None, option("A defense, besides none. Repeat.", "SPEC")] = None,
+    defense: Annotated[
+        list[str] | None, option("A defense, in addition to none. Repeat.", "SPEC")
+    ] = None,
     codec: Annotated[list[str] | None, option("A codec as a defense. Repeat.", "SPEC")] = None,
     attack: Attacks = None,
     adversary: Annotated[

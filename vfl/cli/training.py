@@ -194,7 +194,7 @@ def _beginning(path: Path, start: Path, runs: Path) -> str:
     beside = (runs_of(path) if path.is_dir() else runs).resolve()
     if folder.path.parent != beside:
         raise ConfigError(
-            "a training starts from a run whose folder is beside the new one",
+            "a training starts from a run whose folder is next to the new one",
             where="--from",
             got=str(folder.path.parent),
             want=str(beside),
@@ -206,7 +206,7 @@ def evaluate(
     run: Run,
     beside: Annotated[
         list[Path] | None,
-        option("Another run; all are scored on rows that none of them was trained on."),
+        option("Another run; all runs are scored on common rows that none was trained on."),
     ] = None,
     explain: Explain = None,
     device: Device = "cpu",
@@ -404,7 +404,7 @@ def export(
         str, option("onnx, torch (a torch.export program), or another form of the model.", "FORM")
     ] = "onnx",
     out: Annotated[
-        Path | None, option("Output folder; by default beside the weights.", "FOLDER")
+        Path | None, option("Output folder; by default next to the weights.", "FOLDER")
     ] = None,
     bottom: Annotated[str | None, option("The bottom, if the party's own file named it.")] = None,
     json: Json = False,

@@ -465,7 +465,7 @@ def with_model(content: Mapping[str, Any]) -> Mapping[str, Any]:
     if content["model"] == NETWORK:
         return rest
     if rest.get("secure", "none") != "none":
-        raise ValueError("'model' and 'secure' are two names of one setting; give one of them")
+        raise ValueError("'model' and 'secure' are two names of one setting; set only one of them")
     return rest | {"secure": content["model"]}
 
 

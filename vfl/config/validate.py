@@ -143,7 +143,7 @@ def _of_local_steps(agreed: Agreed) -> Iterator[str]:
 def of_dp(dp: DPSettings) -> Iterator[str]:
     """Yield a mistake if the noise has no source."""
     if dp.epsilon is None and dp.noise is None:
-        yield "dp needs an epsilon to keep, a noise, or both"
+        yield "dp needs an epsilon, a noise, or both"
 
 
 def of_compare(compare: CompareSettings) -> Iterator[str]:
@@ -152,7 +152,7 @@ def of_compare(compare: CompareSettings) -> Iterator[str]:
     if wanted and not compare.levels:
         yield f"'{wanted}' needs levels, such as levels = [2.86]"
     if compare.folds is not None and compare.seeds is not None:
-        yield "folds take the place of seeds; give one of them"
+        yield "folds replace seeds; set only one of them"
     if compare.seeds == ():
         yield "seeds is empty, so there would be no training"
     if compare.baseline is not None and compare.baseline not in compare.codecs:
@@ -279,7 +279,7 @@ def _wants_every_row(agreed: Agreed) -> Iterator[str]:
     if mode != "none" and not takes_missing_rows(mode):
         yield f"under secure = '{agreed.secure}' the label party never has a cut to replace"
     if agreed.dp is not None:
-        yield "[dp] does not account for what a vector for missing cuts learns of a row"
+        yield "[dp] does not account for the vector that replaces missing cuts and learns from rows"
     if agreed.tasks:
         yield "several label parties ([[tasks]]) have separate rows"
     if agreed.middle is not None:
@@ -548,7 +548,7 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
         yield f"data.{name}", f"the data set '{data.source}' has {name} rows of its own"
     for name, party in experiment.parties.items():
         if party.shape is not None and (described or not files):
-            yield f"parties.{name}.shape", "it is for parties with a CSV file each"
+            yield f"parties.{name}.shape", "this setting is for parties with separate CSV files"
     if experiment.label.column is not None and by_name:
         yield "label.column", "a data set by name has one label"
     for task in experiment.tasks or ():
@@ -632,7 +632,7 @@ def of_project(experiment: Experiment) -> Iterator[ConfigError]:
     elsewhere = set_by_hand(data, *(name for name in type(data).model_fields if name not in here))
     if elsewhere:
         yield ConfigError(
-            "no session on Flower uses this setting: each party reads a table of its own",
+            "no session on Flower uses this setting: each party reads its own table",
             where=f"data.{elsewhere[0]}",
             got=", ".join(f"data.{name}" for name in elsewhere),
             want=", ".join(OF_A_PROJECT),

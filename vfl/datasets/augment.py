@@ -149,7 +149,7 @@ class Augment:
             rows = change(rows)
         if not isinstance(rows, Tensor) or (rows.shape, rows.dtype) != (given.shape, given.dtype):
             raise DataError(
-                "an augmentation gives other rows than it was given",
+                "an augmentation changes the shape of rows",
                 where="augment",
                 got=_axes(rows),
                 want=_axes(given),

@@ -369,9 +369,9 @@ class CsvRows:
                 if len(row) < wanted:
                     below = all(len(one) < wanted for one in rows)
                     error.fix = (
-                        "the table ends above this line: delete what is below it"
+                        "the table ends above this line: delete the lines below it"
                         if below
-                        else f"{error.fix}; if it is no row, delete it"
+                        else f"{error.fix}; if it is not a row, delete it"
                     )
                 raise error
             if wanted == 1 or any(row):

@@ -354,7 +354,7 @@ def load_parties(
         raise MissingDataError(
             f"party '{without[0]}' has no table",
             where=f"parties.{without[0]}.source",
-            want="a file for every party, if one party has a file of its own",
+            want="a file for every party, if one party has a separate file",
         )
     named, columns = _read_tables(tables, party_columns, labels, alignments is not None)
     further = {one.party for one in labels[1:]}

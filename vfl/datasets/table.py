@@ -628,7 +628,7 @@ def check_names(names: pd.Series, where: str, hint: str = "") -> None:
             where=where,
             got=f"{len(names)} columns, {names.nunique()} different names",
             want="one name for each column",
-            fix=f"give every column a name of its own{hint}",
+            fix=f"give every column a unique name{hint}",
         )
 
 
@@ -721,7 +721,7 @@ def check_features(
         raise DataError(
             f"the id column '{ids}' is also a feature of '{party}'",
             where=setting,
-            fix=f"remove it from {setting}; an id says nothing about a new row",
+            fix=f"remove it from {setting}; an id does not help to predict a new row",
         )
 
 

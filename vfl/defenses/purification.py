@@ -116,7 +116,7 @@ class Purification(Defense):
     def merged(self, widths: Sequence[int]) -> None:
         if len(widths) < self.least or len(set(widths)) > 1:
             raise SpecError(
-                f"{type(self).__name__} compares the parties' cuts, which must stand side by side",
+                f"{type(self).__name__} compares the parties' cuts, which must be concatenated",
                 where="defense",
                 got=f"a merged cut of widths {', '.join(map(str, widths))}",
                 want=f"at least {self.least} cuts of one width, and merge = 'concat'",

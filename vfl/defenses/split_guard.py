@@ -104,9 +104,7 @@ class SplitGuard(Defense):
         return torch.zeros_like(grad)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        against = (
-            "a label party that trains the bottom for something else than its labels; it is found"
-        )
+        against = "a label party that trains the bottom for another purpose; it is detected"
         return (PrivacyStatement("inputs", against),)
 
     def state_dict(self) -> Mapping[str, Tensor]:

@@ -257,7 +257,7 @@ def exposures(experiment: Experiment) -> Iterator[Exposure]:
             sees = _of_columns(mode, party)
             yield Exposure("columns", party, attacker, as_what, sees)
         yield Exposure(
-            "answers", label, party, "feature party", "what it sends decides every answer"
+            "answers", label, party, "feature party", "its messages determine every answer"
         )
         if mode == "none":
             yield Exposure("inputs", party, label, "label party", "it chooses the gradients")

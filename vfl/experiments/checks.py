@@ -95,7 +95,7 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
         )
     if settings.record and kind_of_cases(experiment).replays:
         yield UserError(
-            "what attacks read of this model follows from its weights",
+            "attacks on this model need no recording: its weights determine the frames",
             where="grid.record",
             fix="leave record out",
         )
@@ -153,7 +153,7 @@ def _scenario_mistakes(
         yield UserError(
             f"{spec} needs {listed}, which no attacker of this model has",
             where="grid.attacks",
-            want="an attack that reads what this model shows",
+            want="an attack that reads messages of this model",
         )
     if experiment.secure != "none" and scenario.records is not None and not kind.replays:
         why = f"recorded frames: {trace_of_masked_cuts().what}"
@@ -164,13 +164,13 @@ def _scenario_mistakes(
         yield ExposedCutError(
             f"{spec} reads {why}",
             where="grid.attacks",
-            want="secure = 'none', or an attack that reads nothing recorded",
+            want="secure = 'none', or an attack that needs no recording",
         )
     if kind is Cases and shares_weights(experiment):
         raise shared_bottom_error(party)
     if scenario in (COLLUSION, TRAINING_COLLUSION) and len(experiment.feature_parties) == 1:
         yield UserError(
-            f"{spec} needs feature parties that collude, and there is one alone",
+            f"{spec} needs colluding feature parties, and there is only one",
             where="grid.attacks",
             fix="a second feature party",
         )
@@ -284,7 +284,7 @@ def require_test_rows(experiment: Experiment, data: Mapping[str, PartyData]) -> 
     """
     if not len(data[experiment.label.party].split.test):
         raise TooFewRowsError(
-            "nothing can be compared without test rows", where="data.test", want="data.test > 0"
+            "a comparison needs test rows", where="data.test", want="data.test > 0"
         )
 
 

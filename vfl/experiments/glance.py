@@ -212,7 +212,7 @@ def of_comparison(
         )
     gained = alone(measure, reference.values(measure))
     best = f"With {name} the test {word} is {cards[0].value}{gained and f' ({gained})'}. "
-    return Glance(cards, best + found, ["What cuts and gradients give away was not measured here."])
+    return Glance(cards, best + found, ["The leakage of cuts and gradients was not measured here."])
 
 
 def _not_worse(one: Line, measure: str) -> bool:
@@ -237,7 +237,9 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
     draws = len({row.draw for row in mine if row.k in (0, worst.k)})
     over = f", mean of {draws} draws" if draws > 1 else ""
     card = Card(
-        "Labels, points above no model", value, f"{worst.attack}{over}; one victim decides nothing"
+        "Labels, points above no model",
+        value,
+        f"{worst.attack}{over}; one victim is not enough for a verdict",
     )
     short = f"the best attack on labels gains {_gained(worst, measure)}"
     return _Part(card, short, _attack_sentence("On this run", entries[0], measure, attacks))
@@ -269,10 +271,10 @@ def verdict_words(one: Standing) -> str:
     if one.verdict == "protected":
         return "no attack that was run gains anything from the model"
     if one.verdict == "leaks":
-        return "the model gives labels away"
+        return "the model discloses labels"
     count = one.advantage.count
     victims = "one victim leaves" if count == 1 else f"{count} victims leave"
-    return f"{victims} undecided whether the model gives labels away"
+    return f"{victims} undecided whether the model discloses labels"
 
 
 def _more_words(one: Standing) -> str:
@@ -320,7 +322,7 @@ def _price_sentence(best: LeaderboardEntry, good: str, margin: float) -> str:
 
 
 def _assumes(settings: GridSettings) -> str:
-    owner = "handed out by an owner who trained both halves"
+    owner = "given by an owner who trained both halves"
     trained = "its own" if settings.trained_by == "split" else owner
     return (
         f"This holds for the attacks that were run, for an attacker with a bottom model that is "

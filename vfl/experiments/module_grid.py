@@ -163,7 +163,7 @@ class Recipe:
         """
         if self.here:
             raise ConfigError(
-                "other processes import what they train by name",
+                "other processes import these functions by name",
                 where="jobs, ray",
                 got=f"{', '.join(self.here)} without a name that Python can import",
                 want="functions at the top of a module that Python can import, or their names "
@@ -201,7 +201,7 @@ class Recipe:
             signature(self.build).bind(*asked)
         except TypeError as error:
             raise ConfigError(
-                "build takes a codec, a defense and a seed",
+                "build needs the arguments codec, defense and seed",
                 where="build",
                 got=str(error),
                 want="build(codec, defense, seed)",
@@ -392,7 +392,7 @@ def _again(loader: Any) -> Iterable[Any]:
     """Return the loader; refuse one that cannot be iterated twice."""
     if not isinstance(loader, Iterable) or iter(loader) is loader:
         raise DataError(
-            "a loader gives its batches anew for each epoch",
+            "a loader must give its batches again for each epoch",
             where="the loader",
             got=f"a {type(loader).__name__}",
             want="a DataLoader, a list of batches, or a function of the seed that makes one",
@@ -661,7 +661,7 @@ def check_study(kind: str, experiment: Experiment) -> None:
     for name, value in asked.items():
         if value:
             raise ConfigError(
-                "this setting has no meaning where functions build and train the module",
+                "this setting has no meaning if functions build and train the module",
                 where=f"{kind}.{name}",
                 want="training and test rows alone, as the loaders give them",
                 fix=f"leave {name} out, or use an experiment file",

@@ -525,7 +525,7 @@ class _ModuleParts(TrainedParts):
 
 
 def _held(part: nn.Module | None) -> nn.Module:
-    assert part is not None, "what is lacking is not granted"
+    assert part is not None, "the missing values are not granted"
     return part
 
 
@@ -823,9 +823,9 @@ def _with_held(
     if not fitting or any(spec in refused for spec in settings.attacks):
         needed = frozenset[Grant]().union(*refused.values())
         raise UserError(
-            "attacks need what no party of this module holds",
+            "the attacks need values that no party of this module has",
             got=", ".join(refused),
-            want="attacks that read nothing of this: "
+            want="attacks that do not need this: "
             + ", ".join(str(one) for one in Grant if one in needed),
             fix=f"pack={fitting or 'logistic'}",
         )

@@ -122,14 +122,16 @@ class CellResources:
                     raise ValueError
             except ValueError:
                 raise ConfigError(
-                    "no such resource of a cell",
+                    "unknown resource of a cell",
                     where="--ray",
                     got=word,
                     want="ADDRESS,cpus=NUMBER,gpus=NUMBER,memory=2GB|auto",
                 ) from None
         if not (found.cpus or found.gpus):
             raise ConfigError(
-                "a cell takes something of a machine", where="--ray", got=",".join(words)
+                "a cell must reserve some resources of a machine",
+                where="--ray",
+                got=",".join(words),
             )
         return found
 
@@ -438,6 +440,6 @@ def _unpacked(root: Path, cell: Cell, files: Files) -> None:
     for name, content in files.items():
         path = root / PurePosixPath(name)
         if ".." in path.parts or not any(path.is_relative_to(place) for place in places):
-            raise UserError("a worker of the cluster gave back a file of another cell")
+            raise UserError("a worker of the cluster returned a file of another cell")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)

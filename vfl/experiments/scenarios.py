@@ -162,7 +162,7 @@ def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenari
             return scenario
     beyond = attack.needs - frozenset().union(*(grants for _, grants in granted))
     raise UserError(
-        f"no attacker of a grid has what {spec} needs",
+        f"no attacker of a grid has the data that {spec} needs",
         got=", ".join(str(grant) for grant in Grant if grant in (beyond or attack.needs)),
         fix="build its case in Python: vfl.attacks.scoring.attempt",
     )
@@ -240,7 +240,7 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
         options = " ".join(f"-s {shlex.quote(one)}" for one in options_of(wanted))
         missing = [*wanted.phases, *(["bottoms"] * wanted.snapshots)]
         raise RunFolderError(
-            f"{', '.join(lacking)} would read what this run did not record",
+            f"{', '.join(lacking)} needs a recording that this run does not have",
             where=str(path),
             want=f"a recording of {' and '.join(missing)}",
             fix=f"vfl train with {options}, and attack that run",
@@ -405,7 +405,7 @@ class Cases:
         adversaries: Mapping[str, Adversary] | None = None,
     ) -> AnySession:
         """Return the session in which a finished network answered; see `answers`."""
-        assert self.folder is not None, "an untrained network is asked nothing"
+        assert self.folder is not None, "untrained networks have no queries"
         asked = {
             name: replace(own, split=replace(own.split, test=rows.numpy()))
             for name, own in data.items()
@@ -472,7 +472,7 @@ class Cases:
 
     def _of(self, owner: str, phase: str | None) -> list[tuple[Replayed, Tensor]]:
         if owner not in self._frames:
-            assert self.folder is not None, "nothing was recorded of an untrained network"
+            assert self.folder is not None, "an untrained network has no recording"
             recording = read(self.folder.party(owner) / "trace")
             self._frames[owner] = list(recording.decoded(phase=phase))
         return self._frames[owner]

@@ -415,7 +415,7 @@ class RetryingWorker(ABC):
         record = {
             "what": "every process that trained this ended before it",
             "got": f"{TRIES} tries: {', '.join(dict.fromkeys(causes))}",
-            "fix": "give the same command again: it goes on from the last checkpoint",
+            "fix": "run the same command again: it continues from the last checkpoint",
             "exit": 1,
         }
         name = OUTSIDE_FAILURE if self._outside else FAILURE

@@ -161,8 +161,8 @@ def submit(path: Path, out: Path, author: str) -> Path:
         The folder.
 
     Raises:
-        RunFolderError: no such study can be repeated from a file, it is incomplete, or the folder
-            of the submission exists.
+        RunFolderError: this kind of study cannot be repeated from a file, it is incomplete, or the
+            folder of the submission exists.
     """
     grid = LoadedGrid(GridFolder(path))
     _require_complete(grid)
@@ -293,7 +293,7 @@ def _read(path: Path) -> Any:
     results = read_json(path / RESULTS)
     check_format(results, path / RESULTS)
     if results.get("kind") not in _KINDS:
-        raise DataError("no such study can be repeated", where=str(path / RESULTS),
+        raise DataError("this kind of study cannot be repeated", where=str(path / RESULTS),
                         got=str(results.get("kind"))[:40], want=" or ".join(_KINDS))  # fmt: skip
     keys = [_key(row, _FIGURE) for row in results["records"]]
     if len(set(keys)) < len(keys) or not all(

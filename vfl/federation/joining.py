@@ -99,7 +99,7 @@ def require_no_loader(party: PartyFile, table: str | None) -> None:
                 where=f"{party.path}: data.{name}",
                 got=str(said),
                 want="a table",
-                fix="remove the line; vfl join FOLDER --table TABLE takes a table of yours",
+                fix="remove the line; vfl join FOLDER --table TABLE adds your own table",
             )
 
 

@@ -209,7 +209,7 @@ def restored(folder: Folder) -> None:
         _owner(file).restored()
     else:
         (User if file.party == "user" else Dealer)(file, say).restored()
-    say("nothing that was dealt is left; the next dealing shares the weights anew")
+    say("no dealt material is left; the next dealing shares the weights again")
 
 
 @llm.command()
@@ -329,7 +329,7 @@ def _questions(given: list[str], files: list[Path]) -> list[str]:
     texts = [sys.stdin.read().strip() if text == "-" else text for text in given]
     texts += [path.read_text(encoding="utf-8").strip() for path in files]
     if not texts:
-        raise typer.BadParameter("no question: give a text, - for the standard input, or --file")
+        raise typer.BadParameter("no question: write a text, - for the standard input, or --file")
     return texts
 
 

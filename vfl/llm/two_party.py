@@ -70,9 +70,7 @@ _WEIGHT_INTEGER_BITS = 30
 INSECURE_FLOAT = "insecure_float"
 #: Returns the roles of forms that exist only for measurements.
 _AS_PRINTED = "vfl.llm.as_printed:role_of"
-_INSECURE = (
-    "float sharing is insecure: who asks again averages its noise away, and reads texts and weights"
-)
+_INSECURE = "float sharing is insecure: repeated questions average out its noise"
 _FIX = (
     "more bits: between layers vfl llm init --integer-bits 15, or Form(integer_bits=15); inside a "
     "layer, and of scores, --inner-bits 10"
@@ -1047,7 +1045,7 @@ def _as_bits(elements: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def _given(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "who needs it has it"
+    assert tensor is not None, "the party that needs it has it"
     return tensor
 
 

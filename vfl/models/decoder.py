@@ -143,14 +143,14 @@ class BlockShape:
             )
         if len(self.slowed) not in (0, self.turned // 2):
             raise BadOptionError(
-                "each frequency of rotary positions has a divisor, or none has",
+                "either all frequencies of rotary positions have divisors, or none",
                 where="option 'slowed'",
                 got=f"{len(self.slowed)} divisors",
                 want=f"{self.turned // 2}",
             )
         if len(self.windows) not in (0, self.layers):
             raise BadOptionError(
-                "each block has a window, or none has",
+                "either all blocks have windows, or none",
                 where="option 'windows'",
                 got=f"{len(self.windows)} windows",
                 want=f"{self.layers}",

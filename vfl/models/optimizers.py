@@ -325,7 +325,7 @@ class Optimization:
 
     def _now(self, epoch: int) -> Mapping[str, Any]:
         """Return the scheduled options in an epoch; they depend on the settings only."""
-        assert self._schedule is not None, "only where there is a schedule"
+        assert self._schedule is not None, "only with a schedule"
         if len(self._made) < epoch:
             try:
                 with warnings.catch_warnings():

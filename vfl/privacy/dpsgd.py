@@ -391,7 +391,7 @@ class PrivateHalf:
 
         A row counts as plus or minus a half, so the counts of n groups move by sqrt(n) / 2.
         """
-        assert self._quantile is not None, "only where norms follow one"
+        assert self._quantile is not None, "only if norms follow a quantile"
         counts = (norms <= self.clipper.norms[:, None]).sum(1) - norms.shape[1] / 2
         deviation, purpose = self._counts_noise / 2, ("clip_norm", self._party, step)
         noisy = kernel.release_counts(counts, deviation, self._secret, *purpose)

@@ -34,7 +34,7 @@ _SIZE, _OTHER_SIZE = 3, 2
 _LARGEST_INNER = 64
 #: A larger difference, relative to the largest value, is more than rounding.
 _SAME_BATCH, _OTHER_BATCH, _NORM = 1e-5, 1e-3, 5e-3
-_FIX = "a model that treats each row on its own and keeps nothing of it, such as mlp, cnn or vit"
+_FIX = "a model that treats each row separately and stores nothing of it, such as mlp, cnn or vit"
 
 
 def _normal(shape: tuple[int, ...], draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -198,7 +198,7 @@ class _Trial:
             axes = getattr(found, "shape", None)
             made = type(found).__name__ if axes is None else f"axes {tuple(axes)}"
             raise self.refusal(
-                "the model does not give one row of outputs for each row",
+                "the model does not return one row of outputs for each row",
                 got=f"{made} for {size} rows",
                 want="one tensor of axes (rows, width)",
                 fix="a module whose forward returns that tensor alone",
@@ -360,10 +360,10 @@ class _Trial:
                 path, _, own = name.rpartition(".")
                 layer = self._named(self.model.get_submodule(path))
                 raise self.refusal(
-                    "a pass through the model changes what a training releases, without noise",
+                    "a pass through the model changes released values without noise",
                     layer,
                     got=f"another '{own}' after a batch",
-                    want="weights that the optimiser alone moves, and buffers that nothing moves",
+                    want="weights that only the optimiser changes, and constant buffers",
                     fix="a layer without running figures: GroupNorm or LayerNorm, for example",
                 )
 

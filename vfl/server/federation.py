@@ -461,7 +461,7 @@ def nodes_by_name(nodes: Sequence[Any]) -> dict[str, int]:
             "two SuperNodes are online under one name",
             got=", ".join(f"{count} of '{name}'" for name, count in counts.items() if count > 1),
             want="one node for each party, under its own name",
-            fix="start the SuperLink again: it keeps only the keys in keys/, one for each party",
+            fix="start the SuperLink again: it uses only the keys in keys/, one for each party",
         )
     return named
 

@@ -573,7 +573,7 @@ class Service:
         for request in batch.requests:
             rows = [row for each in request.rows if (row := known[each]) is not None]
             whole = len(rows) == len(request.rows)
-            no_number = Unavailable(self.owner, "its network gives no finite number")
+            no_number = Unavailable(self.owner, "its network's output is not finite")
             _settle(request, Result(rows, shares) if whole else no_number)
 
     def _cached(self, rows: list[int]) -> dict[int, str | None]:

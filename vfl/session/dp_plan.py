@@ -188,7 +188,7 @@ class PrivacyPlan:
         With `dp.quantile`, it refers to the initial clipping norms.
         """
         dp = terms.dp
-        assert dp is not None, "only where there is a plan"
+        assert dp is not None, "only with a plan"
         parties = terms.feature_parties + [terms.label_party] * dp.label_trains
         joint = math.hypot(*(dp.clips.get(party, dp.clip) for party in parties))
         return 2 * joint if self.shuffled else joint
@@ -222,7 +222,7 @@ class PrivacyPlan:
                 them.
         """
         dp = terms.dp
-        assert dp is not None, "only where there is a plan"
+        assert dp is not None, "only with a plan"
         half = PrivateHalf(
             model,
             norm=dp.clips.get(party, dp.clip),
@@ -343,7 +343,7 @@ def refuse_codec(spec: str, widths: Iterable[int]) -> None:
         if any(True for end in ends for _ in end.parameters()):
             got = "layers that it trains"
         elif type(codec).local_loss is not compression.Codec.local_loss:
-            got = "a loss of its own, over the batch"
+            got = "a separate loss, over the batch"
         elif _mixes_rows(spec, codec.wire_width(width)):
             got = "a scale that the rows of a batch share"
         if got:

@@ -777,7 +777,7 @@ class FeatureEnd(_End):
         self, cut: Tensor, inputs: Tensor, grad: Tensor, context: StepContext, stash: Stash | None
     ) -> None:
         """Run the backward pass from a cut and the losses of codec and defense, and step."""
-        assert self._optimizer is not None, "only where something is trained"
+        assert self._optimizer is not None, "only in a training"
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
         losses.append(self.defense.local_loss(cut, inputs, context))
         roots = [cut, *(loss for loss in losses if loss is not None)]

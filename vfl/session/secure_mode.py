@@ -717,7 +717,7 @@ def require_honest(party: str, own: Own, bottom: object) -> None:
     for name, got in wrong.items():
         if got is not None:
             raise ExposedCutError(
-                f"party '{party}' has neither model nor cut of its own in this secure mode",
+                f"party '{party}' has no model and no cut in this secure mode",
                 got=f"{name} {got}",
                 want="shares of a secret-shared network, by all parties as agreed",
             )

@@ -70,7 +70,7 @@ def worker(
             if restored:
                 ledger.restored()
         elif epsilon:
-            say("what is spent of --epsilon is forgotten when this worker ends: --store keeps it")
+            say("the spent part of --epsilon is lost when this worker ends: --store keeps it")
         here = Worker(paper.name, keys, ledger)
         _load(here, load or [], epsilon, delta)
         say(f"worker {paper.name} connects to {Address(paper.host, paper.port)}")

@@ -120,7 +120,7 @@ class WorkerKeys:
             content = cipher.decrypt(nonce, rest, None)
         except (InvalidTag, NotAgreedError, ValueError):
             raise AuthenticationError(
-                "a parcel of another worker cannot be opened", where=self._name
+                "a parcel from another worker cannot be opened", where=self._name
             ) from None
         self._opened.add(once)
         return content

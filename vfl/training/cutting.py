@@ -379,7 +379,7 @@ class _Given:
             found = list(_named(inspect.signature(model.forward), self.args, self.named))
         except TypeError as error:
             raise ConfigError(
-                "the model does not take the example", where="example", got=str(error)
+                "the model does not accept the example", where="example", got=str(error)
             ) from None
         if strange := self.label_inputs - {name for name, _ in found}:
             raise ConfigError(
@@ -561,7 +561,7 @@ class _Traced:
         """
         if tied := self.tied():
             raise SpecError(
-                "two parties use the same weights, and each party keeps its own",
+                "two parties use the same weights, but each party must have its own",
                 got=", ".join(name for value in tied for name in self.weights[value]),
                 fix="untie=True, or layers on one side of the cut",
             )
@@ -594,14 +594,14 @@ class _Traced:
                         f"input '{name}'" if name else f"a tensor of axes {self.tape.axes[value]}"
                     )
                     raise SpecError(
-                        "something else than the cut crosses between two parties",
+                        "values other than the cut cross between two parties",
                         where=f"layer '{layer}'" if layer else "the model's own forward",
                         got=f"party '{owner}' reads {what} of {other}",
                         want="operations behind the cut that read the cut alone",
                         fix="cut at a layer that all of it passes, or label_inputs=[...]",
                     )
         raise SpecError(
-            "something else than the cut crosses between two parties",
+            "values other than the cut cross between two parties",
             got=f"party '{owner}' returns a value of {other}",
             fix="cut at a layer that all of it passes",
         )

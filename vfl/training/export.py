@@ -283,7 +283,7 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
         end = FeatureParty(data, terms, local_pair()[1], mine, bottom=asked, weights=weights).end
     except RuntimeError:  # torch's error: names or shapes of weights differ; it would list them all
         raise RunFolderError(
-            "these weights are of another model than the one the run names",
+            "these weights belong to another model than the run's",
             where=str(own.path),
             fix="name the party's own bottom with --bottom, as its party.toml does",
         ) from None

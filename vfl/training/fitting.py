@@ -259,7 +259,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
     for name in settings:
         if name not in RECIPE:
             raise ConfigError(
-                "the training of a module has no such setting",
+                "a module's training does not have this setting",
                 where=name,
                 want=", ".join(RECIPE),
                 fix=nearest(name, RECIPE),

@@ -354,7 +354,7 @@ class LocalSession(PartiesSession):
                 starts with new weights.
             schedule: exchanges numbered on from `next_step` of that session.
         """
-        assert not self.terms.takers, "only where the label party alone takes cuts"
+        assert not self.terms.takers, "only if the label party alone receives cuts"
         self.begin()
         if states is not None:
             self.label.load_training_state(states[self.label.name])

@@ -155,7 +155,7 @@ class Crossings(nn.Module):
         """Restore the result of `get_extra_state`."""
         if set(state) != {"step", "codecs", "defense"} or set(state["codecs"]) != set(self._codecs):
             raise DataError(
-                "this state is of another module",
+                "this state belongs to another module",
                 got=f"parties {', '.join(map(str, state.get('codecs', ()))) or 'none'}",
                 want=f"parties {', '.join(self._codecs)}",
             )
@@ -190,7 +190,7 @@ class Crossings(nn.Module):
         """Return the context of a forward pass, and the collector of its additional loss terms."""
         if self.training and labels is None and self._on_labels:
             raise SpecError(
-                "this defense looks at the labels of each training batch, and got none",
+                "this defense reads the labels of each training batch, and received none",
                 where=f"step {self.step}",
                 got=f"no labels for its '{self._on_labels[0]}'",
                 want="model(inputs, labels)",
@@ -591,8 +591,8 @@ def crossings_of(module: object, *, averaged: bool = True) -> Crossings:
     raise DataError(
         "this is no split module",
         got=f"a {type(module).__name__}",
-        want="a SplitModule, or what vfl.split makes",
-        fix=f"give the part of it that is one: model.{inner[0]}" if inner else None,
+        want="a SplitModule, or the result of vfl.split",
+        fix=f"return the part of it that is one: model.{inner[0]}" if inner else None,
     )
 
 
@@ -707,7 +707,7 @@ def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
         )
     if classes is not None and bool(((labels < 0) | (labels >= classes)).any()):
         raise DataError(
-            "labels that are none of the classes", want=f"codes from 0 to {classes - 1}"
+            "labels that are not among the classes", want=f"codes from 0 to {classes - 1}"
         )
 
 
@@ -782,7 +782,7 @@ def arguments_of(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(inputs, Mapping) and inputs:
         return (), inputs
     raise DataError(
-        "a bottom takes no such inputs",
+        "a bottom does not accept such inputs",
         got=f"a {type(inputs).__name__}",
         want="a tensor, or a tuple or a dict of arguments, the first with a row of axis 0 each",
     )

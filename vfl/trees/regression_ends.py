@@ -360,7 +360,7 @@ class TrainingEnd(SummingEnd[Facts]):
         last = Asked(player, self._family, fine, coarse, own).follow(most, size)
         if own is not None and part is not None:
             if len(last) != size:
-                raise ProtocolError("a fit of other columns", where=_LABEL_PARTY)
+                raise ProtocolError("a fit with other columns", where=_LABEL_PARTY)
             found = np.frombuffer(last, "<f8").reshape(len(KEPT), -1)
             self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))
 
@@ -417,7 +417,7 @@ class TrainingEnd(SummingEnd[Facts]):
         assert rows.split is not None, "the label party has rows"
         if rows.weights is not None:
             raise ExposedCutError(
-                "every row must count once where means of rows are shares",
+                "all rows must have weight 1 if means of rows are shares",
                 got="weights of rows or classes",
                 want="label.class_weight = 'none', and no weights of rows",
             )

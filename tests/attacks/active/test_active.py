@@ -166,5 +166,5 @@ def test_mistakes_are_refused(data):
             make_adversary(spec)
     with pytest.raises(DataError, match="no leaked row is of the backdoor's class"):
         begun("replacement:target=11", data)
-    with pytest.raises(UserError, match="decodes what it bent itself"):
+    with pytest.raises(UserError, match="decodes only cuts that it influenced itself"):
         make_adversary("hijacking").run(None, generator(0))

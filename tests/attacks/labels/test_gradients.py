@@ -163,7 +163,7 @@ def test_a_row_with_a_true_gradient_keeps_what_that_says():
 
 def test_what_an_attack_cannot_serve_is_refused():
     heard = heard_of([0, 1], [[1.0, 2.0], [1.0, 0.0]])
-    with pytest.raises(UserError, match="as wide as there are classes"):
+    with pytest.raises(UserError, match="one column per class"):
         make("direct_label").run(view(heard, classes=3), generator(0))
     for spec in ("gradient_norm", "gradient_direction"):
         with pytest.raises(UserError, match="two classes only"):

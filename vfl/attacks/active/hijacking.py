@@ -68,7 +68,7 @@ class Bending(ActiveAdversary, Attack):
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         if self._decoder is None:
             raise UserError(
-                "this adversary decodes what it bent itself",
+                "this adversary decodes only cuts that it influenced itself",
                 got="no training that it took part in",
                 fix="train the victim against it first",
             )

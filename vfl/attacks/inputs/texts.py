@@ -245,7 +245,7 @@ def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
         if isinstance(part, nn.Embedding | LoRAEmbedding):
             return part
     raise UserError(
-        "this attack is after words, and the bottom takes none",
+        "this attack looks for words, and the bottom reads none",
         want="a bottom that begins with an embedding: decoder_front, textcnn, gru4rec",
         fix="white_box_inversion",
     )

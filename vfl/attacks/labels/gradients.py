@@ -325,7 +325,7 @@ class DirectLabel(GradientAttack):
     def check(self, classes: int, width: int) -> None:
         if width != classes:
             raise UserError(
-                "labels show in the signs only where the cut is as wide as there are classes",
+                "the signs disclose labels only if the cut has one column per class",
                 got=f"a cut of width {width} and {classes} classes",
                 fix="gradient_similarity or surrogate, which allow for a top model",
             )

@@ -71,7 +71,7 @@ class Surrogate(GradientAttack):
         scores = Transcript(view.targets.rows, exchanges).mean(lambda one: told[id(one)])
         if not torch.isfinite(scores).all():
             raise NonFiniteError(
-                "gradients that match nothing",
+                "gradients without any counterpart",
                 where="surrogate",
                 got="distances that are not finite",
                 want="finite ones: of NaN the first class would be taken, and read as protection",

@@ -208,7 +208,7 @@ def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
         numbers[mask] = found
         return numbers
     if len(found) != np.count_nonzero(mask):
-        raise ValueError("there are fewer or more numbers than a mask marks")
+        raise ValueError("the number of values differs from the number of marks in the mask")
     patterns = np.append(found, found.dtype.type(0)).view(f"u{found.itemsize}")
     spread = np.empty(mask.shape, patterns.dtype)
     marks = np.ascontiguousarray(mask).reshape(-1).view(np.uint8)

@@ -161,7 +161,7 @@ class Reader:
             CorruptFrameError: bytes are left over, missing or different.
         """
         if self.taken[0] != len(self.words) or (self.states != self._start).any():
-            raise CorruptFrameError("a range-coded payload does not end where its symbols end")
+            raise CorruptFrameError("a range-coded payload is longer or shorter than its symbols")
 
 
 @compiled

@@ -262,7 +262,7 @@ def attack_page(grid: LoadedGrid) -> Content:
     attackers = list(sentences(attacks).items())
     judge = entries[0].judged_by if entries else "accuracy"
     sections += [
-        Section(title="Who attacked, and what it held", pairs=attackers),
+        Section(title="Attacker, and its knowledge", pairs=attackers),
         Section(title="Victims", tables=[_victims(grid, records, labels, judge)]),
     ]
     words = [measure_words(measure, settings.measure)] if labels else []
@@ -300,7 +300,7 @@ def _of_labels(
         below=_OF_BOARD.format(settings.margin),
     )
     if access := tables["access"]:
-        yield Section(title="By what the attacker holds", tables=[access], below=_OF_ACCESS)
+        yield Section(title="By the attacker's knowledge", tables=[access], below=_OF_ACCESS)
     if outside := tables["outside"]:
         yield Section(title="Attacks from outside", tables=[outside], below=_OF_OUTSIDE)
     if tables["searches"]:

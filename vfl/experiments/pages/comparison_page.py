@@ -492,7 +492,7 @@ def comparison_page(grid: LoadedGrid) -> Content:
         Section(
             title="How good, at how many bytes", tables=[quality], below=_OF_QUALITY, roomy=True
         ),
-        Section(title="What it takes to send a cut", tables=[work], below=_OF_WORK, roomy=True),
+        Section(title="Cost of sending a cut", tables=[work], below=_OF_WORK, roomy=True),
         Section(title="Curves", drawings=drawn, below=absent),
     ]
     return Content(

@@ -42,7 +42,7 @@ def sentences(found: Verified) -> list[str]:
         rest = found.head.number - found.anchored
         said.append(f"others confirm lines 1 to {found.anchored}; only the party, {rest} after")
     else:
-        said.append("no log of another party confirms it: its owner could have written it anew")
+        said.append("no log of another party confirms it: its owner could have rewritten it")
     if found.open:
         said.append(f"{found.open} sessions began and have no end: at work, or killed")
     return said

@@ -212,7 +212,7 @@ def _evaluations(run: LoadedRun) -> Table | None:
 def _evaluated_rows(run: LoadedRun) -> str:
     parts = [f"{run.rows[part]:,} {words}" for part, words in _PARTS.items() if part in run.rows]
     of = f" The run trained, validated and tested on {', '.join(parts)} rows." if parts else ""
-    return f"vfl evaluate adds a line and keeps those before it.{of}"
+    return f"vfl evaluate adds a line and keeps earlier ones.{of}"
 
 
 _PARTS = {"train": "training", "validation": "validation", "test": "test"}

@@ -95,7 +95,7 @@ class SummingMode(KeyedMode):
         self._refuse_alone(agreed)
         if agreed.merge != "sum":
             raise ExposedCutError(
-                "the label party sees each cut where cuts stand side by side",
+                "the label party sees each cut if cuts are concatenated",
                 got=f"merge = '{agreed.merge}'",
                 want="merge = 'sum'",
             )

@@ -987,7 +987,7 @@ def _refuse_adversary(party: str, adversary: Adversary) -> None:
     """Refuse a dishonest feature party, because it has no values of its own to tamper with."""
     if adversary is not HONEST:
         raise ExposedCutError(
-            f"party '{party}' has neither bottom nor gradient of its own to tamper with",
+            f"party '{party}' has no bottom or gradient to tamper with",
             got=type(adversary).__name__,
             want="an honest feature party, or secure = 'none' or 'sum'",
         )

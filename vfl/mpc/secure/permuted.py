@@ -444,7 +444,7 @@ def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
         return
     bottoms = ", ".join(f"'{asked.bottom}'" for asked in parties.values())
     raise ExposedCutError(
-        "no party trains a bottom of its own where all weights are shared",
+        "no party trains its own bottom if all weights are shared",
         got=f"merge = '{merge}', bottom = {bottoms}",
         want=_SPELLINGS,
     )

@@ -141,7 +141,7 @@ def moments(
     where, bins = "rows that two parties share", hidden.weight.shape[0]
     placed = None
     if own is not None:
-        assert hidden.rows is not None, "P0 knows what is in its bins"
+        assert hidden.rows is not None, "only P0 knows the content of its bins"
         taken = torch.from_numpy(hidden.rows >= 0)
         placed = torch.zeros(bins, 1 + columns, dtype=torch.float64)
         placed[taken, 0] = 1.0

@@ -128,8 +128,10 @@ def private(
         if isinstance(module, member.computes):
             require("rules", rules, "none for a transformer, which has a form", rules is None)
             return member(module, form or mode, timeout_s, folder)
-    require("folder", folder, "none: only a transformer is dealt for ahead", folder is None)
-    require("form", form, "none: only a transformer has one", form is None)
+    require(
+        "folder", folder, "no argument: only a transformer is dealt for in advance", folder is None
+    )
+    require("form", form, "no argument: only a transformer has one", form is None)
     return PrivateModule(module, rules or Rules(mode), timeout_s)
 
 
@@ -262,7 +264,7 @@ class PrivateModule(nn.Module):
         flat = inputs.detach().cpu().double().flatten(1)
         if flat.shape[1] != self._layers[0].inputs:
             raise WidthError(
-                "inputs of another width than the first layer's",
+                "inputs with the first layer's width",
                 got=f"{flat.shape[1]} values a row",
                 want=f"{self._layers[0].inputs}",
             )
@@ -412,7 +414,7 @@ def _require_plain(name: str, module: nn.Module) -> None:
     what, want = "a layer does something that is not computed on shares", "layers as they are"
     kind = type(module).__name__
     if module._forward_hooks or module._forward_pre_hooks:
-        fix = "remove them, and write what they compute as layers"
+        fix = "remove them, and write their computation as layers"
         raise _refused(what, name, f"{kind} with forward hooks", want, fix)
     if is_parametrized(module):
         fix = "torch.nn.utils.parametrize.remove_parametrizations makes them plain weights"

@@ -1095,7 +1095,7 @@ class LabelParty(AnyLabelParty):
             weights: weights of the rows in the loss; None if all are equal.
             sent: cuts of the exchange, with their gradients at the leaves.
         """
-        assert self._optimizer is not None, "only where something is trained"
+        assert self._optimizer is not None, "only in a training"
         context = StepContext(exchange.step, training=True, secret=self._secret)
         for turn in self._local.turns:
             cuts = self._last_cuts(exchange, inputs, sent, turn)
@@ -1166,7 +1166,7 @@ class LabelParty(AnyLabelParty):
         self, total: Tensor, outputs: Tensor, cuts: list[Tensor], calls: list[Call], step: int
     ) -> None:
         """Compute exact gradients of the cuts, and clipped, noisy ones of this party's weights."""
-        assert self.private is not None, "only where there is a plan"
+        assert self.private is not None, "only with a plan"
         (of_outputs,) = torch.autograd.grad(total, [outputs], retain_graph=True)
         torch.autograd.backward([outputs], [of_outputs], inputs=cuts, retain_graph=True)
         self.private.give_gradients(outputs, of_outputs * len(outputs), calls, step)

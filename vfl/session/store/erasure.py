@@ -77,7 +77,7 @@ class Kept:
     forget: str = ""
 
 
-_LEARNED = "what was learned from many rows"
+_LEARNED = "results learned from many rows"
 _RUN, _PART = "store/runs/*/", "store/runs/*/parties/*/"
 #: Every file below the folder of a party.toml; the first matching glob describes a file.
 KEPT = (
@@ -174,7 +174,7 @@ class Forgotten:
                 "end the processes that use these runs, and forget again: "
                 f"{', '.join(self.at_work)}"
             )
-        said.append("data that a service holds in memory stays until it is started again")
+        said.append("data in a service's memory stays until the service restarts")
         said.append("copies and backups of this folder are not changed")
         return said
 

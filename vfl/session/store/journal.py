@@ -143,7 +143,11 @@ class Journal:
         return last
 
     def _repeated(self, step: int, got: str, before: str | None) -> DisagreementError:
-        want = "nothing more, for it has ended" if before is None else f"contents {before[:8]}..."
+        want = (
+            "no further exchange, because it has ended"
+            if before is None
+            else f"contents {before[:8]}..."
+        )
         return DisagreementError(
             f"party '{self._party}' would send other contents than before in the training "
             f"'{self._run}'",

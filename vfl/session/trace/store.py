@@ -208,7 +208,7 @@ def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
             columns = {name: file[name] for name in file.files}
         columns["payload"] = np.load(io.BytesIO(payload), allow_pickle=False)
     except (AttributeError, EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile):
-        raise RunFolderError("there are no frames to read", where=str(folder)) from None
+        raise RunFolderError("the trace has no frames", where=str(folder)) from None
     rows = np.split(columns["rows"], columns["exchange_end"][:-1])
     content, start = columns["payload"].data, 0
     for index, end in enumerate(columns["frame_end"].tolist()):

@@ -370,7 +370,7 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
         return 1
     if mode.bad not in names:
         raise BadOptionError(
-            "no class has the name that option bad gives",
+            "no class has the name in option bad",
             where="option bad",
             got="a name that is no label",
             want="one of the two labels",
