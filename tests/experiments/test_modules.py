@@ -189,7 +189,7 @@ def test_sdar_simulates_the_last_layers_of_a_u_shape():
     assert (errors.value < 0.6 * errors.guess).all()
     assert "its own layers between the two cuts" in found.rows[0].threat
     for spec, of in ((pack[0], vfl.split(net, "1", inputs[:2])), ("sdar", model)):
-        with pytest.raises(UserError, match="no party of this module holds"):
+        with pytest.raises(UserError, match="no party of this module has"):
             vfl.attack(of, train, test, pack=spec, **QUICK)
 
 
