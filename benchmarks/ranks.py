@@ -148,7 +148,7 @@ def _measure(
 def collectives_ms(workload: Workload, size: int, steps: int) -> float:
     """Return a rank's CPU time to sum the gradients of both parties and gather outputs.
 
-    The ranks are threads of this process with equal work, so each has an even share.
+    The ranks are threads of this process with equal work; each counts an equal share of its time.
     """
     parts = [fresh_bottom(workload, 0, "left"), fresh_top(workload, 0)]
     outputs = torch.zeros(workload.batch_size // size, workload.outputs)

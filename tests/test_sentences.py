@@ -63,3 +63,17 @@ def test_pages_without_their_tables_code_and_links(tmp_path):
         (text.line, what) for text in sentences.texts_of(page) for what in sentences.findings(text)
     ]
     assert found == [(13, "'told'")]
+
+
+def test_a_drawn_sentence_stands_in_its_lines(tmp_path, capsys):
+    file = tmp_path / "module.py"
+    file.write_text('x = 1\n\n\ndef f():\n    """Return the sum of all numbers."""\n    return x\n')
+    (text,) = sentences.texts_of(file)
+    sentences.show(text, 1)
+    assert capsys.readouterr().out.splitlines() == [
+        "    | def f():",
+        '    |     """Return the sum of all numbers."""',
+        "    |     return x",
+    ]
+    sentences.show(text, 0)
+    assert not capsys.readouterr().out

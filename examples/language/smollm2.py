@@ -71,7 +71,7 @@ class Upper(nn.Module):
 
     Args:
         model: the whole.
-        learned: last blocks that learn.
+        learned: number of blocks, counted from the last, that are trained.
         answers: tokens whose logits after the last position are the classes; None predicts next
             tokens.
     """

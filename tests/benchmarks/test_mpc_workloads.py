@@ -136,7 +136,7 @@ def test_dealing_ahead_moves_nothing_but_the_time(name, opened):
     # P0's share of what P2 will answer is a pad: it opens that ahead, values and slopes.
     early = 2 * (8 * 64 * 50) + 16 if name.startswith("dnn1") else 0
     assert early <= ahead.bytes_offline - then.bytes_offline <= early + 64
-    # Indices near the turning point, four bytes each, come by chance: one in sixteen of the 5000
+    # Indices near the wrap-around, four bytes each, come by chance: one in sixteen of the 5000
     # gradients of hidden weights. Two steps differ by 80 bytes or so; seven times that is allowed.
     lists = 600 if name.startswith("dnn1") else 64
     assert abs(total(ahead) - total(then)) <= lists

@@ -279,7 +279,7 @@ def test_a_training_goes_on_from_its_last_checkpoint(tmp_path, label):
     assert again.label.history[-1]["test_accuracy"] == whole.label.history[-1]["test_accuracy"]
 
     def counts(session):
-        # How many values lie near the turning point is for the shares to say, which are new.
+        # How many values lie near the wrap-around is for the shares to say, which are new.
         found = [each for each in session.revealed() if "indices" not in each.what]
         return {(each.observer, each.what, each.phase): each.times for each in found}
 

@@ -35,9 +35,9 @@ class Attack(ABC):
         goal: form of the result of `run`. "labels": a score for each class, axes (targets,
             classes); the largest score is the guess. "values": numeric labels, in their unit, axes
             (targets,). "clusters": int64 cluster codes, axes (targets,). "inputs": reconstructed
-            columns, axes (targets, ...). "tokens": int64 words of texts, axes (targets, words);
-            only the beginnings if there are fewer words. "scores": one number for each target,
-            larger for a member or for the class that `rarest` names, axes (targets,).
+            columns, axes (targets, ...). "tokens": int64 token ids of texts, axes (targets,
+            tokens); a shorter guess counts as the beginning of its text. "scores": one number for
+            each target, larger for a member or for the class that `rarest` names, axes (targets,).
         needs: every grant that the attack uses; its view has exactly these.
     """
 

@@ -27,7 +27,7 @@ from vfl.session import SessionMessage, for_others, rules, unexpected
 
 
 def client_app() -> ClientApp:
-    """Make the ClientApp of every project; the party's own file sets its limits.
+    """Make the one ClientApp that serves all projects; a file of the party sets its limits.
 
     A SuperNode names that file in its ``--node-config 'party-file="..."'``. A simulation, where
     nodes have no configuration of their own, names the project's folder in ``party-files`` instead.

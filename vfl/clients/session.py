@@ -439,7 +439,7 @@ class _PartySession:
                 self.folder.save_served(drift)
             return self._conclude(feature.weights_digest(), direct)
         limits = self._limits()
-        if (layers := feature.end.layers) is not None:  # their bytes are known now
+        if (layers := feature.end.layers) is not None:  # its frames' sizes are known only now
             check_consent(terms, self.name, self.party.consent, data.split, layers)
             limits = self._limits({self.name: layers})
             stream.agree(limits)

@@ -28,7 +28,7 @@ _UNDEFENDED = "none"
 _HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
 
-#: Attacks that take about a second for each leak draw on ten thousand rows, thesis attacks first.
+#: Attacks that take about a second on ten thousand rows; those of the thesis come first.
 LIGHT = (
     "fine_tuning",
     "logistic",

@@ -263,7 +263,7 @@ class Secret:
                 self.stream(40 * (4 * (count - len(found)) + 64), *purpose, drawn), "<u8"
             ).reshape(5, -1)
             drawn += 1
-            inside = (draws[0] % np.uint64(scale)).astype(np.int64)  # uniform up to 2^-23
+            inside = (draws[0] % np.uint64(scale)).astype(np.int64)  # uniform to 2^-23
             runs = np.floor(-np.log1p(-_unit(draws[1]))).astype(np.int64)
             sizes = inside + scale * runs
             negative = (draws[2] >> np.uint64(63)).astype(bool)

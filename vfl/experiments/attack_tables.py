@@ -1,4 +1,4 @@
-"""Tables of attack results: the leaderboard, by k, by the attacker's knowledge, and others."""
+"""Tables of attack results: the leaderboard, one for each k, for each grant, and others."""
 
 from __future__ import annotations
 

@@ -542,7 +542,7 @@ def attacks_on_run(
     """Return the attacks on a single run; none if it was never attacked.
 
     Args:
-        run: that was attacked.
+        run: the attacked run.
         baselines: baselines to compare with, if they exist.
 
     Raises:

@@ -345,7 +345,7 @@ def label_alone(run: RunFolder, label: PartyData) -> bool:
     uses a sample of many training rows. Nothing is sent.
 
     Args:
-        run: that has ended.
+        run: a finished run.
         label: the label party's rows, dealt as in the training.
 
     Returns:

@@ -686,7 +686,7 @@ class PictureShape(BlockShape):
         patch_bias: whether the layer that embeds patches has a bias.
         first_norm: whether a norm precedes the blocks (CLIP).
         classes: classes of the head; 0 has no head.
-        mean, deviation: that each channel of a picture in [0, 1] is normalised by.
+        mean, deviation: values that normalise each channel of a picture in [0, 1].
     """
 
     causal: bool = False

@@ -293,7 +293,7 @@ class Leak:
 
     Attributes:
         observer: P0, P1 or P2.
-        what: "permuted values", "indices near the turning point", "result" or "digest of row ids".
+        what: "permuted values", "indices near the wrap-around", "result" or "digest of row ids".
         where: the layer, or the party that owns the ids.
         times: number of observations.
         elements: number of real values over all observations; for index lists, of revealed indices.

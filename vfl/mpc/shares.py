@@ -8,7 +8,7 @@ within |z| of the ring's wrap-around point. Then it is off by N / 2^shift, with 
 N (thesis, 2025, theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder therefore
 moves such a share by a quarter of the ring and sends its index to the second holder. That one moves
 the other share back (algorithm 5.1, with the division it lacks). So the second holder learns that
-these shares were near the turning point: a range of about zmax for those values. The ledger counts
+these shares were near the wrap-around: a range of about zmax for those values. The ledger counts
 them.
 """
 
@@ -277,7 +277,7 @@ class MovedIndices:
     """Indices at which the first holder moved its share by a quarter of the ring.
 
     Attributes:
-        large: flat indices of shares just below the turning point, which were lowered.
+        large: flat indices of shares just below the wrap-around, which were lowered.
         small: flat indices of shares just above the opposite end, which were raised.
     """
 
@@ -348,7 +348,7 @@ def _whole(parts: Sequence[np.ndarray]) -> Tensor:
 
 
 def _near_the_turn(elements: Tensor, zmax: int) -> np.ndarray:
-    """Return indices of shares within zmax of the turning point (largest to smallest number)."""
+    """Return indices of shares within zmax of the wrap-around (largest to smallest number)."""
     # Counted from the lowest such share, these are the numbers below 2 zmax: one comparison covers
     # both.
     from_lowest = elements.numpy().view(np.uint64) + np.uint64(_TURN + zmax)

@@ -280,7 +280,7 @@ class _Trial:
             )
 
     def _try_gradients(self, output: Tensor, again: Tensor, row: list[int]) -> None:
-        """Test that a row has the same gradient for any other rows."""
+        """Test that the gradient of a row does not depend on the other rows of its batch."""
         grad = self._gradients_at(output, row)
         found = (gradients(made, grad, self._weights) for made in (output, again))
         pairs = zip(*found, strict=True)

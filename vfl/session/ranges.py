@@ -60,7 +60,7 @@ NAMED: Mapping[str, str] = {
     "train.batch_size": "max_batch_size",
     "parties.width": "max_width",
 }
-#: Numbers that only a training uses; an alignment has their defaults.
+#: Groups of settings that only a training uses; in an alignment they have their defaults.
 _OF_TRAINING = ("train.", "dp.")
 #: Plug-ins whose options occur in terms, by the first part of a range's name.
 FAMILIES: Mapping[str, Registry[Any]] = {

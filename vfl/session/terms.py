@@ -228,7 +228,7 @@ class Terms(Settings):
 
     @property
     def merged_blocks(self) -> list[int]:
-        """Return widths of consecutive merged columns of one party each; see `Merger.blocks`."""
+        """Return the widths of the merged blocks, each of one party; see `Merger.blocks`."""
         return models.make_merger(self.merge).blocks(self.widths)
 
     @property

@@ -74,7 +74,7 @@ def export_half(
     Raises:
         RunFolderError: the half is missing or damaged, or belongs to another run.
         MissingPackageError: the form needs a package that is not installed.
-        SpecError: no party has this half, or this form cannot represent it.
+        SpecError: no party has this half of the network, or the format cannot represent it.
     """
     own = PartyFolder(run / "parties" / party)
     if (written := _in_own_form(run, own, to, out)) is not None:

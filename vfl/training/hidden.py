@@ -46,7 +46,7 @@ class HiddenStatistics:
         left_out: number of inputs that too few of the party's rows have.
         explained: share of the label's variance that a linear regression explains, adjusted for the
             number of inputs, by the parties whose inputs it uses; the mean over the classes.
-        payload_bytes: that were sent, by sender and receiver.
+        payload_bytes: number of sent bytes for each pair of sender and receiver.
     """
 
     common: int

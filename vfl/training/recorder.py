@@ -210,7 +210,7 @@ def _listed(rows: np.ndarray | None) -> list[int]:
 
 
 def _positions(keys: Iterable[int]) -> dict[int, list[int]]:
-    """Return the positions of each key."""
+    """Return the places of each key among `keys`."""
     found: dict[int, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         found[key].append(place)

@@ -131,7 +131,7 @@ class RoutedListener:
 
 
 def router_port(folder: Path, host: str, port: int) -> int | None:
-    """The port of the router that connects to its sessions in a folder.
+    """The port of the router that reaches its sessions through sockets in a folder.
 
     Args:
         folder: folder of the router.

@@ -83,7 +83,7 @@ class Report:
 
 
 class Adaptive(Attack):
-    """Searches the compositions of some layers, and lets the nine best vote.
+    """Searches combinations of views, scalers, students and classifiers; the nine best vote.
 
     If it reads the layer "accumulated" of a recorded training, attacks on gradients of all epochs
     and on sums of gradients are among the candidates (`accumulating`). Rows that the attacker is

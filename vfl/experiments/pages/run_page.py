@@ -438,7 +438,7 @@ def _methods(run: LoadedRun, attacked: Sequence[Record]) -> list[tuple[str, str]
 def _sources(run: LoadedRun) -> str:
     """Return the names of the tables; in a federation, parties do not disclose them."""
     if run.head["mode"] in ("federated", "simulation"):
-        return "a table of each party's own, which stays with it"
+        return "each party has its own table, which never leaves the party"
     found = run.summary.get("sources")
     listed = found.items() if isinstance(found, dict) else ()
     return "; ".join(f"{party}: {source}" for party, source in listed) or NOT_RECORDED

@@ -397,7 +397,7 @@ def _rows(left: SharedTensor, holder: int) -> slice:
 
 
 def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
-    """Return a key for the openings of one operation: their axes, and who opens which."""
+    """Return a dictionary key: axes and receiving parties of the values that are revealed."""
     return [(each.shape, each.owned, each.faced) for each in closed]
 
 

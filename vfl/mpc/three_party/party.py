@@ -512,7 +512,7 @@ class ShareHolder(Party):
         truncate_second(elements, truncations, moved)
         for indices in moved:
             self.leakage.count(
-                "indices near the turning point", where, len(indices), elements.numel()
+                "indices near the wrap-around", where, len(indices), elements.numel()
             )
         return parted(elements, [part.shape for part in parts])
 

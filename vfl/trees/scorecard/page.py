@@ -467,8 +467,8 @@ def _of_knowledge(loaded: LoadedCard) -> Section:
 def _of_bins(label: str, mode: Scorecard) -> str:
     return (
         f"{label} learns the fine bin of every training and validation cell of every party, as "
-        "with trees and protect=order. It computes counts, correlations and stability, and no "
-        f"noise protects them. It learns no name, edge or category of other parties. {_told(mode)}"
+        "with trees and protect=order. It computes counts, correlations and stability, which no "
+        f"noise protects. It learns no name, edge or category of other parties. {_told(mode)}"
     )
 
 
