@@ -597,15 +597,15 @@ METHOD = f"""
 - *Gain*: test utility less that of the most accurate label-free bottom, seed by seed.
 - *Leak*: the worst attack less the best that reads nothing with a label in it, seed by seed.
   The latter are training from scratch and attacks on inputs, components and label-free bottoms.
-- Attacks on cuts infer labels of test rows; attacks on gradients those of training rows.
+- Attacks on cuts read test rows, those on gradients training rows.
 - *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
   leak above that; "no better" is a gain of at most 0. Corrected for attacks and baselines
   that may be the best, 5 % of a task's claims of one kind are false on average.
-- `few_rounds` sends no gradient after its first exchanges. Without an epsilon, their rows are as
-  exposed as undefended ones.
-- `gradient_averaging:rows=0` sends the sum of a batch's gradients at the cut, as a *secure top*
-  would.
-- Not tried: `adaptive`, the heavy pack, and parties that tamper.
+- `few_rounds` sends no gradient after its first exchanges. Without an epsilon, these rows are
+  undefended.
+- `gradient_averaging:rows=0` sends a batch's sum, as a *secure top* would.
+- Nine defenses of tables were attacked with signs from class shares; other rows are older.
+- Not tried: `adaptive`, the heavy pack, tampering.
 """
 
 
