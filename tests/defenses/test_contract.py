@@ -62,6 +62,9 @@ class TestRegisteredDefenses(DefenseContract):
         "vflip:deviations=0",
         "copur",
         "copur:code=1,steps=3",
+        "subspace_votes",
+        "subspace_votes:views=1,rows=32,deviations=0",
+        *("split_and_denoise", "split_and_denoise:eta=1e-6,norm=1,hidden=4"),
         *("santext", "santext:epsilon=0", "custext:words=4", "custext:words=1+layer_norm"),
         "label_dp:epsilon=1+gradient_noise+gradient_averaging+layer_norm+clipped_noise",
     )
@@ -169,6 +172,17 @@ class Shrinking(Defense):
         return 1000 - rows
 
 
+class Unrelated(Defense):
+    """What it makes of a returned cut does not depend on it."""
+
+    def restorer(self, sent, returned):
+        class Layers(nn.Linear):
+            def forward(self, back, cut, noisy):
+                return super().forward(cut)
+
+        return Layers(sent, returned)
+
+
 class Promising(Defense):
     """An epsilon without a unit."""
 
@@ -192,6 +206,7 @@ BROKEN = [
     (Unhelpful, STATED, "refused without a way out"),
     (Forgetful, "state_survives_a_checkpoint", "not restored"),
     (Misplaced, STATED, "embedding never run at side 'label'"),
+    (Unrelated, "what_comes_back_keeps_its_axes", "lost its graph"),
     (Promising, STATED, "epsilon and unit go together"),
 ]
 
@@ -216,6 +231,7 @@ def test_the_contract_finds_a_defense_that_breaks_it(monkeypatch, broken, test, 
         *("few_rounds:steps=-1", "few_rounds:epsilon=-1", "tpsl:epsilon=0", "mixup:alpha=0"),
         *("gradient_averaging:rows=-1", "passport:count=0"),
         *("vflip:deviations=-1", "copur:code=0", "copur:steps=-1"),
+        *("subspace_votes:views=0", "subspace_votes:rows=31", "subspace_votes:deviations=-1"),
         *(f"gradient_sparsification:share={share}" for share in (0, 1.1)),
         *(f"marvell:{option}" for option in ("power=-1", "power=inf", "shape=round")),
         *(
@@ -225,6 +241,7 @@ def test_the_contract_finds_a_defense_that_breaks_it(monkeypatch, broken, test, 
         ),
         *("gradient_noise:law=uniform", "split_guard:start=-1", "split_guard:checks=0"),
         *("split_guard:share=0", "split_guard:share=0.6", "split_guard:threshold=2"),
+        *("split_and_denoise:eta=0", "split_and_denoise:norm=0", "split_and_denoise:hidden=6"),
         *("santext:epsilon=-1", "custext:epsilon=inf", "custext:words=0"),
         *(
             "label_free:epochs=0",

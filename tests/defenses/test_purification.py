@@ -1,4 +1,4 @@
-"""VFLIP and CoPur: which party is flagged, and what is written in its place."""
+"""VFLIP, CoPur and votes of subspaces: which party is flagged, and what is read in its place."""
 
 from functools import cache
 
@@ -123,9 +123,72 @@ def test_networks_of_a_defense_do_not_teach_the_bottoms():
     assert defense.loss({}, torch.zeros(8), outputs, TRAINING) is None
 
 
+def voting(spec="subspace_votes:views=5,rows=256", steps=40):
+    """A top whose answer is the sign of the first unit, after some training batches."""
+    with scoped(0):
+        defense = make(spec)
+        defense.merged([UNITS] * PARTIES)
+        last = nn.Linear(PARTIES * UNITS, 1)
+        last.weight.data.zero_()[0, 0] = 1
+        top = defense.wrap_top(last, PARTIES * UNITS).train()
+        cuts = together(512)
+        for step in range(steps):
+            top(cuts[(torch.arange(64) + 64 * step) % len(cuts)])
+    return top.eval(), cuts
+
+
+def test_views_vote_as_in_a_loop():
+    top, cuts = voting()
+    rows = cuts[:40].clone().reshape(40, PARTIES, UNITS)
+    rows[:20, 2] += 10
+    values = top.standardised(rows.flatten(1))
+    answers = (rows[:, 0, 0] > 0).long()
+    flagged = top.flagged(values, answers)
+    for row in range(40):
+        known = top.known[top.answers_of_known == answers[row]].reshape(-1, PARTIES, UNITS)
+        for judged in range(PARTIES):
+            votes = 0
+            for view in top.views:
+                usual = (known[:, judged] @ view).numpy()
+                centre = np.quantile(usual, 0.5, axis=0, method="lower")
+                away = np.linalg.norm(usual - centre, axis=1)
+                middle = np.quantile(away, 0.5, method="lower")
+                spread = 1.4826 * np.quantile(abs(away - middle), 0.5, method="lower")
+                own = (values[row].reshape(PARTIES, UNITS)[judged] @ view).numpy()
+                votes += np.linalg.norm(own - centre) > middle + 4 * spread
+            assert bool(flagged[row, judged]) == (votes >= 3)
+    assert flagged[:20, 2].all()
+    assert flagged[20:].float().mean() < 0.05
+
+
+def test_a_flagged_row_teaches_nothing_and_is_answered_without_its_party():
+    top, cuts = voting()
+    rows = cuts[:20].clone()
+    rows[:5, 2 * UNITS : 3 * UNITS] += 10
+    mean = torch.where(torch.arange(20)[:, None] < 5, top.moments()[0], rows)
+    with torch.no_grad():
+        found = top(rows)
+    assert torch.equal(found, top.top(rows)), "the answer reads another party alone"
+    top.top.weight.data[0, 2 * UNITS] = 0.01  # now it reads the flagged party too
+    with torch.no_grad():
+        found = top(rows)
+        rows[:5, 2 * UNITS : 3 * UNITS] = mean[:5, 2 * UNITS : 3 * UNITS]
+        torch.testing.assert_close(found, top.top(rows))
+    assert flagged_share(top, 2) == pytest.approx(5 / 20, abs=0.06)
+    poisoned = cuts[:20].clone()
+    poisoned[:5, 2 * UNITS : 3 * UNITS] += 10
+    poisoned.requires_grad_()
+    top.train()(poisoned).sum().backward()
+    assert (poisoned.grad[:5] == 0).all()
+    assert (poisoned.grad[5:, 0] != 0).float().mean() > 0.8
+
+
 @pytest.mark.parametrize(
     ("spec", "widths"),
-    [("copur", [3, 5]), ("copur", [8]), ("layer_norm+vflip", [4, 4])],
+    [
+        *[("copur", [3, 5]), ("copur", [8]), ("layer_norm+vflip", [4, 4])],
+        ("subspace_votes", [8]),
+    ],
 )
 def test_a_merged_cut_without_enough_equal_cuts_is_refused(spec, widths):
     with pytest.raises(SpecError, match="must be concatenated") as refused:

@@ -48,12 +48,19 @@ DEFENSES: Registry[Defense] = Registry(
         "passport": "vfl.defenses.passport:Passport",
         "vflip": "vfl.defenses.purification:VFLIP",
         "copur": "vfl.defenses.purification:CoPur",
+        "subspace_votes": "vfl.defenses.subspace_votes:SubspaceVotes",
         "santext": "vfl.defenses.sanitisation:SanText",
         "custext": "vfl.defenses.sanitisation:CusText",
+        "split_and_denoise": "vfl.defenses.split_and_denoise:SplitAndDenoise",
         "split_guard": "vfl.defenses.split_guard:SplitGuard",
     },
     group="vfl.defenses",
-    aliases={"cae": "confusion", "mid": "bottleneck", "fedpass": "passport"},
+    aliases={
+        "cae": "confusion",
+        "mid": "bottleneck",
+        "fedpass": "passport",
+        "snd": "split_and_denoise",
+    },
 )
 
 

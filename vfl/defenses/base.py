@@ -11,6 +11,8 @@ Order of the hooks in one training round, in which data pass them:
                          gradient -> codec
     feature party        ... -> received -> backward pass
 
+    In a U-shape, where a cut comes back to the feature party, it passes `restorer` on arrival.
+
 Before any of it, at a feature party whose consent is asked: `working_bytes` and `fit_epochs` state
 the resources that the hooks will take. `wrap_bottom` is called there with a bottom on meta tensors.
 
@@ -215,6 +217,19 @@ class Defense:
         """Return the gradient that the label party encodes for one party's cut."""
         return grad
 
+    def restorer(self, sent: int, returned: int) -> nn.Module | None:
+        """Return layers that repair what comes back in a U-shape; None for none.
+
+        They belong to the feature party and train with its last layers. Their `forward(returned,
+        cut, sent)` reads the cut that came back, the party's cut, and the same as `embedding` gave
+        it, axes (rows, ..., width) each; it keeps the axes of `returned`.
+
+        Args:
+            sent: width of the party's cut.
+            returned: width of the cut that comes back.
+        """
+        return None
+
     def received(self, cut: Tensor, grad: Tensor, context: StepContext) -> Tensor:
         """Return the gradient that the feature party uses in place of the received one.
 
@@ -311,6 +326,10 @@ class Chain(Defense):
         for member in self.members:
             grad = member.received(cut, grad, context)
         return grad
+
+    def restorer(self, sent: int, returned: int) -> nn.Module | None:
+        made = [member.restorer(sent, returned) for member in self.members]
+        return next((one for one in made if one is not None), None)
 
     def _through(self, hook: str, value: _Value, *rest: object) -> _Value:
         """Pass a value through the hooks of the members in order."""

@@ -31,13 +31,17 @@ _SPAN = 0.99
 _SMOOTH = 1e-2
 
 
-class PurifyingTop(nn.Module):
-    """A top that first passes merged cuts through `purify`, in evaluation mode.
+class JudgingTop(nn.Module):
+    """A top that looks at each party's part of the merged cut.
 
     Args:
         top: reads merged cuts of axes (rows, width).
         width: width of the merged cut, the concatenation of the parties' cuts.
         parties: number of parties.
+
+    Attributes:
+        rows_judged: rows of predictions in which parties were judged.
+        flags: rows of predictions in which each party was flagged, axes (parties,).
     """
 
     def __init__(self, top: nn.Module, width: int, parties: int) -> None:
@@ -45,6 +49,39 @@ class PurifyingTop(nn.Module):
         self.top = top
         self.parties = parties
         self.scale = nn.BatchNorm1d(width, affine=False)
+        self.rows_judged, self.flags = 0, torch.zeros(parties, dtype=torch.int64)
+
+    def standardised(self, cut: Tensor) -> Tensor:
+        """Cuts standardised by the running mean and variance, axes (rows, width)."""
+        mean, deviation = self.moments()
+        return (cut - mean) / deviation
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The running mean and deviation of each unit, axes (width,)."""
+        norm = self.scale
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        return norm.running_mean, (norm.running_var + norm.eps).sqrt()
+
+    def blocks(self, values: Tensor) -> Tensor:
+        """Values of axes (rows, width) by party, axes (rows, parties, units)."""
+        return values.reshape(len(values), self.parties, -1)
+
+    def count(self, flagged: Tensor) -> None:
+        """Count the flags of predictions, axes (rows, parties)."""
+        self.rows_judged += len(flagged)
+        self.flags += flagged.sum(dim=0).cpu()
+
+
+class PurifyingTop(JudgingTop):
+    """A top that first passes merged cuts through `purify`, in evaluation mode.
+
+    Args:
+        top, width, parties: see `JudgingTop`.
+    """
+
+    def __init__(self, top: nn.Module, width: int, parties: int) -> None:
+        super().__init__(top, width, parties)
         self.learning: Tensor | None = None
 
     def forward(self, cut: Tensor) -> Tensor:
@@ -59,16 +96,9 @@ class PurifyingTop(nn.Module):
 
     def purified(self, cut: Tensor) -> Tensor:
         """The cuts that the top reads instead, axes (rows, width)."""
-        norm = self.scale
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        deviation = (norm.running_var + norm.eps).sqrt()
-        written, changed = self.purify((cut - norm.running_mean) / deviation)
-        return torch.where(changed, written * deviation + norm.running_mean, cut)
-
-    def blocks(self, values: Tensor) -> Tensor:
-        """Values of axes (rows, width) by party, axes (rows, parties, units)."""
-        return values.reshape(len(values), self.parties, -1)
+        mean, deviation = self.moments()
+        written, changed = self.purify((cut - mean) / deviation)
+        return torch.where(changed, written * deviation + mean, cut)
 
     @abstractmethod
     def learn(self, cut: Tensor) -> Tensor:
@@ -82,18 +112,14 @@ class PurifyingTop(nn.Module):
         """
 
 
-class Purification(Defense):
-    """Base of the defenses in this file.
+class OfParties(Defense):
+    """Base of defenses that compare the parties' cuts in the merged one.
 
     Parties are the concatenated cuts in the merged one, of equal width; the label party counts too
     if it has columns.
 
     Attributes:
         least: smallest number of parties for which it works.
-
-    Args:
-        hidden: units of the network that learns how cuts go together.
-        weight: weight of this loss relative to the task's loss.
     """
 
     side = "label"
@@ -101,17 +127,8 @@ class Purification(Defense):
 
     least: ClassVar[int] = 2
 
-    def __init__(self, hidden: int, weight: float) -> None:
-        require_range("hidden", hidden, 1, _MOST_HIDDEN)
-        require_range("weight", weight, 0, MOST_WEIGHT)
+    def __init__(self) -> None:
         self.parties = 0
-        self.hidden = hidden
-        self.weight = weight
-        self._top: PurifyingTop | None = None
-
-    @abstractmethod
-    def build(self, top: nn.Module, width: int) -> PurifyingTop:
-        """The top with the networks of this member."""
 
     def merged(self, widths: Sequence[int]) -> None:
         if len(widths) < self.least or len(set(widths)) > 1:
@@ -122,6 +139,27 @@ class Purification(Defense):
                 want=f"at least {self.least} cuts of one width, and merge = 'concat'",
             )
         self.parties = len(widths)
+
+
+class Purification(OfParties):
+    """Base of the defenses in this file.
+
+    Args:
+        hidden: units of the network that learns how cuts go together.
+        weight: weight of its loss, beside the task's.
+    """
+
+    def __init__(self, hidden: int, weight: float) -> None:
+        super().__init__()
+        require_range("hidden", hidden, 1, _MOST_HIDDEN)
+        require_range("weight", weight, 0, MOST_WEIGHT)
+        self.hidden = hidden
+        self.weight = weight
+        self._top: PurifyingTop | None = None
+
+    @abstractmethod
+    def build(self, top: nn.Module, width: int) -> PurifyingTop:
+        """The top with the networks of this member."""
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         assert self.parties, "`merged` comes first"
@@ -150,7 +188,6 @@ class MaskedTop(PurifyingTop):
         super().__init__(top, width, parties)
         self.network = _perceptron(width, hidden, width)
         self.deviations = deviations
-        self.rows_judged, self.flags = 0, torch.zeros(parties, dtype=torch.int64)
         self.register_buffer("means", torch.zeros(parties, parties))
         self.register_buffer("squares", torch.ones(parties, parties))
         self.register_buffer("batches", torch.zeros(()))
@@ -192,8 +229,7 @@ class MaskedTop(PurifyingTop):
 
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
         flagged = self.flagged(cut)
-        self.rows_judged += len(cut)
-        self.flags += flagged.sum(dim=0).cpu()
+        self.count(flagged)
         some = flagged.any(dim=1) & ~flagged.all(dim=1)
         written = self.network((self.blocks(cut) * ~flagged[..., None]).flatten(1))
         return written, some[:, None].expand_as(cut)
@@ -218,7 +254,7 @@ def flagged_share(model: nn.Module, party: int) -> float | None:
     Returns:
         None if no defense judges parties, or nothing was predicted.
     """
-    judges = (one for one in model.modules() if isinstance(one, MaskedTop) and one.rows_judged)
+    judges = (one for one in model.modules() if isinstance(one, JudgingTop) and one.rows_judged)
     return next((int(one.flags[party]) / one.rows_judged for one in judges), None)
 
 

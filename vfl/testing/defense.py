@@ -22,7 +22,7 @@ from vfl.testing.base import Contract, global_states, require_still
 
 ROWS = 9
 _MOST_WORDS, _LENGTH = 30, 5
-_FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss", "received")
+_FEATURE_HOOKS = ("wrap_bottom", "fit", "embedding", "local_loss", "restorer", "received")
 _LABEL_HOOKS = (
     "prepare", "labels", "counts", "merged", "wrap_top", "logits", "targets", "loss", "gradient",
 )  # fmt: skip
@@ -113,6 +113,21 @@ class DefenseContract(Contract):
         expected, *others = (each.eval()(self._fed(other)) for each in (first, second, loaded))
         assert torch.equal(expected, others[0]), "what it fits is not repeatable"
         assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
+
+    def test_what_comes_back_keeps_its_axes(self, spec: str) -> None:
+        with scoped(0):
+            layers = make(spec).restorer(self.width, self.classes)
+            if layers is None:
+                return
+            for axes in ((ROWS,), (ROWS, 3)):
+                back = torch.randn(*axes, self.classes).requires_grad_()
+                cut, noise = torch.randn(2, *axes, self.width)
+                repaired = layers(back, cut, cut + noise)
+                assert repaired.shape == back.shape, "what comes back has other axes"
+                assert torch.isfinite(repaired).all(), "what comes back is not finite"
+                repaired.square().sum().backward()
+                assert back.grad is not None, "what comes back lost its graph"
+        assert any(one.grad is not None for one in layers.parameters()), "layers that cannot train"
 
     def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
         """Test that a party can compute the cost from shapes before it consents."""

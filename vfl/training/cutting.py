@@ -195,6 +195,11 @@ class CutModel(Crossings):
             with scoped(self._secrets[cut.name].number("init")):
                 self._add_ends(cut.name, cut.width)
         self._refuse_defense(defense, traced.outputs, by_row)
+        self.restorer: nn.Module | None = None
+        if self.server is not None and defenses.uses(self._defense, "restorer"):
+            first, last = (cut.width for cut in cuts)
+            with scoped(self._secrets[cuts[0].name].number("restorer")):
+                self.restorer = self._defense.restorer(first, last)
 
     def forward(
         self, *inputs: Any, labels: Tensor | None = None, rows: Any = None, **named: Any
@@ -228,6 +233,7 @@ class CutModel(Crossings):
             named["rows"], rows = rows, None
         context, addition = self._begin(labels, rows)
         arrived: dict[str, Tensor] = {}
+        kept: list[Tensor] = []
 
         def cross(layer: str, module: nn.Module, given: Any, output: Any) -> Any:
             send = iter([cut for cut in self._cuts if cut.layer == layer])
@@ -237,7 +243,9 @@ class CutModel(Crossings):
                 if cut.name in arrived:
                     raise DataError("a cut layer runs twice in one forward pass", where=layer)
                 rows = self._rows(cut, inputs, named)
-                arrived[cut.name] = self._through(cut, values, rows, labels, context, addition)
+                arrived[cut.name] = self._through(
+                    cut, values, rows, labels, context, addition, kept
+                )
                 return arrived[cut.name]
 
             return mapped(output, one)
@@ -304,8 +312,19 @@ class CutModel(Crossings):
         labels: Tensor | None,
         context: Any,
         addition: Addition,
+        kept: list[Tensor],
     ) -> Tensor:
-        """Return one tensor as the receiver decodes it, with its original axes."""
+        """Return one tensor as the receiver reads it, with its original axes.
+
+        Args:
+            cut: the cut.
+            values: its values.
+            rows: see `_send`.
+            labels: see `_send`.
+            context: context of the forward pass.
+            addition: additional loss terms of the forward pass.
+            kept: receives the cut before and after the defense, for the one that comes back.
+        """
         axes = values.shape
         if prod(axes[cut.row_axes :]) != cut.width:
             raise WidthError(
@@ -320,8 +339,12 @@ class CutModel(Crossings):
         # In a U-shape the feature party has the labels: it sends gradients of the returned cut.
         own = labels if cut.back or self.server is None else None
         if not cut.back:
-            flat = self._guarded(cut.name, flat, context)
+            guarded = self._guarded(cut.name, flat, context)
+            kept += [one.reshape(*axes[: cut.row_axes], -1) for one in (flat, guarded)]
+            flat = self.encoders[cut.name](guarded)
         sent = self._send(cut.name, flat, rows, own, context, addition, back=cut.back)
+        if cut.back and self.restorer is not None:
+            sent = self.restorer(sent.reshape(*axes[: cut.row_axes], -1), *kept)
         return sent if is_flat else sent.reshape(axes)
 
     def _rows(self, cut: _Cut, inputs: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
@@ -336,7 +359,8 @@ class CutModel(Crossings):
         """Refuse a defense that could not act on this model.
 
         Raises:
-            SpecError: it needs a label a row, one tensor of inputs, or a tensor of logits.
+            SpecError: it needs a label a row, one tensor of inputs or each way, or a tensor of
+                logits.
         """
         lacking = None
         if self._on_labels and not by_row:
@@ -345,6 +369,12 @@ class CutModel(Crossings):
             len(names) != 1 for names in self._rows_of.values()
         ):
             lacking = "one tensor of inputs of each party"
+        elif (
+            self.server is not None
+            and len(self._cuts) != 2
+            and defenses.uses(self._defense, "restorer")
+        ):
+            lacking = "one tensor each way in a U-shape"
         elif defenses.uses(self._defense, "logits") and not isinstance(outputs, Tensor):
             lacking = "a model whose output is a tensor of logits"
         elif defenses.uses(self._defense, "loss") and _logits(outputs) is None:

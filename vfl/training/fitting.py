@@ -423,6 +423,7 @@ def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
     for name, weight in model.named_parameters():
         part, _, rest = name.partition(".")
         owner = rest.partition(".")[0] if part in ("bottoms", "encoders") else owners.get(name)
+        owner = parties[0] if part == "restorer" else owner
         found[owner if owner in found else parties[-1]].append(weight)
     return list(found.values())
 

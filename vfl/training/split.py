@@ -200,10 +200,8 @@ class Crossings(nn.Module):
         return StepContext(self.step, self.training, rows=positions), Addition()
 
     def _guarded(self, name: str, cut: Tensor, context: StepContext) -> Tensor:
-        """Return a bottom's output before encoding; axes (rows, width)."""
-        guarded = _with_secret(context, self._secrets[name])
-        sent: Tensor = self.encoders[name](self._defense.embedding(cut, guarded))
-        return sent
+        """Return a bottom's output as the defense changes it; axes (rows, width)."""
+        return self._defense.embedding(cut, _with_secret(context, self._secrets[name]))
 
     def _send(
         self,
@@ -220,7 +218,7 @@ class Crossings(nn.Module):
 
         Args:
             name: name of the party that the cut belongs to.
-            cut: output of `_guarded`.
+            cut: output of `_guarded` behind the codec's module.
             rows: the party's inputs, for defenses that use them.
             labels: labels of the rows.
             context: context of the forward pass.
@@ -419,7 +417,7 @@ class SplitModule(Crossings):
             if len(shape) > 1 and cut.shape[1:] == shape:
                 cut = cut.flatten(1)
             check_shape(cut, len(rows), self.widths[name], name)
-            cut = self._guarded(name, cut, context)
+            cut = self.encoders[name](self._guarded(name, cut, context))
         arrived = self._send(name, cut, rows, labels, context, addition)
         return arrived if len(shape) == 1 else arrived.reshape(-1, *shape)
 
