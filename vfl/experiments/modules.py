@@ -345,7 +345,7 @@ class _ModuleVictim(Victim):
         name: the party.
         data: see `Cases`.
         cuts: cuts of all rows, axes (rows, width).
-        bottom: the party's layers; None if they cannot run on some rows alone.
+        bottom: the party's layers; None if they need all rows and cannot run on a subset.
         top: an architecture like the label party's, and its input width; None without one.
     """
 

@@ -318,7 +318,7 @@ class Summing(Engine):
         self.channels[self.label].send([sums - self.pad(holder, shape, "bin sums", number)], number)
 
     def _add_own(self, bins: np.ndarray, shape: tuple[int, int], number: int) -> None:
-        """At another holder: sum its share, under a pad that the helper subtracts."""
+        """At a feature party: sum its share under a pad, which the dealer subtracts."""
         self.spend(math.prod(shape))
         order = permutation(self.pads[self.label], self.rows, "rows", number)
         permuted = bins[order].astype(bin_kind(shape[1]))

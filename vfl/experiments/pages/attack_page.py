@@ -348,7 +348,7 @@ _OF_OUTSIDE = (
 )
 _OF_SEARCHES = (
     "Means over victims and draws. The attacker holds back some of its leaked labels, compares "
-    "compositions on them, and lets the best compositions vote. With one label of each class it "
+    "combinations of views, scalers and classifiers on them, and lets the best of them vote. With one label of each class it "
     "cannot hold back any. results.json lists all compositions."
 )
 _OF_STANDINGS = Markup(

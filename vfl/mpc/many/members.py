@@ -109,13 +109,13 @@ class BitEngine(BeaverEngine):
         return self._numbers(self._flipped(total ^ carry, -1), signs)
 
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """Return the position of each magnitude's leading one, and the sign; no fraction bits.
+        """Return the position of the highest set bit of each magnitude, and the sign, as integers.
 
         It discloses nothing about the value. 88 n bytes, eight rounds. For a negative element, it
-        is the leading one of the complement, which is one less than the magnitude.
+        is the highest set bit of the complement, which is one less than the magnitude.
 
         Returns:
-            The axes are (positions + 1, *own axes): 1 at the leading one's position, if it is one
+            The axes are (positions + 1, *own axes): 1 at that bit's position, if it is one
             of `places`; the last entry is 1 if an element is below 0.
         """
         words = self.bits_of(shared)

@@ -13,8 +13,9 @@ from vfl.privacy.events import GaussianSteps
 class StrongComposition(Accountant):
     """Strong composition of amplified Gaussian steps, with the best division of delta.
 
-    Source: Dwork, Rothblum and Vadhan 2010, theorem III.3; a step has q epsilon and q delta. Steps
-    of several kinds share delta evenly, and their epsilons add up.
+    Source: Dwork, Rothblum and Vadhan 2010, theorem III.3. With sampling rate q, a step spends q
+    times the epsilon and q times the delta of a step on all rows. Steps of several kinds share
+    delta evenly, and their epsilons add up.
 
     >>> round(StrongComposition().epsilon([GaussianSteps(4.0, 10_000, 0.01)], 1e-5), 3)
     9.353
