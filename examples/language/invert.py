@@ -226,8 +226,8 @@ class Bench:
     def task(self, front: int, cuts: Tensor, rows: Tensor) -> tuple[float, float]:
         """Return the share of next words that the model ranks first, and the perplexity.
 
-    Both are NaN if there is one word.
-    """
+        Both are NaN if there is one word.
+        """
         if rows.shape[1] < 2:
             return math.nan, math.nan
         above = Front(self.model.tokens, self.model.layers[front:], rows.shape[1])

@@ -177,7 +177,7 @@ class Guard:
         caller: authenticates the caller.
         acceptable: returns whether the sender may send this body.
         bodies_at_once: limit of simultaneous bodies of one caller.
-        bell: signal that work has arrived; requests for work wait for it. None answers them at once.
+        bell: signal of new work, for which requests for work wait; None answers them at once.
         arrives: see `Arrives`.
         clock: monotonic clock in seconds.
     """

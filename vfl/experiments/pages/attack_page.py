@@ -348,8 +348,8 @@ _OF_OUTSIDE = (
 )
 _OF_SEARCHES = (
     "Means over victims and draws. The attacker holds back some of its leaked labels, compares "
-    "combinations of views, scalers and classifiers on them, and lets the best of them vote. With one label of each class it "
-    "cannot hold back any. results.json lists all compositions."
+    "combinations of views, scalers and classifiers on them, and lets the best of them vote. With "
+    "one label of each class it cannot hold back any. results.json lists all combinations."
 )
 _OF_STANDINGS = Markup(
     'Points of the worst attack above the best baseline. <span class="leaks">Leaks</span>: some '
