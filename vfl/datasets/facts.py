@@ -57,6 +57,7 @@ _SIGNS = frozenset(
 _MOST = 1000  # limit of counted different cells
 _MOST_COLUMNS = 2000  # columns between two lines of progress
 _GROUP_CELLS = 1 << 21  # cells of the columns that are read together
+_NO_HASHES = np.empty(0, np.uint64)
 _NUMERIC = r"^[-+]?\d[\d.,]*$"
 _WHOLE, _SHORT = r"^\p{Nd}+(\.0*)?$", r"^\p{Nd}{1,18}(\.0*)?$"
 
@@ -193,11 +194,16 @@ class _Column:
     forms: list[str] | None = field(default_factory=lambda: list(DATE_FORMS))
     decimals: Counter[str] | None = field(default_factory=Counter)
 
-    def add_hashes(self, different: np.ndarray, cells: int) -> None:
-        """Add the distinct cells of a block; stop at `_MOST`, since the column is then no id."""
-        self.hashed += cells
+    @property
+    def counted(self) -> bool:
+        """Whether more distinct cells matter; a column that is no id needs at most `_MOST`."""
         able = self.is_id or "text" in self.kinds or (self.whole and "number" in self.kinds)
-        if self.many and not able:
+        return able or not self.many
+
+    def add_hashes(self, different: np.ndarray, cells: int) -> None:
+        """Add the distinct cells of a block."""
+        self.hashed += cells
+        if not self.counted:
             self.hashes.clear()
             return
         self.hashes.append(different)
@@ -342,13 +348,15 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
     low, high = np.fmin.reduce(numbers, 1), np.fmax.reduce(numbers, 1)
     large = np.maximum(high, -low) >= 2.0 ** (63 if exact else 53)
     opened = np.asarray(is_open_end(numbers).any(1)) & (kind == "date")
-    hashes = _hashes(cells, numbers, rounded)
-    if not known.all():  # a present cell in place of a missing one leaves the different ones alike
-        first = hashes[np.arange(len(cells)), known.argmax(1)]
-        hashes = np.where(known, hashes, first[:, None])
-    hashes = np.sort(hashes, 1)
-    fresh = np.ones(hashes.shape, bool)
-    np.not_equal(hashes[:, 1:], hashes[:, :-1], out=fresh[:, 1:])
+    counted = [at for at, column in enumerate(columns) if column.counted]
+    own = counted if len(counted) < len(columns) else slice(None)
+    hashes = dict(
+        zip(
+            counted,
+            _different_hashes(cells[own], numbers[own], rounded[own], known[own]),
+            strict=True,
+        )
+    )
     for at, column in enumerate(columns):
         column.rows += cells.shape[1]
         column.missing += cells.shape[1] - int(present[at])
@@ -359,7 +367,7 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
         column.infinite |= bool(max(high[at], -low[at]) > LARGEST)
         column.whole = column.whole and kind == "number" and bool(whole[at])
         column.long |= column.whole and bool(large[at])
-        column.add_hashes(hashes[at][fresh[at]], int(present[at]))
+        column.add_hashes(hashes.get(at, _NO_HASHES), int(present[at]))
         if kind == "date":
             continue
         column.decimals = None
@@ -368,6 +376,20 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
             able = able and DIGITS in column.forms
             some = as_texts(pd.Series(np.unique(numbers[at][known[at]]))).tolist() if able else []
             column.forms = forms_of(some, [DIGITS]) or None
+
+
+def _different_hashes(
+    cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray, known: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Return the distinct hashes of each column; all arguments have axes (columns, rows)."""
+    hashes = _hashes(cells, numbers, rounded)
+    if not known.all():  # a present cell in place of a missing one leaves the different ones alike
+        first = hashes[np.arange(len(cells)), known.argmax(1)]
+        hashes = np.where(known, hashes, first[:, None])
+    hashes = np.sort(hashes, 1)
+    fresh = np.ones(hashes.shape, bool)
+    np.not_equal(hashes[:, 1:], hashes[:, :-1], out=fresh[:, 1:])
+    return (own[marks] for own, marks in zip(hashes, fresh, strict=True))
 
 
 def _hashes(cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray) -> np.ndarray:
