@@ -156,6 +156,9 @@ class SDARLabels(SDAR):
 
     The victim's cuts go through the server's own layers, and then through the simulated ones.
 
+    Distributions alone must decide which cut belongs to which class. Behind a convolution they do;
+    behind dense layers, and for classes that lie alike, the attack takes one class for another.
+
     Source: see `SDAR`.
 
     Args:
