@@ -1,6 +1,7 @@
 """A standing worker forks a child a request: its programs here are of the test, not of Flower."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -266,3 +267,12 @@ def test_parties_of_one_command_share_its_worker(tmp_path):
 def test_where_none_can_be_shared_the_command_runs_itself():
     done = sharing("end", "3", env={**os.environ, "THREADED": "1"})
     assert done.stdout == "code None False\n"
+
+
+def test_a_process_frees_at_its_end_what_triton_would_report_as_leaks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", sys)
+    gc.freeze()
+    workers._thaw()
+    frozen = gc.get_freeze_count()
+    gc.freeze()  # as the other tests had it
+    assert frozen == 0

@@ -378,11 +378,14 @@ def serve(
     else:
         print("vfl: a worker stands by", flush=True)
         connection = _asked(listener, lifeline, wait=True)
-    if connection is not None:
-        gc.enable()
-        with connection:
-            _reset_child(listener, lifeline)
-            _run_requested(connection, programs)
+    try:
+        if connection is not None:
+            gc.enable()
+            with connection:
+                _reset_child(listener, lifeline)
+                _run_requested(connection, programs)
+    finally:
+        _thaw()
 
 
 def _settle() -> None:
@@ -390,6 +393,16 @@ def _settle() -> None:
     gc.collect()
     gc.freeze()  # otherwise a collection in a child would copy the memory pages that it visits
     return_memory()
+
+
+def _thaw() -> None:
+    """Let the end of the process free what `_settle` froze.
+
+    Triton, which torch imports in builds for CUDA, otherwise reports leaks on standard error.
+    """
+    if "triton" in sys.modules:
+        gc.enable()
+        gc.unfreeze()
 
 
 def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.socket | None:
