@@ -31,7 +31,7 @@ def dist(tmp_path, monkeypatch):
     """A folder as a build leaves it, and the key to sign it with."""
     folder = tmp_path / "dist"
     folder.mkdir()
-    (folder / "vfl-0.1.0-py3-none-any.whl").write_bytes(b"wheel")
+    (folder / "vfl-0.2.0-py3-none-any.whl").write_bytes(b"wheel")
     (folder / "sbom.json").write_text("{}")
     monkeypatch.setattr(release, "DIST", folder)
     monkeypatch.setattr(getpass, "getpass", lambda prompt: "")

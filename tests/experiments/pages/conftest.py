@@ -17,7 +17,7 @@ HEAD = {
     "format": FORMAT,
     "name": "digits, left and right",
     "created": "2026-11-21T04:19:07+00:00",
-    "vfl": "0.1.0",
+    "vfl": "0.2.0",
     "mode": "federated",
     "command": "vfl train digits.toml --set codec=randtopk:k=4,alpha=0.1,values=8",
 }
