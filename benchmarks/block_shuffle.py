@@ -112,7 +112,7 @@ def _read(source: Source) -> pd.DataFrame:
     folder = os.environ.get("VFL_DATA")
     path = Path(folder or ".") / source.file
     if not path.is_file():
-        raise MissingDataError("the table is not there", where="VFL_DATA", want=source.file)
+        raise MissingDataError("the table does not exist", where="VFL_DATA", want=source.file)
     return pd.read_csv(path, sep=source.separator).drop(columns=list(source.left_out))
 
 

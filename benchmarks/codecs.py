@@ -127,7 +127,7 @@ def bench_codecs(
         LostPeerError: a process ended early; its standard error says why.
     """
     if k and width is None:
-        raise BadOptionError("k belongs to a width", got=f"k {k}", want="--width 128")
+        raise BadOptionError("k requires a width", got=f"k {k}", want="--width 128")
     pairs: Sequence[tuple[int, int]] = PAIRS
     if width is not None:
         known = [kept for published, kept in PAIRS if published == width]

@@ -692,7 +692,7 @@ def bench_frontier(
     rows = stored(file, COLUMNS)
     if not redraw:
         if task is None:
-            raise BadOptionError("no task to train", want="--task NAME, or --redraw")
+            raise BadOptionError("no task is given to train", want="--task NAME, or --redraw")
         require_choice("task", task, TASKS)
         families = [name for each in families for name in each.split(",")]
         for family in families:

@@ -200,7 +200,7 @@ def bench_tops(
     if redraw:
         return rows
     if task is None:
-        raise BadOptionError("no task to train", want="--task NAME, or --redraw")
+        raise BadOptionError("no task is given to train", want="--task NAME, or --redraw")
     require_choice("task", task, frontier.TASKS)
     for top in tops:
         require_choice("top", top, NAMES)

@@ -87,7 +87,7 @@ def bank_marketing() -> tuple[pd.DataFrame, np.ndarray]:
     """Load customers of a bank in a drawn order; the class is whether a customer bought."""
     file = Path(os.environ.get("VFL_DATA", "")) / "bank-marketing" / "bank-full.csv.gz"
     if not file.is_file():
-        raise MissingDataError("the table is not there", got=str(file), fix="set VFL_DATA")
+        raise MissingDataError("the table does not exist", got=str(file), fix="set VFL_DATA")
     table = pd.read_csv(file, sep=";").sample(ROWS, random_state=0, ignore_index=True)
     return table, (table.pop("y") == "yes").to_numpy().astype(np.int64)
 

@@ -461,7 +461,7 @@ def _require_parts(shape: DecoderShape) -> None:
     parts = (shape.positions, shape.norm, shape.mlp, shape.bias, shape.groups == shape.heads)
     if parts != ("rotary", "rms", "silu", False, True):
         raise ConfigError(
-            "other systems' programs know no such decoder",
+            "other systems' programs do not know such a decoder",
             got=repr(shape),
             want="rotary positions, RMSNorm, gated SiLU, no biases, no groups",
             fix="the demo's model: python examples/llm/train_decoder.py",
@@ -592,7 +592,7 @@ def _next_tokens(
     folder: Path | None, text: Path | None, count: int, length: int
 ) -> list[NextTokens]:
     if folder is None:
-        raise BadOptionError("next tokens of which model?", want="--model FOLDER")
+        raise BadOptionError("the model for the next tokens is not given", want="--model FOLDER")
     plain = load_pretrained(folder)
     assert isinstance(plain, Decoder), "tokens are counted"
     words = None if text is None else text.read_text(encoding="utf-8")

@@ -144,7 +144,9 @@ def bench_memory(
         got = f"{rows} rows, {role}, {ids} ids"
         raise BadOptionError("nothing to measure", got=got, want="10 rows, and a case of CASES")
     if not sys.platform.startswith("linux"):
-        raise UserError("the peak of a process can be read under Linux only", got=sys.platform)
+        raise UserError(
+            "the peak memory of a process can be read only under Linux", got=sys.platform
+        )
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / f"table.{format}"
         harness.say(f"writing {table.name}: {rows} rows, {columns} columns")

@@ -140,7 +140,7 @@ def peers(spec: str) -> list[System]:
     name, _, python = spec.partition("=")
     if name not in PEERS or not python:
         raise BadOptionError(
-            "no peer like that",
+            "this peer does not exist",
             where="option 'peer'",
             got=f"'{spec}'",
             want=f"{' or '.join(PEERS)}, '=' and the Python that has it installed",

@@ -274,7 +274,7 @@ def _receive(end: socket.socket, size: int) -> None:
     while left:
         got = len(end.recv(min(left, 1 << 20)))
         if not got:
-            raise EOFError("the other party has gone")
+            raise EOFError("the other party has ended")
         left -= got
 
 

@@ -155,7 +155,7 @@ def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
     """
     bottom = models.make_bottom(spec)
     if not isinstance(bottom, PretrainedBottom):
-        raise BadOptionError("reviews take another bottom", got=spec, want="pretrained:name=NAME")
+        raise BadOptionError("reviews need another bottom", got=spec, want="pretrained:name=NAME")
     length = _WHOLE if bottom.tail else _TOKENS
     form = SetFormat(length=length, tokenizer=bottom.name)
     texts = read_bundled("review_polarity", limit=limit, form=form).cells

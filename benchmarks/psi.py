@@ -171,7 +171,9 @@ def _peer(spec: str) -> tuple[str, str]:
     name, _, python = spec.partition("=")
     if name not in PEERS or not python:
         want = f"{' or '.join(PEERS)}, '=' and the Python that has it installed"
-        raise BadOptionError("no peer like that", where="option 'peer'", got=f"'{spec}'", want=want)
+        raise BadOptionError(
+            "this peer does not exist", where="option 'peer'", got=f"'{spec}'", want=want
+        )
     return name, python
 
 

@@ -198,7 +198,7 @@ def _term(term: str, folder: Path) -> Figure:
         term = f"published_ours.csv?key={rest}#value"
     found = _TERM.fullmatch(term)
     if found is None or not (folder / found["file"]).exists():
-        raise DataError("no stored result like that", where="a link", got=f"'{term}'")
+        raise DataError("this stored result does not exist", where="a link", got=f"'{term}'")
     factor = 1.0
     for sign, number in re.findall(r"([*/])([\d.]+)", found["factors"]):
         factor *= float(number) if sign == "*" else 1 / float(number)
@@ -214,7 +214,7 @@ def _matching(
     if not found:
         known = [row["key"] for row in records if "key" in row]
         raise DataError(
-            "no stored row like that",
+            "this stored row does not exist",
             where="a link",
             got=f"'{term}'",
             fix=nearest(wanted.get("key", ""), known) if known else "",
@@ -521,7 +521,7 @@ def bench_published(check: bool = False, folder: Path = FOLDER) -> list[Publishe
         page.write_text(text, encoding="utf-8")
     elif page.read_text("utf-8") != text:
         raise VFLError(
-            "the page is not what the stored results give",
+            "the page differs from the stored results",
             where=str(page),
             fix="run `python -m benchmarks.published`",
         )

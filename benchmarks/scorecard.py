@@ -185,7 +185,7 @@ def _table(
 def _found(path: Path) -> Path:
     if not path.is_file():
         raise MissingDataError(
-            "this table is not here", where=str(path), fix="name its folder in VFL_DATA"
+            "this table is not on this machine", where=str(path), fix="name its folder in VFL_DATA"
         )
     return path
 

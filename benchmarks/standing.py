@@ -350,7 +350,7 @@ def bench_standing(
         LostPeerError: a process did not start.
     """
     if not sys.platform.startswith("linux"):
-        raise UserError("processes are found under Linux only", got=sys.platform)
+        raise UserError("processes can be found only under Linux", got=sys.platform)
     if unknown := set(kills) - set(KILLS):
         raise UserError("an unknown kind of loss", got=", ".join(unknown), want=", ".join(KILLS))
     with standing() as made:

@@ -69,7 +69,7 @@ def bench_start(turns: int = TURNS, idle_s: float = IDLE_S, quick: bool = False)
     if quick:
         turns, idle_s = 1, 1.0
     if not sys.platform.startswith("linux"):
-        raise UserError("processes are measured under Linux only", got=sys.platform)
+        raise UserError("processes can be measured only under Linux", got=sys.platform)
     with tempfile.TemporaryDirectory() as name, ExitStack() as services:
         folder = Path(name) / "project"
         label = demo.write_demo(folder, ["train.epochs=1"])

@@ -54,7 +54,7 @@ def source_of(file: Path) -> list[str]:
     """
     table = TABLES.get(Path(read_checked(file, [])[0].data.source).name)
     if table is not None and "VFL_DATA" not in os.environ:
-        raise MissingDataError("the table is not there", where="VFL_DATA", want=table)
+        raise MissingDataError("the table does not exist", where="VFL_DATA", want=table)
     return [] if table is None else [f"data.source={Path(os.environ['VFL_DATA']) / table}"]
 
 

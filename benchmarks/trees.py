@@ -557,7 +557,7 @@ def _read(source: _Source) -> tuple[pd.DataFrame, np.ndarray]:
     folder = Path(os.environ.get("VFL_DATA", ""))
     if missing := [one for one in source.files if not (folder / one).is_file()]:
         raise MissingDataError(
-            "a table is not there", got=missing[0], fix="set VFL_DATA to the folder of the tables"
+            "a table does not exist", got=missing[0], fix="set VFL_DATA to the folder of the tables"
         )
     table = pd.concat([pd.read_csv(folder / one, **source.read) for one in source.files])
     table = table.reset_index(drop=True).set_axis([str(name) for name in table.columns], axis=1)

@@ -346,7 +346,7 @@ def bench_trees_attacks(
     rows = read_rows(file, AttackRow)
     if not redraw:
         if task is None:
-            raise BadOptionError("no task to train", want="--task NAME, or --redraw")
+            raise BadOptionError("no task is given to train", want="--task NAME, or --redraw")
         require_choice("task", task, (*TASKS, *TOLD.values()))
         study = study_of(FOLDER / f"{task}.toml", seeds=list(range(seeds)))
         new = list(rows_of(task, played(study, out / task, jobs)))

@@ -294,7 +294,7 @@ def test_a_dealer_draws_no_masks_for_rows_that_fit_no_frame(tables, rows):
     one = session(tables[SECURE])
     one.begin()
     ask(one, 0, rows)
-    with pytest.raises(ProtocolError, match="fits no frame"):
+    with pytest.raises(ProtocolError, match="does not fit into a frame"):
         one.helper.serve()
 
 

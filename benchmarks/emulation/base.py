@@ -102,7 +102,7 @@ class Wan:
 
 
 def _refuse(got: str, want: str = _WANT) -> NoReturn:
-    raise BadOptionError("no line like that", where="option 'wan'", got=got, want=want)
+    raise BadOptionError("this line does not exist", where="option 'wan'", got=got, want=want)
 
 
 class Egress:

@@ -95,7 +95,7 @@ def test_rows_are_those_of_the_split(trained):
 
 
 def test_rows_that_leak_are_not_attacked_as_well(trained):
-    with pytest.raises(UserError, match="rows that leak cannot be attacked as well"):
+    with pytest.raises(UserError, match="rows that the attacker already knows cannot be attacked"):
         trained[2].case(1, leak(), Setting(leaks="test"))
 
 

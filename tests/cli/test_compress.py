@@ -66,7 +66,7 @@ def test_all_wrong_specs_are_told_before_anything_is_measured(vfl, saved):
         (("cut.npy", "--party", "bank"), "--party is for a trace"),
         (("cut.npy", "--array", "a"), "leave --array out"),
         ((".", "--array", "a"), "--array is for an .npz file"),
-        ((".",), "there is no trace here"),
+        ((".",), "this folder contains no trace"),
     ],
 )
 def test_mistakes(vfl, saved, arguments, told):

@@ -90,7 +90,7 @@ def test_only_a_project_is_simulated_and_only_with_every_folder(vfl, bank_projec
     assert "--engine: only a project has an engine" in done.err
     shutil.rmtree(bank_project / "bank")
     told = mistake(vfl("train", "project", "--engine", "simulation"))
-    assert "the file of one is not here" in told
+    assert "the file of one party is not on this machine" in told
     assert f"  where {bank_project / 'bank' / 'party.toml'}\n" in told
 
 

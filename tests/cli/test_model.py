@@ -30,7 +30,7 @@ def test_a_model_is_added_described_and_listed(vfl, tmp_path):
     ("words", "said"),
     [
         (("show", "nothing"), "vfl model add"),
-        (("add", "nothing", "small"), "no such model"),
+        (("add", "nothing", "small"), "this model does not exist"),
         (("add", "hf", "../small"), "such as reviews"),
     ],
 )

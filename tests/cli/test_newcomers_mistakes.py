@@ -83,7 +83,7 @@ REFUSED = {
     "an empty file": (b"", ["this file is empty", "write the table again"]),
     "a binary file": (
         bytes(range(128, 192)) + b"\0\xff" * 500,
-        ["this file is no CSV", "binary data", "export the table"],
+        ["this file is not a CSV file", "binary data", "export the table"],
     ),
     "a German file": (
         b"customer;income;debt;town;paid\n" + b"1;2,5;3,5;Ulm;no\n2;2,75;3,5;Ulm;yes\n" * 9,

@@ -39,5 +39,5 @@ def test_a_payload_of_another_length_is_refused():
 
 @pytest.mark.parametrize("bit", range(5))
 def test_a_bit_behind_the_last_row_is_refused(bit):
-    with pytest.raises(CorruptFrameError, match="behind its last row"):
+    with pytest.raises(CorruptFrameError, match="after its last row"):
         unpack(bytes([255, 255, 255, 224 | 1 << bit]), rows=3, row_bits=9)

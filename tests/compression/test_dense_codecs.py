@@ -107,7 +107,7 @@ def test_the_documented_enumerated_payload_bit_by_bit():
         ([0b010_001_11, 0b1_0111_11_1, 0b0_10_00000], CorruptFrameError, "does not exist"),
         ([0b010_001_00, 0b1_1010_11_1, 0b0_10_00000], CorruptFrameError, "does not exist"),
         ([0b010_001_00, 0b1_0111_00_1, 0b0_10_00000], CorruptFrameError, "marks a zero"),
-        ([0b010_001_00, 0b1_0111_11_1, 0b0_10_00001], CorruptFrameError, "behind its last row"),
+        ([0b010_001_00, 0b1_0111_11_1, 0b0_10_00001], CorruptFrameError, "after its last row"),
         ([0b010_001_00, 0b1_0111_11_1, 0b0_10_00000, 0], TruncatedFrameError, "wrong length"),
     ],
 )

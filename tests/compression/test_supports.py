@@ -80,5 +80,5 @@ def test_a_number_without_a_set_is_refused(width, count):
 def test_a_plain_row_with_another_number_of_places_is_refused(monkeypatch):
     monkeypatch.setattr(module, "SUPPORT_TABLE_LIMIT", 20)
     bits = masks(20, [9]).astype(np.uint8).reshape(-1)
-    with pytest.raises(CorruptFrameError, match="another number of indices"):
+    with pytest.raises(CorruptFrameError, match="a number of indices that differs"):
         Supports(20).from_bits(bits, np.array([10]))

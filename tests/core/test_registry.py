@@ -89,7 +89,7 @@ def test_words_for_yes_and_no(shapes, word):
         ("side=x", "not a whole number", "a whole number"),
         ("side=1.5", "not a whole number", "a whole number"),
         ("side=1,scale=big", "not a number", "a number"),
-        ("side=1,filled=maybe", "not a yes or no", "true or false"),
+        ("side=1,filled=maybe", "neither yes nor no", "true or false"),
         ("side=1,colour=green", "no such choice", "red, blue"),
         ("side=1,turns=x", "not a whole number", "a whole number"),
     ],

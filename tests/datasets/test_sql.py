@@ -112,7 +112,7 @@ def test_what_is_not_installed_is_named(monkeypatch):
 
 
 def test_an_address_without_a_driver_of_adbc_is_told_which_have_one():
-    with pytest.raises(DataError, match="no driver") as caught:
+    with pytest.raises(DataError, match="no ADBC driver") as caught:
         read_table("adbc+oracle://me:secret@host/loans", TableFormat(query="SELECT 1"))
     assert "secret" not in str(caught.value)
     assert "adbc+postgresql://" in caught.value.want

@@ -144,7 +144,7 @@ def test_cells_are_chosen_by_words(tiny):
     cells = comparison_of(tiny()).cells
     assert titles(chosen(cells, "topk")) == titles([cells[1], cells[3]])
     assert chosen(cells, cells[0].name) == [cells[0]]
-    with pytest.raises(ConfigError, match="no cell is called so"):
+    with pytest.raises(ConfigError, match="no cell has this name"):
         chosen(cells, "size")
 
 
@@ -223,8 +223,8 @@ def test_parties_share_a_level():
         ("l1:target=?", "depends on the data"),
         ("rate:bits=?", "depends on the data"),
         ("relu:values=?,packer=bitmap", "depends on the data"),
-        ("l1:target=?,packer=dense", "do not grow"),
-        ("randtopk:k=3,alpha=?", "do not grow"),
+        ("l1:target=?,packer=dense", "do not become longer"),
+        ("randtopk:k=3,alpha=?", "do not become longer"),
         ("sign:grad=?", "no such choice"),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_training_that_cannot_be_repeated_is_not_recorded_later(tmp_path):
     asked = {"defenses": ["none"], "out": tmp_path, **QUICK, **QUIET}
     vfl.grid(build, train, test, fit=loop, **asked)
     found = vfl.grid(build, train, test, fit=loop, **asked | {"attacks": ATTACKS})
-    why = "training once more, to record it, gave other weights"
+    why = "a repeated training, which is recorded, produced other weights"
     assert [one.failure["what"] for one in found.failed] == [why]
     assert f"1 cell failed: none seed=0: {why}" in found.sentence
 
@@ -298,14 +298,14 @@ def test_functions_of_a_notebook_train_here_alone(tmp_path):
     [
         (lambda c, d, s: build("none", d, s), None, {}, ConfigError, "other settings"),
         (lambda c, d, s: nn.Linear(2, 2), None, {}, DataError, "no split module"),
-        (build, iter([]), {}, DataError, "again for each epoch"),
-        (build, [], {}, DataError, "both training and test"),
+        (build, iter([]), {}, DataError, "again in each epoch"),
+        (build, [], {}, DataError, "training and as test"),
         (build, None, {"codecs": ["no_codec"]}, UserError, "no codec is called"),
         (build, None, {"defenses": ["no_defense"]}, UserError, "no defense is called"),
         (build, None, {"folds": 3, "seeds": None}, ConfigError, "no meaning"),
         ("no_such_module:build", None, {}, ConfigError, "no function has that name"),
-        (build, None, {"train": {"patience": 3}}, ConfigError, "judge by validation rows"),
-        (build, None, {"train": {"keep": "best"}}, ConfigError, "judge by validation rows"),
+        (build, None, {"train": {"patience": 3}}, ConfigError, "need validation rows"),
+        (build, None, {"train": {"keep": "best"}}, ConfigError, "need validation rows"),
         (build, None, {"fit": print, "epochs": 3}, ConfigError, "your own function trains"),
         (build, None, {"loss": nn.CrossEntropyLoss()}, ConfigError, "a loss by its spec"),
         (build, None, {"loss": "crossentropy"}, UserError, "no loss is called"),

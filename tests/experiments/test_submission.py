@@ -112,7 +112,7 @@ def test_wide_repeats_a_left_out_attack_and_copies_do_not_hide_a_figure(submissi
         lambda rows: rows[0].update(value=float("inf")),
     ):
         changed(change)
-        with pytest.raises(DataError, match="no number, or occurs twice"):
+        with pytest.raises(DataError, match="not a number, or occurs twice"):
             verify(submission, tmp_path / "copies")
 
 

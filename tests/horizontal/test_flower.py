@@ -140,7 +140,7 @@ def test_a_party_trains_on_its_own_rows_and_counts_its_rounds(tmp_path, asked):
     for number in (1, 2, 3):
         _, reply = one_round(party, asked, number)
         assert set(reply.content.array_records["update"]) == {"0", "1"}
-    assert "rounds of this training are spent" in refusal(party, asked)
+    assert "rounds of this training are used up" in refusal(party, asked)
     kept = list((party.store_path / "sessions" / "horizontal").glob("*.json"))
     assert [one.stat().st_mode & 0o777 for one in kept] == [0o600]
 
@@ -206,7 +206,7 @@ def test_another_network_than_that_of_its_columns_is_refused(tmp_path, asked):
     )
     (message,) = strategy.configure_train(1, arrays_of(averager.layers), ConfigRecord(), None)
     reply = app(message, Context(1, 1, {}, RecordDict(), {}))
-    with pytest.raises(PeerFailedError, match="not one of this party's columns"):
+    with pytest.raises(PeerFailedError, match="does not fit this party's columns"):
         strategy.aggregate_train(1, [reply])
 
 

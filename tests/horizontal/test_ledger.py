@@ -60,7 +60,7 @@ def test_a_client_takes_part_in_as_many_rounds_as_its_training_has_for_it(tmp_pa
     party = write_party(tmp_path)
     for _ in range(9):
         begin(party, 0.1, "rows")
-    with pytest.raises(ConsentError, match="rounds of this training are spent"):
+    with pytest.raises(ConsentError, match="rounds of this training are used up"):
         begin(party, 0.1, "rows")
 
 
@@ -130,4 +130,4 @@ def test_who_says_that_it_was_put_back_goes_on_with_new_names(went_back, asked, 
     party, office = went_back
     sessions(tmp_path / "party.toml", restored=True)
     office.meets(party, asked, "third")
-    assert "rounds of this training are spent" in refusal(party, asked, run="first")
+    assert "rounds of this training are used up" in refusal(party, asked, run="first")

@@ -195,7 +195,7 @@ def test_what_is_no_rows_is_refused(wrong, got):
             with pytest.raises(DataError) as caught:
                 ask(wrong)
             assert (caught.value.where, caught.value.got) == ("inputs", got)
-        with pytest.raises(DataError, match="no rows that can be shared"):
+        with pytest.raises(DataError, match="these rows cannot be shared"):
             hidden.fit(torch.zeros(8, 2), np.zeros(8), batch_size=4)
 
 

@@ -287,7 +287,7 @@ def test_a_list_of_clients_that_was_edited_opens_nothing(tmp_path):
     "facts", [{"name": ""}, {"name": "../x"}, {"rows": 0}, {"requests": -1}, {"rows": 2**53}]
 )
 def test_a_client_that_is_none_is_refused(tmp_path, facts):
-    with pytest.raises(UserError, match="this is no client"):
+    with pytest.raises(UserError, match="this is not a valid client"):
         Clients(tmp_path, "bank").add(**{"name": "one"} | facts)
 
 

@@ -92,7 +92,7 @@ def test_nothing_is_sealed_for_a_key_of_somebody_else():
             worker.split(number, 16, [keys["alice"].public, key, key])
     for name in ("bob", "carol"):
         keys["alice"].require_of(name, keys[name].public)
-    with pytest.raises(AuthenticationError, match="to one worker"):
+    with pytest.raises(AuthenticationError, match="to the same worker"):
         worker.split(number, 16, [keys["bob"].public] * 2)
     assert len(worker.split(number, 16, [keys["alice"].public, keys["bob"].public])) == 2
 

@@ -337,7 +337,7 @@ def test_votes_are_counted_once_with_the_noise_that_was_paid_for(any_workers):
     assert 0.3 < torch.stack(seen).mean() < 0.7
     with pytest.raises(ConsentError, match="is spent"):
         owner.vote("teacher", ROWS, 4.0)
-    with pytest.raises(UserError, match="no votes"):
+    with pytest.raises(UserError, match="not votes"):
         carol.tally([carol.store(torch.ones(2, 2))[0]], 0.0)
 
 

@@ -66,5 +66,5 @@ def test_runs_of_other_tables_have_no_common_rows(tmp_path, path):
 def test_runs_that_learned_from_every_row_together_are_refused(tmp_path, path):
     few = {"source": str(path), "id": "id", "validation": 0.0, "test": 0.02}
     runs = [trained(tmp_path, path, f"run{seed}", seed=seed, data=few) for seed in (1, 2)]
-    with pytest.raises(TrainedRowsError, match="some of these runs"):
+    with pytest.raises(TrainedRowsError, match="of these runs was trained"):
         evaluate_together(runs)

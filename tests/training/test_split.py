@@ -129,7 +129,7 @@ EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten())
         (lambda: joined(nn.LSTM(3, 4))({"bank": torch.ones(2, 3)}), "gives no tensor"),
         (lambda: joined(nn.Linear(3, 5), 5)({"bank": torch.ones(2, 3)}), "the top does not take"),
         (lambda: joined("mlp"), "bottom that is a module"),
-        (lambda: joined(nn.Linear(3, 4), "4"), "width in whole numbers"),
+        (lambda: joined(nn.Linear(3, 4), "4"), "width that is a whole number"),
         (lambda: joined(NORMED).train()({"bank": torch.ones(1, 3)}), "single row.*drop_last"),
         (lambda: pickle.dumps(joined(nn.Linear(3, 4))), "state_dict"),
         (

@@ -76,7 +76,7 @@ def test_our_own_certificate(tmp_path):
         check_not_expired(path)
     assert caught.value.where == str(path)
     path.write_text("no certificate")
-    with pytest.raises(UserError, match="no PEM certificate"):
+    with pytest.raises(UserError, match="not a PEM certificate"):
         check_not_expired(path)
 
 

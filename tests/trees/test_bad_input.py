@@ -84,7 +84,7 @@ def test_labels_that_no_objective_takes_are_refused(tmp_path, table, spec):
 
 @pytest.mark.parametrize("helper", ["bank", "shop"])
 def test_a_helper_that_has_data_is_refused(tmp_path, table, helper):
-    with pytest.raises(ExposedCutError, match="could undo shares"):
+    with pytest.raises(ExposedCutError, match="could reveal shares"):
         trained(tmp_path, table, f"{PROTECTIONS['known']},helper={helper}", ["basket"])
 
 

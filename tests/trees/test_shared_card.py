@@ -149,7 +149,7 @@ def test_too_few_rows_for_a_floor_are_refused(tmp_path):
 
 @pytest.mark.parametrize("helper", ["shop", "lender"])
 def test_a_helper_with_data_is_refused(tmp_path, helper):
-    with pytest.raises(ExposedCutError, match="undo shares"):
+    with pytest.raises(ExposedCutError, match="reveal shares"):
         trained(tmp_path, made_table(300), f"scorecard:bad=bad,protect=shared,helper={helper}")
 
 

@@ -362,7 +362,9 @@ class Victim:
         """
         setting, leak = setting or Setting(), draw.clone_state()
         if setting.leaks == setting.targets:
-            raise UserError("rows that leak cannot be attacked as well", got=setting.leaks)
+            raise UserError(
+                "rows that the attacker already knows cannot be attacked", got=setting.leaks
+            )
         grants = _with_leaks(INFERENCE, k, self.classes)
         grants |= {Grant.SNAPSHOTS} if snapshots else set()
         grants |= {Grant.PARTNERS} if partners else set()

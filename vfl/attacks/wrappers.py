@@ -38,7 +38,7 @@ class Wrapper(Attack):
         self.inner = make(of)
         if cuts and Grant.CUTS not in self.inner.needs:
             raise BadOptionError(
-                "this wrapper changes cuts, and the attack reads none",
+                "this wrapper changes cuts, but the attack does not use cuts",
                 where="option 'of'",
                 got=of,
                 want="an attack that reads the cut",

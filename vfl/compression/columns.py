@@ -231,7 +231,7 @@ def unpack_columns(body: memoryview, rows: int, columns: int, mean_bits: float) 
     head = 2 * _COLUMN_BYTES * columns
     if len(body) < head:
         raise TruncatedFrameError(
-            "a payload ends inside the ends of its columns",
+            "a payload ends inside the range limits of its columns",
             got=f"{len(body)} bytes",
             want=f"{head} or more",
         )

@@ -184,7 +184,7 @@ def _cross(encoder: Codec, decoder: Codec, cut: Tensor, context: StepContext) ->
     end = perf_counter()
     if not torch.equal(decoded, encoder.decode(payload, rows, width, reading).cut):
         raise SpecError(
-            "the two ends of a codec read a frame differently",
+            "sender and receiver of a codec decode a frame differently",
             where=f"step {context.step}",
             got=type(encoder).__name__,
             fix="test it with vfl.testing.CodecContract",

@@ -154,7 +154,7 @@ class PackedCodec(Codec):
             )
         if view[:head] != tag:
             raise CorruptFrameError(
-                "a payload was made with other counts, or with other ends of ranges",
+                "a payload was made with other counts, or with other limits of ranges",
                 fix="start the session again from its last checkpoint",
             )
         layout.device = self._where(rows, width) if self._stays else _PROCESSOR

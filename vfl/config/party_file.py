@@ -66,7 +66,7 @@ def _a_collector(text: str) -> str:
     if url.username is not None or url.password is not None:
         raise ValueError("a password does not belong in a URL; a proxy in front can add it")
     if url.scheme == "http" and host != "localhost" and not _is_loopback(host):
-        raise ValueError("beyond this machine only with https")
+        raise ValueError("an address outside this machine requires https")
     return text
 
 
@@ -122,7 +122,7 @@ def _by_dotted_names(ranges: Any) -> Any:
 
 def _ascends(ends: tuple[float, float]) -> tuple[float, float]:
     if ends[0] > ends[1]:
-        raise ValueError("a range is a list of its least and its greatest number")
+        raise ValueError("a range is a list of its minimum and its maximum")
     return ends
 
 

@@ -262,7 +262,7 @@ class RunFolder:
         try:
             earlier = [one for one in read_lines(path) if one["epoch"] < record["epoch"]]
         except (KeyError, TypeError):
-            raise RunFolderError("a line of this file is no record", where=str(path)) from None
+            raise RunFolderError("a line of this file is not a record", where=str(path)) from None
         if content.count(b"\n") == len(earlier) and (not content or content.endswith(b"\n")):
             append_line(path, dict(record))
         else:

@@ -236,7 +236,7 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
         for part in tables:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise ConfigError("a part of this key is no table", got=assignment)
+                raise ConfigError("a part of this key is not a table", got=assignment)
         table[key] = value
     return content
 

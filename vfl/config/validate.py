@@ -657,7 +657,7 @@ def of_project(experiment: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(
             "a project's experiment.toml cannot enable a party's trace",
             got="[trace]",
-            fix="put it in the party.toml of the party that wants to record its own end",
+            fix="put it in the party.toml of the party that wants to record its own part",
         )
 
 

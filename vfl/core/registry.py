@@ -421,7 +421,9 @@ class Registry(Generic[Member]):
             return tuple(self._convert(name, key, part, each) for part in text.split("/"))
         if wanted is bool:
             if text.lower() not in _WORDS:
-                raise BadOptionError("not a yes or no", where=where, got=text, want="true or false")
+                raise BadOptionError(
+                    "the value is neither yes nor no", where=where, got=text, want="true or false"
+                )
             return _WORDS[text.lower()]
         if wanted in (int, float):
             try:

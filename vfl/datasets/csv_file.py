@@ -232,7 +232,9 @@ def _unzipped(path: Path) -> IO[bytes]:
     else:
         got = f"a zip archive of {len(files)} files" if files else "a damaged zip archive"
         fix = "unpack it, and name the one table" if files else "write it again"
-    raise DataError("this file is no CSV", where=str(path), got=got, want="one CSV", fix=fix)
+    raise DataError(
+        "this file is not a CSV file", where=str(path), got=got, want="one CSV", fix=fix
+    )
 
 
 def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) -> list[str]:
@@ -444,7 +446,11 @@ def _check_kind(path: Path) -> None:
     for mark, what, fix in _OTHERS:
         if top.startswith(mark):
             raise DataError(
-                "this file is no CSV", where=str(path), got=what, want="CSV or Parquet", fix=fix
+                "this file is not a CSV file",
+                where=str(path),
+                got=what,
+                want="CSV or Parquet",
+                fix=fix,
             )
     is_wide = marked(whole) == "utf-16" or wide(whole)
     if whole[257:262] == b"ustar" or (not is_wide and _BINARY.search(whole.rstrip(b"\0\x1a"))):
@@ -454,7 +460,7 @@ def _check_kind(path: Path) -> None:
         elif b"\n" in whole and not _BINARY.search(whole.replace(b"\0", b"")):
             got, fix = _ZERO_BYTES
         raise DataError(
-            "this file is no CSV", where=str(path), got=got, want="CSV or Parquet", fix=fix
+            "this file is not a CSV file", where=str(path), got=got, want="CSV or Parquet", fix=fix
         )
 
 

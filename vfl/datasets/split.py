@@ -47,7 +47,7 @@ class Fold:
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.of or self.of < 2:
             raise BadOptionError(
-                "there is no such fold",
+                "this fold does not exist",
                 got=f"fold {self.number} of {self.of}",
                 want="a number from 1 to the number of folds, which is at least 2",
             )

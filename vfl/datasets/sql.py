@@ -74,7 +74,7 @@ def _adbc(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
     scheme = address.partition(":")[0]
     if scheme not in _DRIVERS:
         want = ", ".join(f"{ADBC}{name}://" for name in _DRIVERS)
-        raise DataError("no driver of ADBC for this address", where="data.source", want=want)
+        raise DataError("no ADBC driver exists for this address", where="data.source", want=want)
     driver = _installed(f"adbc_driver_{scheme}.dbapi", f"adbc-driver-{scheme}")
     if address.startswith(SQLITE):
         file = address.removeprefix(SQLITE)

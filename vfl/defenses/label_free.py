@@ -116,7 +116,7 @@ class LabelFree(Defense):
                 raise SpecError(
                     f"no gradient moves a bottom under 'label_free', and {type(member).__name__} "
                     "works through gradients",
-                    fix="one of the two",
+                    fix="use one of the two",
                 )
 
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:

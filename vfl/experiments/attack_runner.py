@@ -201,7 +201,7 @@ def _backdoor_scores(cases: Cases, adversary: Backdoor) -> list[Score]:
     assert own.inputs is not None
     if not 0 <= adversary.target < len(label.classes):
         raise ConfigError(
-            "a backdoor's class is none of the task's",
+            "the backdoor's class is not a class of the task",
             where="grid.adversaries",
             got=f"target={adversary.target}",
             want=f"0 to {len(label.classes) - 1}",

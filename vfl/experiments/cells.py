@@ -140,7 +140,7 @@ class GridFolder:
             created = self.head("created")
             if (self.modules is None) is not (modules is None):
                 raise RunFolderError(
-                    "this is the folder of a grid of a module, or the new one is and this is not",
+                    "only one of the two grids is of a module, so they cannot share this folder",
                     where=str(self.path),
                     fix="give another folder: --out, or out= in Python",
                 )
@@ -250,9 +250,9 @@ def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
     found = [cell for cell in cells if whole.search(cell.title) or whole.search(cell.name)]
     if not found:
         raise ConfigError(
-            "no cell is called so",
+            "no cell has this name",
             got=words,
-            want="a part of what --dry-run lists",
+            want="part of a name that --dry-run lists",
         )
     return found
 

@@ -266,9 +266,9 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
     plain = replace(cut, rows=min(cut.rows, 8))
     if length_follows_data(least, cut):
         raise BadOptionError(
-            "no number can be looked for here: how long its frames are depends on the data",
+            "no number can be found here, because the length of frames depends on the data",
             got=spec,
-            fix="write the number; the comparison shows the bytes that were really sent",
+            fix="write the number yourself; the comparison shows the bytes that were sent",
         )
     try:
         grows = frame_bytes(_with(spec, 2), plain) > frame_bytes(least, plain)
@@ -278,9 +278,9 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
         grows = False
     if not grows:
         raise BadOptionError(
-            "no number can be looked for here: frames do not grow with it",
+            "the search cannot find a number here, because frames do not become longer with it",
             got=spec,
-            want="an option that fixes how much is sent, such as topk:k=?",
+            want="an option that determines the number of sent bytes, such as topk:k=?",
         )
 
 

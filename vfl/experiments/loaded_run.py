@@ -49,7 +49,7 @@ class LoadedRun:
             raise RunFolderError(
                 "there is no run in this folder",
                 where=str(path),
-                want="a folder with run.json, as training writes it",
+                want="a folder with the file run.json, which every training writes",
                 fix="give the path that vfl train printed",
             )
         self.path, self.folder = path, RunFolder(path)

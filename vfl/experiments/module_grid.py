@@ -337,7 +337,7 @@ def _running(role: str) -> Iterator[None]:
             f"the function that you gave as {role} ended with an error",
             where=f"{last.filename}:{last.lineno} in {last.name}",
             got=type(error).__name__,
-            fix="the error itself stands above, as the cause",
+            fix="the error itself is printed above, as the cause",
         ) from error
 
 
@@ -392,10 +392,10 @@ def _again(loader: Any) -> Iterable[Any]:
     """Return the loader; refuse one that cannot be iterated twice."""
     if not isinstance(loader, Iterable) or iter(loader) is loader:
         raise DataError(
-            "a loader must give its batches again for each epoch",
+            "a loader must return its batches again in each epoch",
             where="the loader",
             got=f"a {type(loader).__name__}",
-            want="a DataLoader, a list of batches, or a function of the seed that makes one",
+            want="a DataLoader, a list of batches, or a function that makes one from the seed",
         )
     return loader
 
@@ -404,9 +404,9 @@ def _held_out(batches: list[Any]) -> tuple[list[Any], list[Any]]:
     """Return batches to train on; every fifth batch is for testing."""
     if len(batches) < 2:
         raise DataError(
-            "one batch is both training and test rows",
+            "the same batch is used as training and as test rows",
             where="the loader",
-            fix="test=, a loader of test rows",
+            fix="pass test=, a loader of test rows",
         )
     every = min(_HELD_OUT, len(batches))
     first = [one for place, one in enumerate(batches, 1) if place % every]
@@ -425,7 +425,7 @@ def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
         of_labels += sum(row_digests([labels]))
         found.append(one_a_row(labels).cpu())
     if not found:
-        raise DataError("the loader gives no batch", where="the loader")
+        raise DataError("the loader returns no batch", where="the loader")
     return total, torch.cat([one.flatten(1) if one.dim() > 1 else one for one in found]), of_labels
 
 
@@ -521,7 +521,7 @@ def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> Modu
     before, now = str(RunFolder(path).summary()["weights_sha256"]), _digest_of(found)
     if before != now:
         raise RunFolderError(
-            "training once more, to record it, gave other weights",
+            "a repeated training, which is recorded, produced other weights",
             where=str(path),
             got=f"weights {now[:8]}...",
             want=f"weights {before[:8]}...",

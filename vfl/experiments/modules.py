@@ -151,7 +151,7 @@ class _Bottom(nn.Module):
             return reached.cut.flatten(1).float()
         finally:
             hook.remove()
-        raise AssertionError("the model has passed its cut before")
+        raise AssertionError("the model has already passed its cut")
 
     def _arguments(self, flat: Tensor) -> dict[str | int, Tensor]:
         if self._is_one:
@@ -283,7 +283,7 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
         for hook in hooks:
             hook.remove()
     if not seen.labels:
-        raise DataError("the loader gives no batch", where="the loader")
+        raise DataError("the loader returns no batch", where="the loader")
     return seen
 
 

@@ -122,7 +122,7 @@ class CellResources:
                     raise ValueError
             except ValueError:
                 raise ConfigError(
-                    "unknown resource of a cell",
+                    "a cell names an unknown resource",
                     where="--ray",
                     got=word,
                     want="ADDRESS,cpus=NUMBER,gpus=NUMBER,memory=2GB|auto",
@@ -278,7 +278,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             raise ConfigError(
                 "no machine of the cluster has room for a cell",
                 got=str(self.resources),
-                want="what ray status shows",
+                want="the resources that ray status shows",
             )
         return room
 

@@ -365,7 +365,7 @@ def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
     'easier'
     """
     if not found:
-        raise ValueError("a verdict needs a victim")
+        raise ValueError("a verdict requires at least one victim")
     count, mean = len(found), statistics.fmean(found)
     spread = math.inf if count == 1 else max(statistics.stdev(found), margin / 4)
     low, high = _ends(mean, spread, count)

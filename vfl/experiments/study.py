@@ -244,7 +244,7 @@ def add_attack(
     stored = [one for one in folder.cells() if is_stored(one, folder)]
     if not stored:
         raise RunFolderError(
-            "no victim is stored here", where=str(path), fix=folder.head("command")
+            "no victim is stored in this folder", where=str(path), fix=folder.head("command")
         )
     failed = run_cells(folder, stored, jobs, device, on_end, outside=True)
     results = write_study(folder, failed)

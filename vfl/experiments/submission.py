@@ -300,7 +300,7 @@ def _read(path: Path) -> Any:
         math.isfinite(row["value"]) for row in results["records"]
     ):
         raise DataError(
-            "a figure of this submission is no number, or occurs twice",
+            "a figure of this submission is not a number, or occurs twice",
             where=str(path / RESULTS),
             want="one finite number for each figure",
         )

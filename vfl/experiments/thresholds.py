@@ -111,7 +111,7 @@ def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
     (0.4, 0.8)
     """
     if not 0 < missed_cost < float("inf"):
-        raise ConfigError("a cost is a number above 0", where="--cost", got=f"{missed_cost:g}")
+        raise ConfigError("a cost must be a number above 0", where="--cost", got=f"{missed_cost:g}")
     found = min(
         confusions(scored), key=lambda one: one.false_negatives * missed_cost + one.false_positives
     )

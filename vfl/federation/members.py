@@ -525,7 +525,9 @@ def _read_key(public: Path) -> bytes:
     try:
         content = public.read_bytes()
     except OSError:
-        raise MissingDataError("there is no such key", where=str(public), want="NAME.pub") from None
+        raise MissingDataError(
+            "this key does not exist", where=str(public), want="NAME.pub"
+        ) from None
     if len(content) > _MOST_KEY_BYTES:
         raise UserError("this is no public key", where=str(public), got="a large file")
     return content

@@ -337,7 +337,7 @@ def require_new(folder: Path) -> None:
         RunFolderError: the folder is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new one")
+        raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new folder")
 
 
 def write_project(

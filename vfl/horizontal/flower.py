@@ -169,7 +169,9 @@ def _floats(content: bytes) -> Tensor:
         version, shape, kind = (0, 0), (), np.dtype(np.void)
     there = len(content) - stream.tell()
     if version != (1, 0) or kind != np.float32 or len(shape) != 1 or 4 * shape[0] != there:
-        raise ProtocolError("a layer of a horizontal training is flat, in float32")
+        raise ProtocolError(
+            "a layer of a horizontal training must be a flat array of float32 numbers"
+        )
     return torch.from_numpy(np.frombuffer(content, np.float32, offset=stream.tell()).copy())
 
 
@@ -221,7 +223,7 @@ class Terms:
             raise ProtocolError("this message does not belong to a horizontal training") from None
         self.settings = check(settings, HorizontalSettings, where="the terms of the training")
         if not 1 <= self.round <= self.settings.rounds or math.isnan(self.norm):
-            raise ProtocolError("this round is not one of the training's")
+            raise ProtocolError("this round does not belong to the training")
 
 
 def answer(

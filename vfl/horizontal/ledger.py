@@ -63,10 +63,10 @@ class RoundLedger(Spending[Rounds]):
                 )
             if known.rounds >= most:
                 raise ConsentError(
-                    "the rounds of this training are spent",
+                    "all rounds of this training are used up",
                     got=f"round {known.rounds + 1} of this client",
                     want=f"{most} rounds at most, by settings.seed",
-                    fix="another training, under another name",
+                    fix="start another training, under another name",
                 )
             self._write(known.model_copy(update={"rounds": known.rounds + 1}))
 

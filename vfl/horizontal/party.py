@@ -103,9 +103,9 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
         sizes = {number: len(flat(one)) for number, one in enumerate(layers_of(model))}
         if sizes != {number: len(one) for number, one in terms.layers.items()}:
             raise DisagreementError(
-                "the server's network is not one of this party's columns",
+                "the server's network does not fit this party's columns",
                 where="horizontal.model",
-                fix="the same columns of numbers at every party, and one vfl",
+                fix="use the same number columns at every party, and the same version of vfl",
             )
     plan = plan_noise(settings, len(inputs))
     limit = consent.max_epsilon
@@ -123,7 +123,7 @@ def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
             where=terms.run if _NAME.fullmatch(terms.run) else None,
             got="; ".join(asked for asked, _ in refused),
             want="; ".join(allowed for _, allowed in refused),
-            fix="other settings, or other limits in [consent] of the party's own file",
+            fix="use other settings, or other limits in [consent] of the party's own file",
         )
 
 

@@ -62,7 +62,7 @@ def run_horizontal(
     with locked(path):
         try:
             if (path / OUTCOME).exists():
-                raise RunFolderError("there is a run of that name already", where=str(path))
+                raise RunFolderError("a run of this name exists already", where=str(path))
             settings = check(override({}, changes), HorizontalSettings, where="[horizontal]")
             _train(grid, experiment, party, settings, run)
         except Exception as error:
@@ -124,5 +124,5 @@ def _wait_for(grid: Grid, names: Sequence[str], patience_s: float) -> list[int]:
             return [found[name] for name in names]
     raise MissingPartyError(
         f"no SuperNode of {', '.join(missing)} after {patience_s:g} s",
-        fix="vfl up party.toml there, and vfl doctor party.toml where it does not come",
+        fix="start vfl up party.toml there; if it fails, run vfl doctor party.toml there",
     )

@@ -253,10 +253,10 @@ def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Te
     unknown = sum(str(one) not in known for one in data.classes)
     if unknown:
         raise DataError(
-            "a party's table has classes that the training does not name",
+            "a party's table has classes that the training does not list",
             where="horizontal.classes",
             got=f"{unknown} of {len(data.classes)} classes unknown",
-            fix="name all classes in [horizontal], as they stand in the tables",
+            fix="list all classes in [horizontal], spelled as in the tables",
         )
     require_numbers(data)
     places = torch.tensor([known[str(one)] for one in data.classes])

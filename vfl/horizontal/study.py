@@ -118,7 +118,7 @@ def train_project(
     }
     if settings.classes is None:
         raise ConfigError(
-            "the parties' own tables need one order of classes",
+            "the parties' own tables need the same order of classes",
             where="horizontal.classes",
             fix='-s \'horizontal.classes=["no", "yes"]\'',
         )

@@ -254,14 +254,16 @@ class Wire:
         try:
             talk = Talk.model_validate_json(bytes(frame.payload))
         except ValidationError:
-            raise ProtocolError("a request of an unknown form came before a computation") from None
+            raise ProtocolError(
+                "a request of an unknown form arrived before a computation"
+            ) from None
         self._witness.require(talk.known, _CALLED[self._peer])
         return talk
 
     def fail(self, error: BaseException) -> None:
         """Send the error to the other end, then close; for a bug, send only its type."""
         if not isinstance(error, VFLError):
-            error = ProtocolError("a party broke off", got=type(error).__name__)
+            error = ProtocolError("a party ended the computation early", got=type(error).__name__)
         self._link.fail(error)
 
     def close(self) -> None:
@@ -494,7 +496,7 @@ class Party:
             ProtocolError: the task differs from the task of the stream.
         """
         if said.task != task:
-            raise ProtocolError("a request came on the stream of another task", got=said.task)
+            raise ProtocolError("a request arrived on the stream of another task", got=said.task)
         for what, got, want in (
             ("runs another version of vfl", said.version, VERSION),
             ("has other terms", said.terms[:16], self.terms.digest()[:16]),
@@ -531,7 +533,7 @@ class Party:
                 want=f"{self.shape.context + 1} together",
             )
         if isinstance(self.shape, EncoderShape) and (asked.count, asked.texts) != (1, 1):
-            raise DataError("a classifier takes one text at a time and answers with no tokens")
+            raise DataError("a classifier takes one text at a time and does not answer with tokens")
         self.terms.limits.require(max_tokens=asked.texts * each)
 
     def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
@@ -679,7 +681,7 @@ class Owner(Party):
         model = load()
         if model.shape != self.shape:
             raise ConfigError(
-                "the model has another shape than the terms",
+                "the model has another shape than the terms state",
                 where=file.model,
                 got=repr(model.shape),
                 want=repr(self.shape),
@@ -994,10 +996,10 @@ class User(Party):
         self.require_askable(length, count, len(prompts))
         if not all(has_token(self.shape, token) for prompt in prompts for token in prompt):
             raise DataError(
-                "a question has tokens of the model",
+                "a question must consist of tokens that the model knows",
                 got=f"{length} tokens, of them one that it lacks",
                 want=f"each from 0 to {self.shape.vocabulary - 1}",
-                fix="take the tokenizer of this model",
+                fix="use the tokenizer of this model",
             )
         with ExitStack() as held:
             self._take_turn(held, "ask")
@@ -1022,7 +1024,11 @@ class User(Party):
             ConsentError: the request is more than the owner allows.
         """
         if not length:
-            raise DataError("a question has tokens of the model", got="none", want="at least one")
+            raise DataError(
+                "a question must consist of tokens that the model knows",
+                got="none",
+                want="at least one",
+            )
         self.require_within(self.talk("ask", length, count, texts=texts))
 
     def require_dealable(self, questions: int, texts: int = 1) -> None:
@@ -1101,7 +1107,7 @@ class User(Party):
         nonce = asked.session
         wanted = plan.session.startswith(nonce) and len(plan.session) == 2 * len(nonce)
         if not wanted or plan.kind != asked.kind:
-            raise ProtocolError("the model owner answers another request")
+            raise ProtocolError("the model owner answers a different request")
 
 
 def _program(

@@ -632,7 +632,7 @@ class PrivateTransformer(Generic[_Model]):
     def _require_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens or not all(has_token(self._shape, token) for token in tokens):
             raise DataError(
-                "a prompt has tokens of the model",
+                "a prompt must consist of tokens that the model knows",
                 where="prompt",
                 got=f"{len(tokens)} tokens",
                 want=f"at least one, each from 0 to {self._shape.vocabulary - 1}",
@@ -834,7 +834,7 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
         assert isinstance(shape, EncoderShape), "a classifier's"
         if len(segments) != len(tokens) or not all(0 <= one < shape.segments for one in segments):
             raise DataError(
-                "every token is of a segment of the model",
+                "every token must belong to a segment of the model",
                 where="segments",
                 got=f"{len(segments)} segments",
                 want=f"{len(tokens)}, each from 0 to {shape.segments - 1}",

@@ -116,7 +116,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     except VFLError:
         raise
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        raise DataError("this is no tokenizer", where=str(path)) from None
+        raise DataError("this is not a tokenizer", where=str(path)) from None
 
 
 class Streamed:

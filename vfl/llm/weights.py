@@ -317,7 +317,7 @@ class WeightStore:
     def _require(fits: bool, path: Path) -> None:
         if not fits:
             raise RunFolderError(
-                "shared weights have another size",
+                "shared weights have a different size",
                 where=os.fspath(path),
-                fix="vfl llm restored FOLDER, and deal anew",
+                fix="run vfl llm restored FOLDER, and deal again",
             )

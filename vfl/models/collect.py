@@ -59,7 +59,7 @@ def collect(source: str, folder: Path) -> None:
         UserError: the folder already exists.
     """
     if folder.exists():
-        raise UserError("there is a model of this name already", where=str(folder))
+        raise UserError("a model of this name exists already", where=str(folder))
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -92,7 +92,7 @@ def _collect(source: str, folder: Path) -> None:
             if _FILES.fullmatch(file.name):
                 shutil.copyfile(file, folder / file.name)
     elif not path.is_file():
-        raise MissingDataError("there is no such model", where=str(path), want=_WANTED)
+        raise MissingDataError("this model does not exist", where=str(path), want=_WANTED)
     elif path.suffix == ".gguf":
         _of_gguf(path, folder)
     elif path.suffix == ".zip":
@@ -102,7 +102,7 @@ def _collect(source: str, folder: Path) -> None:
     elif path.suffix == ".npy":
         _write_vectors(*_read_arrays(path), folder)
     else:
-        raise DataError("this file is no model", where=str(path), want=_WANTED)
+        raise DataError("this file is not a model", where=str(path), want=_WANTED)
     if not (folder / CONFIG).is_file():
         raise DataError(
             "this source contains no model", where=str(path), want=f"{CONFIG} and {WEIGHTS}"
@@ -193,7 +193,7 @@ def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
             words.append(word)
             rows.append(vector)
     if not rows:
-        raise DataError("this file has no word", where=str(path))
+        raise DataError("this file contains no words", where=str(path))
     return words, np.stack(rows)
 
 
@@ -207,7 +207,7 @@ def _read_arrays(path: Path) -> tuple[list[str], np.ndarray]:
             "words and vectors do not match",
             where=str(path),
             got=f"{len(words)} words, vectors of axes {vectors.shape}",
-            want="one Parquet file beside the array, with a word a row in its first column",
+            want="one Parquet file beside the array; its first column has one word in each row",
         )
     return words, np.asarray(vectors, dtype=np.float32)
 

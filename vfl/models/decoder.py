@@ -708,7 +708,7 @@ class PictureShape(BlockShape):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.size % self.patch or not len(self.mean) == len(self.deviation) == self.channels:
             raise BadOptionError(
-                "patches do not divide the picture, or channels lack a mean",
+                "the patches do not divide the picture evenly, or a channel has no mean",
                 where="option 'size'",
                 got=f"size {self.size}, patch {self.patch}, {len(self.mean)} means",
                 want=f"size a multiple of patch, {self.channels} means and deviations",

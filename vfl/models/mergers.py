@@ -38,7 +38,7 @@ class Pooling(Merger):
     def width(self, widths: Sequence[int]) -> int:
         if len(set(widths)) > 1:
             raise SpecError(
-                "this merger takes cuts of one width, column by column",
+                "this merger accepts only cuts of equal width, because it works column by column",
                 got=f"widths {', '.join(map(str, widths))}",
                 want="equal widths of all parties, or merge = 'concat'",
             )

@@ -283,9 +283,9 @@ class ViTBottom(Bottom):
         self.dropout = check_dropout(dropout)
         if tokens % heads:
             raise BadOptionError(
-                "each head takes an equal share of a token",
+                "all heads must take equal shares of a token",
                 got=f"tokens={tokens},heads={heads}",
-                want="tokens that heads divides",
+                want="a token width that is a multiple of heads",
             )
 
     def build(self, shape: Shape, width: int) -> nn.Module:
@@ -294,7 +294,7 @@ class ViTBottom(Bottom):
         channels, height, side = picture_axes(shape, "vit")
         if height != side or side % self.patch:
             raise SpecError(
-                "bottom 'vit' takes squares that its patches fill",
+                "bottom 'vit' accepts only squares that its patches fill completely",
                 got=f"rows of shape {shape} and patch={self.patch}",
                 want="a height that equals the width and is a multiple of the patch",
                 fix="set data.side, or another patch",
@@ -336,7 +336,7 @@ class HOGBottom(FixedBottom):
         cells = [side // self.cell for side in sides]
         if min(cells) < 1:
             raise SpecError(
-                "a picture has no whole cell",
+                "a picture is smaller than one cell",
                 got=f"cell={self.cell} for rows of shape {shape}",
                 want=f"a cell of at most {min(sides)}",
             )
@@ -346,7 +346,7 @@ class HOGBottom(FixedBottom):
     def build(self, shape: Shape, width: int) -> nn.Module:
         if (columns := self.columns(shape)) != width:
             raise WidthError(
-                "bottom 'hog' gives one width",
+                "bottom 'hog' has only one possible width",
                 got=f"width {width} for rows of shape {shape}",
                 want=f"width {columns}",
                 fix=f"set width to {columns}",

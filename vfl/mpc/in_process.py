@@ -172,7 +172,7 @@ class LocalParties(Generic[_Peer]):
             VFLError: a party failed; this is the first error, and the session has ended.
         """
         if self._ended:
-            raise LostPeerError("this session has ended", fix="begin a new one; its keys are new")
+            raise LostPeerError("this session has ended", fix="begin a new session, with new keys")
         played = [
             (name_of(role), partial(program, self.parties[role]), self._links[role].values())
             for role in (range(len(self.parties)) if roles is None else roles)

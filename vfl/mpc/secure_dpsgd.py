@@ -201,7 +201,7 @@ class SecureSgd:
                 "the clip norm is below the amount that rounding may add to a row's gradient",
                 got=f"{self.clip:g}",
                 want=f"above {self.clip - self.bound:.2g}",
-                fix="a larger clip, or fewer columns",
+                fix="use a larger clip, or fewer columns",
             )
         deviation, most = self.clip * self.noise, 2.0 ** (40 - _SUM_BITS)
         wanted = f"{_LEAST_NOISE:.2g} to {most:g}, as whole numbers of 2^-{_SUM_BITS}"

@@ -152,7 +152,7 @@ class RowClipper:
             axes (groups, rows or units). Both are float64.
         """
         if [one.shape for one in weights] != [one.shape for one in self._weights]:
-            raise ValueError("weights of other shapes than the model's")
+            raise ValueError("the weights have other shapes than those of the model")
         bounds = (self.norms if bounds is None else bounds).to(grad.device)
         if units is not None:
             shares = [units == one for one in sorted(set(units.tolist()))]

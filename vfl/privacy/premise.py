@@ -185,7 +185,7 @@ class _Trial:
                 continue
             if all(bool(one.isfinite().all()) for one in found):
                 return rows, others
-        raise ArithmeticError("outputs are not finite for any kind of rows")
+        raise ArithmeticError("outputs are not finite, for rows of every kind")
 
     def _outputs(self, rows: Rows, key: int = 0) -> Tensor:
         """Return outputs, with the same random draws for the same key."""

@@ -94,7 +94,7 @@ def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
             "only epsilons of the same thing add up",
             got="; ".join(kinds) or "no statement",
             want="statements with an epsilon of one unit, span, relation and adversary",
-            fix="read them side by side",
+            fix="compare them side by side",
         )
     epsilon = sum(one.epsilon or 0.0 for one in listed)
     assumes = tuple(dict.fromkeys(clause for one in listed for clause in one.assumes))

@@ -246,7 +246,7 @@ class Client:
 def _token_in(path: Path) -> str:
     words = path.read_text(encoding="ascii", errors="replace").split()
     if not words or not words[0].isprintable():
-        raise UserError("this file holds no token", where=str(path), want="the token in a line")
+        raise UserError("this file holds no token", where=str(path), want="one line with the token")
     return words[0]
 
 
@@ -259,7 +259,7 @@ def _parts(address: str) -> tuple[str, int, bool]:
         found, host, port = urlsplit(""), "", None
     if found.scheme not in ("http", "https") or found.path not in ("", "/") or found.query:
         raise UserError(
-            "this is no address of a service",
+            "this is not the address of a service",
             got=printable(address),
             want="https://HOST:PORT, or http://127.0.0.1:PORT on this machine",
         )

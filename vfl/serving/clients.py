@@ -166,7 +166,7 @@ class Clients:
             client = Caller.model_validate(facts)
         except ValidationError as mistake:
             raise UserError(
-                "this is no client",
+                "this is not a valid client",
                 where=", ".join(sorted({str(each["loc"][0]) for each in mistake.errors()})),
                 want="a name of letters, digits and -_. that begins with a letter or digit; "
                 "numbers from 1 on",

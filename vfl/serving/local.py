@@ -67,7 +67,9 @@ def serve(
     first, task = RunFolder.open(run), settings.tasks
     if len(task) > 1:
         raise ConfigError(
-            "one process serves one task", where="--task", fix="a vfl serve for each, with a --port"
+            "one process serves only one task",
+            where="--task",
+            fix="a vfl serve for each, with a --port",
         )
 
     def opened(folder: Path) -> Play:

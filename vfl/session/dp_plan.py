@@ -293,7 +293,7 @@ def refuse_beside_dp(terms: Terms) -> None:
         raise PrivacyError(
             "rows are drawn without a key, so anyone could compute the rows of a batch",
             where="terms.dp.key",
-            want="a key that follows from the label party's secret",
+            want="a key that is derived from the label party's secret",
         )
     refuse_codec(terms.codec, {terms.parties[party].width for party in terms.feature_parties})
     refuse_defense(terms.defense, terms.dp.sampling)

@@ -200,7 +200,7 @@ def of_no_rows(frame: Frame, width: int) -> Tensor:
     """
     if frame.payload:
         raise ProtocolError(
-            "a message about no rows has a payload",
+            "a message without rows has a payload",
             got=f"{len(frame.payload)} bytes",
             want="an empty payload",
             where=f"step {frame.step}",

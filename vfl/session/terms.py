@@ -142,7 +142,9 @@ class Terms(Settings):
     def _consistent(self) -> Terms:
         """Check settings that no experiment file has: serving, and requests of one session."""
         if not set(self.serving) <= set(self.tasks) or len({*self.serving}) < len(self.serving):
-            raise ValueError("only further label parties serve a task of their own, each once")
+            raise ValueError(
+                "only further label parties may serve tasks of their own, each of them once"
+            )
         if self.serving and self.mode != "serve":
             raise ValueError("no party serves in this session")
         if self.beside and self.mode != "evaluate":

@@ -65,7 +65,7 @@ class BudgetLedger(Spending[Table]):
             raise ConsentError(
                 "the spent budget of a worker's tables is no longer known",
                 where=str(self.folder),
-                got="a store that was put back from a copy",
+                got="a store that was restored from a copy",
                 fix="omit --epsilon; docs/backups.md explains the cost of a lost store",
             )
         if not _NAME.fullmatch(name):

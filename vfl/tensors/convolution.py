@@ -48,7 +48,7 @@ class Geometry:
         fits = fits and self.images[1] == self.filters[1] * self.groups
         if not fits or self.filters[0] % self.groups or min(self.size) < 1:
             raise UserError(
-                "these axes are no convolution",
+                "a convolution cannot have these axes",
                 got=f"images {axes(self.images)}, filters {axes(self.filters)}",
                 want="(rows, channels, height, width) and (outputs, channels, height, width)",
                 fix="compare channels, groups and the size of the filters",
@@ -81,7 +81,7 @@ class Geometry:
             UserError: the integers do not describe a convolution.
         """
         if len(numbers) != NUMBERS:
-            raise UserError("these numbers describe no convolution", got=str(len(numbers)))
+            raise UserError("these numbers do not describe a convolution", got=str(len(numbers)))
         one, two, *rest = numbers[:4], numbers[4:8], *numbers[8:]
         return Geometry(
             tuple(one), tuple(two), (rest[0], rest[1]), (rest[2], rest[3]), (rest[4], rest[5]),

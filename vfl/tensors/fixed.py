@@ -77,7 +77,7 @@ class FixedPrecisionTensor(ChainTensor):
             return [self.lifted(each) for each in value]
         if isinstance(value, PointerTensor):
             raise UserError(
-                "a pointer and a shared tensor are operands of one operation",
+                "one operation cannot combine a pointer and a shared tensor",
                 got=repr(value),
                 fix="share it: pointer.fix_precision().share(...)",
             )
@@ -143,7 +143,7 @@ class FixedPrecisionTensor(ChainTensor):
     def backward(self) -> None:  # type: ignore[override]
         """Add the gradients of a scalar to the leaves that it depends on."""
         if self.numel() != 1:
-            raise UserError("backward of more than one value", got=axes(self._shape), want="one")
+            raise UserError("backward needs a single value", got=axes(self._shape), want="one")
         order: list[FixedPrecisionTensor] = []
         seen: set[int] = set()
         waiting = [(self, False)]

@@ -61,7 +61,7 @@ def foreseen(
         named = tuple((key, _frozen(value)) for key, value in sorted(kwargs.items()))
         return _foreseen(call, _frozen(tuple(args)), named, torch.is_grad_enabled())
     except Exception:  # torch has various errors without values
-        raise ValueError("no form without values") from None
+        raise ValueError("this form does not exist without values") from None
 
 
 def lost(form: Form, operands: Sequence[Tensor]) -> Tensor:

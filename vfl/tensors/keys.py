@@ -94,7 +94,9 @@ class WorkerKeys:
             return
         owners = [self._owner(key) for key in keys]
         if len(set(owners)) < len(owners):
-            raise AuthenticationError("two shares would go to one worker", where=self._name)
+            raise AuthenticationError(
+                "two shares would be sent to the same worker", where=self._name
+            )
 
     def agreed(self, key: bytes, about: str) -> bytes:
         """Derive a common key for one purpose with the worker that owns a public key."""

@@ -476,9 +476,12 @@ def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
     for each in votes:
         ones = each.ones
         if ones.dtype != torch.int64 or ones.dim() != 2:
-            raise UserError("these are no votes", want="whole numbers of axes (rows, classes)")
+            raise UserError("these are not votes", want="whole numbers of axes (rows, classes)")
         if not (((ones == 0) | (ones == 1)).all() and (ones.sum(1) == 1).all()):
-            raise UserError("votes of a teacher must be exactly one per row", want="one 1, else 0")
+            raise UserError(
+                "a teacher must have exactly one vote for each row",
+                want="a single 1 in each row, and 0 otherwise",
+            )
     counts = torch.stack([each.ones for each in votes]).sum(0)
     sigma = max(each.sigma for each in votes)
     drawn = torch.from_numpy(secret.normal(tuple(counts.shape), "votes"))

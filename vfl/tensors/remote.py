@@ -102,7 +102,7 @@ class Ticket:
             raise UserError(
                 "this is not a worker's ticket",
                 where=str(path),
-                fix="take the file that Pool.write_tickets made for this worker",
+                fix="use the file that Pool.write_tickets made for this worker",
             ) from None
 
 
@@ -255,7 +255,9 @@ class Pool:
         """See `Worker.begin_session`; all workers must be of this pool."""
         everybody = (*holders, dealer)
         if any(worker.pool is not self for worker in everybody):
-            raise UserError("these workers are of different pools", fix="take workers of one pool")
+            raise UserError(
+                "these workers belong to different pools", fix="use workers of one pool"
+            )
         name = secrets.token_hex(16)
         keys = self.ask("public_key", [(worker, ()) for worker in everybody])
         peers = [[worker.name, key] for worker, key in zip(everybody, keys, strict=True)]
@@ -452,13 +454,13 @@ class _WorkerEnd:
                     "another worker stopped with an error", got=str(message["drop"])
                 )
             if "relay" not in message:
-                raise ProtocolError("a request in the middle of a computation")
+                raise ProtocolError("a request arrived in the middle of a computation")
         return waiting.popleft()
 
     def _next(self) -> Mapping[str, Any]:
         message = unpacked(self._link.receive().payload, Ref)
         if not isinstance(message, dict):
-            raise ProtocolError("a message of another form", want="a table")
+            raise ProtocolError("a message has an unknown form", want="a table")
         if "relay" in message:
             frame = bytes(message["frame"])
             self._relayed[str(message["relay"]), int(message["from"])].append(frame)

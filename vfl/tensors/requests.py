@@ -205,7 +205,7 @@ def require_parameters(kind: str, parameters: Sequence[Any], where: str) -> None
         steps, (name, *rest) = MAPS, [*parameters] or [kind]
     if not isinstance(name, str) or name not in steps:
         raise UserError(
-            "a step that no worker knows",
+            "no worker knows this step",
             where=where,
             got=name if isinstance(name, str) else type(name).__name__,
             want=", ".join(steps),

@@ -177,7 +177,7 @@ def perform(
             return _mask(member, *parameters)
         case "disclose" if isinstance(member, AuthenticatedMember):
             return Found(member.opened(member.sum_of(*operands))[0])
-    raise UserError("a step that no worker knows", got=kind)
+    raise UserError("no worker knows this step", got=kind)
 
 
 #: Linear maps of one tensor that only move elements, so that its opening moves too.
@@ -225,7 +225,7 @@ def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
     if member.deals:
         return Found(member.plus(_as_share(mask), blank(masked.share.shape)))
     if not (isinstance(mask, MaskShare) and isinstance(masked, Masked)):
-        raise UserError("these are not a mask and values under it")
+        raise UserError("these values are not a mask and values under it")
     if not hmac.compare_digest(mask.token, masked.token):
         raise AuthenticationError("the values are under another mask")
     shared = member.plus(mask.shared, FIELD.lift(masked.elements))
@@ -437,7 +437,7 @@ class Shares(Ring):
     def transposed(self) -> Shares:
         """See `Ring`; an opening stays valid."""
         if len(self.shape) < 2:
-            raise UserError("only matrices are transposed", got=axes(self.shape))
+            raise UserError("only matrices can be transposed", got=axes(self.shape))
         return self.session.do("transposed", [self])
 
     def reveal(self, requester: str = ME) -> Tensor:
@@ -482,7 +482,7 @@ class Session(ABC):
             raise UserError(
                 "workers of this process and of others cannot share one tensor",
                 got=", ".join(names),
-                fix="take workers that are all virtual, or all elsewhere",
+                fix="use workers that are all virtual, or all in other processes",
             )
         known = holders[0].sessions
         key = (*map(id, everybody), mac)
@@ -636,7 +636,9 @@ class PartySession(Session):
 
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
         """Refuse, because this session has no workers."""
-        raise UserError("a pointer in a program of parties", fix="share values by their owner")
+        raise UserError(
+            "a program of parties contains a pointer", fix="share values by their owner"
+        )
 
     def of_owner(self, owner: int, shape: Sequence[int], elements: Tensor | None) -> Shares:
         """Share elements of one holder; no message.

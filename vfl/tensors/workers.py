@@ -228,7 +228,7 @@ class Worker:
         """
         if tag not in self._tags:
             raise UnknownNameError(
-                "no tensor of this name",
+                "no tensor has this name",
                 where=self.name,
                 want=", ".join(self._tags) or "a name that its owner gave",
                 fix=nearest(tag, self._tags) or "its owner loads it: load(tensor, tag=...)",
@@ -432,7 +432,7 @@ class Worker:
             if (
                 number in self._handed_out
             ):  # two values under one mask would reveal their difference
-                raise ConsentError("a mask is handed out once", where=self.name)
+                raise ConsentError("a mask can be given out only once", where=self.name)
             self._handed_out.add(number)
             content |= {"value": held.value.elements, "mask": list(held.value.tokens)}
         elif isinstance(held.value, Votes):
@@ -496,7 +496,7 @@ class Worker:
         self.keys.require_known(keys)
         held, pad = self._of(number), self._held.pop(mask, None)
         if pad is None or not isinstance(pad.value, Mask):
-            raise UserError("this is no mask of a dealer", where=self.name)
+            raise UserError("this is not the mask of a dealer", where=self.name)
         elements = elements_of(self._tensor(number), bits, hidden=held.rule.hides)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
         hidden = FIELD.lower(FIELD.sub(FIELD.lift(elements), pad.value.elements))
@@ -554,7 +554,7 @@ class Worker:
         """
         if tag not in self.teachers:
             raise UnknownNameError(
-                "no network of this name votes",
+                "no voting network has this name",
                 where=self.name,
                 want=", ".join(self.teachers) or "a name that its owner gave",
                 fix=nearest(tag, self.teachers)
@@ -581,13 +581,13 @@ class Worker:
         if len({each.shape for each in votes}) != 1 or not all(
             isinstance(each, Votes) for each in votes
         ):
-            raise UserError("these are no votes on the same rows", where=self.name)
+            raise UserError("these votes are not about the same rows", where=self.name)
         for each in held:
             require_reader(each.rule, self.name, self.name, each.value.shape)
         names = {each.name for each in votes}
         if len(names) < len(votes) or names & self._counted:
             raise ConsentError(
-                "votes are counted once", where=self.name, fix="let the teachers vote again"
+                "votes can be counted only once", where=self.name, fix="let the teachers vote again"
             )
         self._counted |= names
         return tally(votes, threshold, Secret.fresh())
@@ -689,7 +689,10 @@ def send(tensor: Any, worker: Any) -> Any:
         return on_parameters(tensor, lambda each: send(each, worker))
     if isinstance(tensor, ChainTensor):
         raise UserError(
-            "this tensor is not here", got=repr(tensor), want="a torch tensor", fix="move() it"
+            "this tensor is not in this process",
+            got=repr(tensor),
+            want="a torch tensor",
+            fix="move() it",
         )
     return PointerTensor(worker, *worker.store(tensor))
 

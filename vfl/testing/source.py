@@ -152,7 +152,7 @@ def _no_network() -> Iterator[list[str]]:
 
     def refuse(*given: Any, **named: Any) -> None:
         asked.append("network")
-        raise OSError("no network in this test")
+        raise OSError("this test has no network")
 
     with patch("socket.getaddrinfo", refuse), patch("socket.socket.connect", refuse):
         yield asked

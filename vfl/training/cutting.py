@@ -85,7 +85,7 @@ def split(
     require_range("row_axes", row_axes, 1, 8)
     if not isinstance(model, nn.Module) or not isinstance(at, str | Sequence | Mapping):
         raise ConfigError(
-            "a model is cut at layers, by name",
+            "a model is cut at layers, which are given by name",
             got=f"a {type(model).__name__}, at a {type(at).__name__}",
             want="a torch module, and names of model.named_modules()",
         )
@@ -283,7 +283,7 @@ class CutModel(Crossings):
                 self._signature.bind(*inputs, **named)
             except TypeError as error:
                 raise DataError(
-                    "the model has other arguments than a batch",
+                    "the arguments of the model differ from those of a batch",
                     got=str(error),
                     want=", ".join(self._signature.parameters),
                     fix="batches with the arguments of its forward alone, and 'labels'",
@@ -328,7 +328,7 @@ class CutModel(Crossings):
         axes = values.shape
         if prod(axes[cut.row_axes :]) != cut.width:
             raise WidthError(
-                "a cut has other rows than the example's",
+                "a cut and the example have different numbers of rows",
                 where=f"layer '{cut.layer}'",
                 got=f"axes {tuple(axes)}",
                 want=f"{cut.width} values in all axes from {cut.row_axes} on",
@@ -664,7 +664,7 @@ def _owners_of(at: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
         if at and _LABEL not in at and _SERVER not in at:
             return dict(at)
         raise ConfigError(
-            "feature parties have other names",
+            "feature parties cannot have these names",
             where="at",
             got=", ".join(at) or "no party",
             want=f"a layer by party, and no party '{_LABEL}' or '{_SERVER}'",
@@ -714,10 +714,10 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
         left = list(tensors_of(output))
         if not left or any(not one.is_floating_point() for one in left):
             raise DataError(
-                "a cut holds floating-point numbers",
+                "a cut must hold floating-point numbers",
                 where=f"layer '{layer}'",
                 got=", ".join(sorted({str(one.dtype) for one in left})) or "no tensor",
-                fix="cut behind the layer that makes numbers of indices",
+                fix="cut after the layer that turns indices into numbers",
             )
         arrived: list[Tensor] = []
 
@@ -751,7 +751,7 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
         outputs = model.eval()(*given.args, **given.named)
     if sorted(cut.layer for cut in cuts) != sorted(owners.values()):
         raise ConfigError(
-            "the example passes each cut layer once",
+            "the example must pass each cut layer exactly once",
             where="at",
             got=", ".join(cut.layer for cut in cuts) or "no cut layer",
             want=", ".join(owners.values()),

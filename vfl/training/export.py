@@ -81,7 +81,7 @@ def export_half(
         return written
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise MissingPackageError(
-            "a half is written as ONNX with packages that are not installed",
+            "writing a half as ONNX needs packages that are not installed",
             want="onnx and onnxscript",
             fix="pip install 'vfl[onnx]', or --to torch",
         )

@@ -82,7 +82,7 @@ def _folder_of_all(folder: LabelFolder) -> Path:
     files = [beside / name / "party.toml" for name in node_parties(folder.experiment())]
     if missing := [file for file in files if not file.exists()]:
         raise MissingDataError(
-            "a simulation plays every party, and the file of one is not here",
+            "a simulation runs every party, but the file of one party is not on this machine",
             where=str(missing[0]),
             want="the folders of all parties beside the label party's",
             fix="train over the network: vfl up at each party, then vfl train without --engine",
@@ -248,7 +248,7 @@ def _record(line: str, run: Path) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         where = str(run / "metrics.jsonl")
-        raise RunFolderError("a line of this file is no record", where=where) from None
+        raise RunFolderError("a line of this file is not a record", where=where) from None
 
 
 def _wait_for_flower(folder: LabelFolder, run_id: int) -> None:

@@ -181,7 +181,7 @@ def logits_in(outputs: Any) -> Tensor:
     found = entry_of(outputs, "logits") if not isinstance(outputs, Tensor) else outputs
     if found is None:
         raise DataError(
-            "a model's answer has no logits",
+            "a model's answer contains no logits",
             where="the model's output",
             got=f"a {type(outputs).__name__}",
             want="a tensor, or a dict or an object with 'logits'",
@@ -268,7 +268,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
     _ = Optimization(found).copies  # which tries it
     if judges(found) and not validated:
         raise ConfigError(
-            "patience and keep = 'best' judge by validation rows",
+            "patience and keep = 'best' need validation rows",
             fix="give vfl.fit a loader of them: vfl.fit(model, loader, validation, ...); in a "
             "grid or a comparison within a function of yours: fit=function",
         )
@@ -343,7 +343,7 @@ def fit(
             losses, rows = losses + float(value.detach()) * len(labels), rows + len(labels)
             trained += 1
         if not rows:
-            raise DataError("the loader gives no batch", where="the loader", got=f"epoch {epoch}")
+            raise DataError("the loader returns no batch", where="the loader", got=f"epoch {epoch}")
         record: dict[str, float] = {"epoch": epoch}
         if math.isfinite(mean := losses / rows):
             record["train_loss"] = mean
@@ -377,7 +377,7 @@ def validated(
         answers.append(answer.cpu())
         truths.append(truth.cpu())
     if not truths:
-        raise DataError("the loader gives no batch", where="the validation rows")
+        raise DataError("the loader returns no batch", where="the validation rows")
     count = sum(map(len, truths))
     quality = regression_quality if task == "regression" else classification_quality
     found = {"loss": losses / count} | quality(torch.cat(answers), torch.cat(truths))

@@ -127,7 +127,7 @@ class PartiesSession:
         self._weights = options.get("weights") or {}
         if mode == "train" and terms.train.warm_start is not None and not self._weights:
             raise ConfigError(
-                "this training does not go on from an earlier run",
+                "this training does not continue an earlier run",
                 where=f"train.warm_start = '{terms.train.warm_start}'",
                 fix="vfl train EXPERIMENT.toml --from RUN does; leave the setting out elsewhere",
             )

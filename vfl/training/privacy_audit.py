@@ -111,7 +111,7 @@ def audit(
         )
     if dp.unit == "client":
         raise PrivacyError(
-            "canaries are records, and the claim is about a client",
+            "canaries are records, but the claim is about clients",
             where="dp.unit",
             want="dp.unit = 'record'",
         )
@@ -121,7 +121,7 @@ def audit(
     needed = each * (2 if dp.sampling == "shuffled" else 1)
     if asked < FEWEST or needed > rows // 2:
         raise PrivacyError(
-            "so few coins prove nothing, or there are too few rows to be canaries",
+            "so few canaries prove nothing, or too few rows can be canaries",
             got=f"{canaries} canaries, {trainings} trainings, {rows} training rows",
             want=f"{FEWEST} canaries, or trainings, and {max(2 * needed, FEWEST)} rows",
         )

@@ -103,7 +103,7 @@ class ModuleTrace:
         """
         if model.lineage != self._model.lineage and _weights_of(model) != self._ended_with:
             raise DataError(
-                "this trace is of another module's training",
+                "this trace belongs to another module's training",
                 where="trace",
                 got="a module of another origin, whose weights are not those at the trace's end",
                 want="the module that was trained in the block 'with vfl.record(model) as trace:', "
@@ -189,7 +189,7 @@ class ModuleTrace:
             found[step] = epoch, np.array(places, np.int64)
         if not any((places < _ELSEWHERE).any() for _, places in found.values()):
             raise DataError(
-                "the training had none of the loader's rows",
+                "the training used none of the loader's rows",
                 where="trace",
                 got=f"{len(found)} steps, rows of the loader that no step was about",
                 want="the loader of the training, whose rows are the same in each pass",

@@ -172,7 +172,7 @@ def training_rows(folder: RunFolder) -> dict[str, PartyData]:
             "the tables have other rows than those this run trained on",
             where=str(folder.path),
             want="the rows of the training, which an attack on the run is about",
-            fix="put the tables of the training back, or train again",
+            fix="restore the tables of the training, or train again",
         )
     return data
 
@@ -563,7 +563,7 @@ def evaluate_together(
     names = [folder.path.name for folder in folders]
     if len({own.ids_digest for _, own in labels}) > 1:
         raise DisagreementError(
-            "these runs read different rows, so no set of rows is common to them",
+            "these runs read different rows, so they have no common set of rows",
             where=", ".join(names),
             want="experiments with the same table, id and data.rows",
         )
@@ -571,7 +571,7 @@ def evaluate_together(
     test = np.flatnonzero(common)
     if not len(test):
         raise TrainedRowsError(
-            "each row is one that some of these runs was trained or validated on",
+            "at least one of these runs was trained or validated on each row",
             where=", ".join(names),
             fix="runs with the same seed and split, or rows that none of them has had",
         )

@@ -166,7 +166,7 @@ class Crossings(nn.Module):
 
     def __reduce__(self) -> Any:
         raise SpecError(
-            "a split module holds the secrets of its parties, which no file gets",
+            "a split module holds secrets of its parties, which must not be written to a file",
             want="torch.save(model.state_dict(), file), or copy.deepcopy(model)",
         )
 
@@ -462,7 +462,7 @@ class Addition:
         """Refuse a gradient for which a value is missing."""
         if self.total is not None and self.total.requires_grad and not self.arrived:
             raise SpecError(
-                "codec or defense add to the loss, and this loss lacks it",
+                "codec or defense add a term to the loss, which this loss lacks",
                 where=f"step {step}, at the gradient of party '{party}'",
                 want="loss + model.extra_loss() in one backward pass",
             )
@@ -518,14 +518,14 @@ class _Crossing:
         where = f"step {self.there.step}, at the gradient of party '{self.party}'"
         if torch.is_grad_enabled():
             raise SpecError(
-                "the gradient of a gradient does not cross a cut",
+                "the gradient of a gradient cannot cross a cut",
                 where=where,
                 got="a backward pass with create_graph=True",
                 fix="differentiate twice within the bottom or within the top",
             )
         if self.went_back:
             raise SpecError(
-                "one exchange has one gradient, and a second backward pass asks for another",
+                "an exchange has only one gradient, but a second backward pass requests another",
                 where=where,
                 fix="add the losses and call backward once, or run the forward pass again",
             )
@@ -535,7 +535,7 @@ class _Crossing:
         """Return the gradient to encode; a defense acts in training steps only."""
         if self.acting and not self.there.training:
             raise SpecError(
-                "this defense acts in training steps, and this is a gradient of an evaluation",
+                "this defense acts in training steps, but this gradient belongs to an evaluation",
                 where=f"the gradient of party '{self.party}'",
                 got=f"model.eval() before it, where '{self.acting[0]}' does not act",
                 fix="model.train() before the forward pass; single layers may be in eval()",
@@ -587,7 +587,7 @@ def crossings_of(module: object, *, averaged: bool = True) -> Crossings:
     parts = module.named_modules() if isinstance(module, nn.Module) else ()
     inner = [name for name, one in parts if isinstance(one, Crossings)]
     raise DataError(
-        "this is no split module",
+        "this is not a split module",
         got=f"a {type(module).__name__}",
         want="a SplitModule, or the result of vfl.split",
         fix=f"return the part of it that is one: model.{inner[0]}" if inner else None,
@@ -680,7 +680,7 @@ def _require_same_rows(cuts: Mapping[str, Tensor], labels: Tensor | None) -> Non
         rows["the labels"] = len(labels)
     if len(set(rows.values())) > 1:
         raise DataError(
-            "a batch has the same rows at every party",
+            "all parties must have the same rows in a batch",
             got=", ".join(f"{name}: {count} rows" for name, count in rows.items()),
         )
 
@@ -689,23 +689,23 @@ def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
     """Refuse labels that are not those of the batch and the task."""
     if labels.shape != (rows,):
         got = f"axes {tuple(labels.shape)}"
-        raise DataError("a defense needs one label a row", got=got, want=f"axes ({rows},)")
+        raise DataError("a defense needs one label for each row", got=got, want=f"axes ({rows},)")
     if labels.is_floating_point() is not (classes is None):
         raise DataError(
-            "labels of another kind than the task's",
+            "labels have another type than the task's",
             got=f"{str(labels.dtype).removeprefix('torch.')}",
             want="floating-point numbers" if classes is None else "codes of classes, from 0 on",
             fix=f"task='{'classification' if classes is None else 'regression'}', or other labels",
         )
     if classes is not None and classes < 2:
         raise DataError(
-            "a defense of classes needs an output for each",
-            got="one output a row",
+            "a defense of classes needs one output for each class",
+            got="one output for each row",
             want="outputs of axes (rows, classes), and cross-entropy",
         )
     if classes is not None and bool(((labels < 0) | (labels >= classes)).any()):
         raise DataError(
-            "labels that are not among the classes", want=f"codes from 0 to {classes - 1}"
+            "some labels are not among the classes", want=f"codes from 0 to {classes - 1}"
         )
 
 
@@ -718,7 +718,7 @@ def _positions(rows: Any) -> np.ndarray:
     found = torch.as_tensor(rows)
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.lt(0).any():
         raise DataError(
-            "rows are positions in a table",
+            "rows must be positions in a table",
             where="rows",
             got=f"axes {tuple(found.shape)}, {str(found.dtype).removeprefix('torch.')}",
             want="axes (rows,), whole numbers from 0 on",
@@ -737,16 +737,16 @@ def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, Any]) 
         axes = width if isinstance(width, Sequence) else [width]
         if not isinstance(bottom, nn.Module) or any(isinstance(one, str) for one in axes):
             raise ConfigError(
-                "a party has a bottom that is a module, and a width in whole numbers",
+                "a party needs a bottom that is a module, and a width that is a whole number",
                 where=name,
                 got=f"a {type(bottom).__name__}, and a width of {type(width).__name__}",
                 fix="vfl.models.make_bottom(SPEC).build(shape, width) makes a module of a spec",
             )
     if _LABEL in bottoms:
         raise ConfigError(
-            "the label party's own columns cross no frame",
+            "the label party's own columns are not sent in frames",
             got=f"a bottom of '{_LABEL}', which is the label party",
-            fix="another name, or that bottom as a part of the top",
+            fix="use another name, or make that bottom a part of the top",
         )
 
 
@@ -764,7 +764,7 @@ def _require_names(what: str, given: Collection[str], parties: Collection[str]) 
     """Refuse an argument with a missing or an unknown party."""
     if set(given) != set(parties):
         raise DataError(
-            "an argument has other parties than the module",
+            "an argument names other parties than the module",
             where=what,
             got=", ".join(map(str, given)) or "no party",
             want=", ".join(parties),

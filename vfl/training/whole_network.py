@@ -114,7 +114,9 @@ class WholeNetworkSession(PartiesSession):
             ConfigError: the experiment has a second label party.
         """
         if party != self.label.name:
-            raise ConfigError("this network has one label party", got=party, want=self.label.name)
+            raise ConfigError(
+                "this network has only one label party", got=party, want=self.label.name
+            )
         return self.label
 
     @property

@@ -175,7 +175,7 @@ def write_trial_certificates(
     for party in parties:
         if not _PARTY.fullmatch(party) or party in ("ca", "server"):
             raise UserError(
-                "a party's name cannot name its key files",
+                "the files of a party's keys cannot have this name",
                 got=repr(party),
                 want="letters, digits, '_', '-' or '.', not 'ca' or 'server'",
             )
@@ -251,7 +251,7 @@ def fingerprint(content: bytes) -> str:
     """
     lines = public_key_lines(content)
     if not lines:
-        raise UserError("there is no public key in this file")
+        raise UserError("this file contains no public key")
     digest = hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()[: 2 * _FINGERPRINT_BYTES]
     return " ".join(digest[start : start + 4] for start in range(0, len(digest), 4))
 
@@ -266,7 +266,7 @@ def public_half(private: Path) -> bytes:
     try:
         key = serialization.load_ssh_private_key(_read(private), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise UserError("this is no private key", where=str(private)) from None
+        raise UserError("this is not a private key", where=str(private)) from None
     openssh = serialization.PublicFormat.OpenSSH
     return key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
 
@@ -443,7 +443,7 @@ def _authority(folder: Path) -> Authority:
     try:
         public = serialization.load_pem_private_key(key_pem, None).public_key()
     except (ValueError, TypeError):
-        raise UserError("this is no private key", where=str(path)) from None
+        raise UserError("this is not a private key", where=str(path)) from None
     for each in _certificates(folder / "ca.pem"):
         if each.public_key() == public:
             if each.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
@@ -456,7 +456,7 @@ def _certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read(path))
     except ValueError:
-        raise UserError("this is no PEM certificate", where=str(path)) from None
+        raise UserError("this is not a PEM certificate", where=str(path)) from None
 
 
 def _read(path: Path, fix: str | None = None) -> bytes:

@@ -56,7 +56,7 @@ def proxy_for(host: str) -> Proxy | None:
         address = Address(parse_host(parts.hostname or ""), parts.port or 80)
     except ValueError:  # its text may contain a password
         raise ConfigError(
-            "this is no proxy",
+            "this is not a proxy",
             where=_SETTING,
             want="http://HOST:PORT, or http://NAME:PASSWORD@HOST:PORT",
             fix="escape special characters of a password as %40, at least @ and /",

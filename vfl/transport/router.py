@@ -346,10 +346,10 @@ def alpn_of(hello: bytes) -> list[str]:
     >>> alpn_of(b"GET / HTTP/1.1")
     Traceback (most recent call last):
     ...
-    ValueError: this is no ClientHello
+    ValueError: this is not a ClientHello message
     """
     if len(hello) < 9 or hello[0] != _HANDSHAKE or hello[5] != _CLIENT_HELLO:
-        raise ValueError("this is no ClientHello")
+        raise ValueError("this is not a ClientHello message")
     record = _Fields(_Fields(hello[3:]).vector(2))
     record.take(1)
     body = _Fields(record.vector(3))

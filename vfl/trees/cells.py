@@ -131,7 +131,7 @@ class CellsMode(NetworkMode):
             )
         if self.needs_keys and self.helper in {*agreed.parties, agreed.label_party}:
             raise ExposedCutError(
-                "a party with data could undo shares if it helped too",
+                "a party with data could reveal shares if it were also the helper",
                 got=f"helper '{self.helper}'",
                 want=f"model = '{self.with_helper}' with a further party",
             )
@@ -488,7 +488,7 @@ class LabelCellsEnd(CellsEnd):
         if not fits:
             where = f"the message of party '{name}'"
             raise ProtocolError(
-                "a layout that no columns can have", where=where, want="bins of each column"
+                "no columns can have this layout", where=where, want="bins of each column"
             )
         return layout, signs
 
@@ -514,13 +514,15 @@ class LabelCellsEnd(CellsEnd):
             part = self._pull(name, 0)
             if len(part) != end - start:
                 raise ProtocolError(
-                    "an unexpected number of bins", where=where, want="one bin per cell"
+                    "the number of bins is not the expected one",
+                    where=where,
+                    want="one bin per cell",
                 )
             raw += part
         bins = np.frombuffer(raw, kind).reshape(columns, rows).T
         for cells, count in zip(bins.T, layout.bins, strict=True):
             if ((cells >= np.intp(count)) & (cells != layout.width - 1)).any():
-                raise ProtocolError("a cell in no bin of its column", where=where)
+                raise ProtocolError("a cell is in none of its column's bins", where=where)
         self._note("bins of cells", name, SETUP, bins.size)
         return (bins, layout), signs
 

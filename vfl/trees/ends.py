@@ -110,7 +110,7 @@ class FeatureEnd(FeatureCellsEnd):
         values = np.frombuffer(raw if fits else b"", "<f4")
         if not fits or not np.isfinite(values).all():
             raise ProtocolError(
-                "no Shapley values of this party's columns",
+                "the message contains no Shapley values of this party's columns",
                 where="the label party's message",
                 got=f"{len(raw)} bytes",
                 want=f"a number for each of {columns} columns, {rows} rows and each output",
@@ -375,7 +375,7 @@ class LabelEnd(LabelCellsEnd):
         rows, width = len(asked), -(-splits // 8)
         if len(raw) != rows * width:
             raise ProtocolError(
-                "an unexpected number of answers",
+                "the number of answers is not the expected one",
                 where=f"the message of party '{name}'",
                 got=f"{len(raw)} bytes",
                 want=f"{rows * width} bytes, a bit a split",
@@ -415,7 +415,7 @@ def read_splits(raw: bytes, layout: Layout) -> list[Split]:
         return [_split(one, layout) for one in json.loads(raw)]
     except (ValueError, TypeError, IndexError, RecursionError):
         raise ProtocolError(
-            "splits that no forest can have on these columns",
+            "no forest can have these splits on these columns",
             where="the label party's message",
             want="a column, bins of it and a direction for each split",
         ) from None

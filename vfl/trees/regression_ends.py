@@ -360,7 +360,7 @@ class TrainingEnd(SummingEnd[Facts]):
         last = Asked(player, self._family, fine, coarse, own).follow(most, size)
         if own is not None and part is not None:
             if len(last) != size:
-                raise ProtocolError("a fit with other columns", where=_LABEL_PARTY)
+                raise ProtocolError("the fit is of other columns", where=_LABEL_PARTY)
             found = np.frombuffer(last, "<f8").reshape(len(KEPT), -1)
             self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))
 
@@ -573,7 +573,7 @@ class LabelEnd(LabelCellsEnd):
             raw = self._next(name, exchange.step)
             if len(raw) != ELEMENT_BYTES * rows:
                 raise ProtocolError(
-                    "an unexpected number of answers",
+                    "the number of answers is not the expected one",
                     where=f"the message of party '{name}'",
                     got=f"{len(raw)} bytes",
                     want=f"{ELEMENT_BYTES * rows} bytes, a number a row",

@@ -395,14 +395,18 @@ class HelperEnd(CellsEnd):
             kind, sender = bin_kind(width), f"party '{name}'"
             size = facts.rows[0] * columns * kind.itemsize
             if size > MOST_BYTES:
-                raise ProtocolError("more bins than a helper accepts", where=f"bins of {sender}")
+                raise ProtocolError(
+                    "the columns have more bins than a helper accepts", where=f"bins of {sender}"
+                )
             bins = self._bins_of[name] = np.empty((facts.rows[0], columns), kind)
             for part in map(bins.T.__getitem__, _groups(bins.shape, kind.itemsize)):
                 met.links[name].send(Frame(Kind.PROTOCOL, 0, b""))
                 raw = _receive(met.links[name], 0, part.size * kind.itemsize, sender)
                 part[:] = raw.view(kind).reshape(part.shape)
             if bins.size and bins.max() >= width:
-                raise ProtocolError("a cell in no bin of its column", where=f"bins of {sender}")
+                raise ProtocolError(
+                    "a cell is in none of its column's bins", where=f"bins of {sender}"
+                )
             self._note("bins of cells, rows permuted", name, SETUP, bins.size)
         self.link.send(Frame(Kind.PROTOCOL, 0, b""))
         self._serve(0)
@@ -889,7 +893,7 @@ def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
         payload = expect(link, Kind.PROTOCOL, step, sender).payload
         if len(payload) != end - start:
             raise ProtocolError(
-                "a message of another length",
+                "a message has an unexpected length",
                 where=f"the message of {sender}",
                 got=f"{len(payload)} bytes",
                 want=f"{end - start} bytes",
@@ -918,7 +922,7 @@ def _read(content: bytes) -> Any:
 def _require_nodes(count: Any) -> None:
     if type(count) is not int or not 1 <= count <= _MOST_NODES:
         raise ProtocolError(
-            "sums of too many nodes at once",
+            "the message requests sums of too many nodes at once",
             where=f"the message of {_LABEL_PARTY}",
             want=f"1 to {_MOST_NODES} nodes",
         )

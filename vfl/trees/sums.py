@@ -311,7 +311,9 @@ class Summing(Engine):
         raw = np.frombuffer(channel.receive_bytes(number, size), kind)
         bins = np.ascontiguousarray(raw.reshape(shape[0], self.rows).T)
         if bins.size and bins.max() >= shape[1]:
-            raise ProtocolError("a cell in no bin of its column", where=f"bins of {channel.peer}")
+            raise ProtocolError(
+                "a cell is in none of its column's bins", where=f"bins of {channel.peer}"
+            )
         self.leakage.count("bins of cells", "rows permuted", bins.size, bins.size)
         (share,) = self.channels[self.label].receive([(self.rows,)], number)
         sums = _sums_over(bins, share.numpy().view(np.uint64), shape[1])

@@ -164,7 +164,7 @@ def test_mistakes_are_refused(data):
     for spec in ("malicious_optimizer:most=0.5", "noisy_labels:share=2", "replacement:columns=0"):
         with pytest.raises(BadOptionError):
             make_adversary(spec)
-    with pytest.raises(DataError, match="no leaked row is of the backdoor's class"):
+    with pytest.raises(DataError, match="none of the leaked rows has the backdoor's class"):
         begun("replacement:target=11", data)
     with pytest.raises(UserError, match="decodes only cuts that it influenced itself"):
         make_adversary("hijacking").run(None, generator(0))

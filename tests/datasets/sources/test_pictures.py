@@ -90,7 +90,7 @@ def test_a_damaged_idx_file_is_refused(tmp_path, damage, zipped):
     cells = damage(idx_bytes(np.zeros((2, 3, 3))))
     path = tmp_path / ("a.gz" if zipped else "a")
     path.write_bytes(gzip.compress(cells) if zipped else cells)
-    with pytest.raises(DataError, match=r"not a whole idx file|cannot be read"):
+    with pytest.raises(DataError, match=r"not a complete idx file|cannot be read"):
         read_idx(path)
 
 
@@ -297,7 +297,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path, change):
     }
     arrays = {key: value for key, value in (good | change).items() if value is not None}
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError, match="not a whole npz"):
+    with pytest.raises(DataError, match="not a complete npz"):
         read(tmp_path / "a.npz")
 
 
@@ -310,10 +310,10 @@ def test_a_damaged_archive_is_refused(tmp_path):
     broken[60:90] = bytes(30)
     for cells in (whole[:100], bytes(broken), b"no archive", b"", b"\x93NUMPY"):
         path.write_bytes(cells)
-        with pytest.raises(DataError, match="not a whole npz"):
+        with pytest.raises(DataError, match="not a complete npz"):
             read(path)
     np.save(tmp_path / "b.npy", np.zeros(3))
-    with pytest.raises(DataError, match="not a whole npz"):
+    with pytest.raises(DataError, match="not a complete npz"):
         read(tmp_path / "b.npy")
 
 
@@ -321,5 +321,5 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.npz"
     write_jpeg_archive(path, [1, 2], [0, 1], {"names": ["a", "b"]}, side=8)
     monkeypatch.setattr("vfl.datasets.sources.pictures.LIMIT_BYTES", 100)
-    with pytest.raises(DataError, match="not a whole npz"):
+    with pytest.raises(DataError, match="not a complete npz"):
         read(path)

@@ -116,7 +116,7 @@ def test_a_codec_that_learns_needs_every_epoch(training, some):
 
 
 def test_a_folder_without_a_trace(tmp_path):
-    with pytest.raises(RunFolderError, match="no trace here"):
+    with pytest.raises(RunFolderError, match="contains no trace"):
         read(tmp_path)
 
 

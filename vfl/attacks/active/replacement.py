@@ -54,7 +54,7 @@ class Replacement(Backdoor):
         known = view.leaked.inputs[view.leaked.labels == self.target]
         if not len(known):
             raise DataError(
-                "no leaked row is of the backdoor's class",
+                "none of the leaked rows has the backdoor's class",
                 got=f"{view.leaked.rows} leaked rows",
                 want=f"at least one of class {self.target}",
             )

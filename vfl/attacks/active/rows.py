@@ -95,7 +95,7 @@ class KnownRows:
         labels = view.leaked.labels
         if target is not None and not bool((labels == target).any()):
             raise DataError(
-                "no leaked row is of the backdoor's class",
+                "none of the leaked rows has the backdoor's class",
                 got=f"{view.leaked.rows} leaked rows",
                 want=f"at least one of class {target}",
             )

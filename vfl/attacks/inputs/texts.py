@@ -328,7 +328,7 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
     row = torch.ones(1, *shape)
     if not fronts or not torch.equal(bottom(row), fronts[0](row)):
         raise UserError(
-            "this attack goes word by word through a decoder's front, and the bottom is another",
+            "this attack needs a decoder's front, and this bottom is another one",
             want="decoder_front, with no layer of a defense or codec around it",
             fix="text_inversion",
         )
@@ -419,7 +419,7 @@ class TokenNetwork(Attack):
         known, cuts = view.leaked.cuts, view.targets.cuts
         if known.shape[1] % self.tokens:
             raise UserError(
-                "a cut is no whole number of words' vectors",
+                "the width of a cut is not a multiple of the width of a word's vector",
                 got=f"width {known.shape[1]}, tokens={self.tokens}",
                 fix="give 'tokens' the numbers of a word's vector",
             )

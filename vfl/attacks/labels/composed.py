@@ -164,7 +164,7 @@ class Composed(Attack):
         self.layers: list[Layer] = layers_of(at)
         if unlabelled == "co_training" and len(self.layers) < 2:
             raise BadOptionError(
-                "co-training wants two layers", where="option 'at'", got=at, want="cut+inputs"
+                "co-training needs two layers", where="option 'at'", got=at, want="cut+inputs"
             )
         self.scaler: Scaler = scaler
         self.unlabelled: Unlabelled = unlabelled
@@ -328,7 +328,7 @@ def _teacher(spec: str) -> Attack | None:
     made = make(TEACHERS.get(spec, spec).replace("/", ","))
     if made.goal != "labels":
         raise BadOptionError(
-            "a teacher gives scores of the classes",
+            "a teacher needs class scores",
             where="option 'teacher'",
             got=spec,
             want=f"an attack on labels, such as {', '.join(TEACHERS)}",

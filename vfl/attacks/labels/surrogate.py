@@ -71,10 +71,10 @@ class Surrogate(GradientAttack):
         scores = Transcript(view.targets.rows, exchanges).mean(lambda one: told[id(one)])
         if not torch.isfinite(scores).all():
             raise NonFiniteError(
-                "gradients without any counterpart",
+                "no gradient has a counterpart",
                 where="surrogate",
                 got="distances that are not finite",
-                want="finite ones: of NaN the first class would be taken, and read as protection",
+                want="finite distances; NaN would select the first class, and look like protection",
                 fix="a smaller rate, another temperature",
             )
         return scores.argmax(1)

@@ -170,7 +170,7 @@ def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.u
     raw = np.frombuffer(payload, np.uint8)
     behind = -rows * row_bits % 8
     if behind and raw[-1] & ((1 << behind) - 1):
-        raise CorruptFrameError("a payload has bits behind its last row")
+        raise CorruptFrameError("a payload has bits after its last row")
     return raw
 
 
@@ -385,7 +385,9 @@ class Bitmap(IndexSet):
 
     def from_bits(self, bits: Bits) -> Indices:
         if (bits.sum(axis=1, dtype=np.int64) != self.k).any():
-            raise CorruptFrameError("a payload marks another number of indices than agreed")
+            raise CorruptFrameError(
+                "a payload marks a number of indices that differs from the agreed number"
+            )
         return bits.nonzero()[1].reshape(-1, self.k)
 
 
@@ -575,7 +577,9 @@ class Supports:
             if self._size(count) <= self._most:
                 ranks[rows] = self._read_ranks(own, count)
             elif (own.sum(axis=1, dtype=np.int64) != count).any():
-                raise CorruptFrameError("a payload marks another number of indices than it states")
+                raise CorruptFrameError(
+                    "a payload marks a number of indices that differs from the number it states"
+                )
             else:
                 used[rows] = own
         sizes = np.minimum(counts, self.width - counts)

@@ -51,7 +51,7 @@ def unpad(padded: Payload, limit_bytes: int) -> memoryview:
         raise CorruptFrameError("a padded payload is longer than any can be")
     marked = bytes(padded).rstrip(b"\0")
     if not marked.endswith(_MARK):
-        raise CorruptFrameError("the padding of a payload is not a mark and zeros")
+        raise CorruptFrameError("the padding of a payload is not one mark followed by zeros")
     if len(padded) != (wanted := agreed_size(len(marked) - 1, limit_bytes)):
         raise TruncatedFrameError(
             "a padded payload has no agreed size",

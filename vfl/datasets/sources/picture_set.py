@@ -161,7 +161,7 @@ def _joined(parts: Sequence[Part], offsets: np.ndarray) -> Part:
                 "these picture sets differ in shape",
                 where="data.source",
                 got=", ".join("x".join(map(str, pictures.shape[1:])) for pictures in found),
-                want="as many channels; data.side gives all of them one size",
+                want="the same number of channels; data.side resizes all of them",
             )
         result = np.empty((len(rows), *found[0].shape[1:]), dtype=np.uint8)
         for n, pictures in enumerate(found):

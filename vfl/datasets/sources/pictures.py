@@ -234,7 +234,7 @@ def read_idx(path: Path) -> np.ndarray:
         ) from None
     if not axes or len(shape) != axes or len(cells) != wanted:
         raise DataError(
-            "this is not a whole idx file of bytes",
+            "this is not a complete idx file of bytes",
             where=str(path),
             fix="remove it and fetch it again",
         )
@@ -336,7 +336,7 @@ def _read_cifar_rows(folder: Path, files: tuple[str, ...], layout: Layout) -> Pa
     for name, cells in zip(files, found, strict=True):
         if not cells or len(cells) % row_bytes:
             raise DataError(
-                "this is not a whole binary file of CIFAR",
+                "this is not a complete binary file of CIFAR",
                 where=str(folder / name),
                 got=f"{len(cells)} bytes",
                 want=f"rows of {row_bytes} bytes",
@@ -494,7 +494,7 @@ def read_jpeg_archive(path: Path, names: str, side: int) -> tuple[Part, tuple[st
         zlib.error,
     ):
         raise DataError(
-            "this is not a whole npz of JPEG pictures",
+            "this is not a complete npz file of JPEG pictures",
             where=str(path),
             want=f"the arrays jpeg, offset, label and {names}, at most 1 GiB",
         ) from None

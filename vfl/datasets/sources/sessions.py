@@ -164,10 +164,10 @@ def read_clicks(root: Path | None) -> tuple[list[Sessions], int]:
     parts = [sessions[:first], sessions[first:second], sessions[second:]]
     if not all(parts):
         raise DataError(
-            "too few sessions remain for three parts",
+            "too few sessions remain for the three parts",
             where=str(path),
             got=f"{len(sessions)} sessions",
-            fix="take the whole file as it was published",
+            fix="use the complete file as it was published",
         )
     return parts, len(items)
 

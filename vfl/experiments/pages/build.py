@@ -146,7 +146,7 @@ def _study_page(grid: LoadedGrid) -> Content:
 def _content(run_folder: Path, missed_cost: float | None = None) -> dict[str, Any]:
     """Return the values for a page's template."""
     if missed_cost is not None and is_grid(run_folder):
-        raise ConfigError("a cost chooses the threshold of one run", where="--cost")
+        raise ConfigError("a cost selects the threshold of a single run", where="--cost")
     if is_grid(run_folder):
         grid = LoadedGrid(GridFolder(run_folder))
         kind, page = _STUDIES[grid.folder.kind][0], _study_page(grid)
@@ -203,7 +203,9 @@ def list_runs(folder: Path) -> list[Listed]:
     """
     if not folder.is_dir():
         raise RunFolderError(
-            "there is no such folder", where=str(folder), fix="vfl train makes runs/ where it runs"
+            "this folder does not exist",
+            where=str(folder),
+            fix="vfl train creates the folder runs/ in the folder where it runs",
         )
     found = [path.parent for name in ("run.json", GRID) for path in folder.glob(f"*/{name}")]
     return sorted(map(_listed, found), key=lambda one: one.created, reverse=True)

@@ -377,11 +377,11 @@ class Member(BitEngine):
         bits = self.bits if bits < 0 else bits
         if count < LEAST_PERMUTED:
             raise WidthError(
-                "too few values to hide one another",
+                "too few values to hide each other",
                 where=where,
                 got=f"{count}",
                 want=f"at least {LEAST_PERMUTED}",
-                fix="take larger batches, or the form that shows the dealer no values",
+                fix="use larger batches, or the form that shows the dealer no values",
             )
         if self.deals:
             seen = torch.zeros(count, dtype=torch.int64)

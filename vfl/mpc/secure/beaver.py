@@ -951,7 +951,7 @@ class DealerEnd:
         row = max(max(one.columns, one.width) for one in self._dealers)
         if rows > self._most_rows or not 1 <= rows * ELEMENT_BYTES * row <= LIMIT_BYTES:
             raise ProtocolError(
-                "the parties agreed on no exchange of this size, or it fits no frame",
+                "the parties agreed on no exchange of this size, or it does not fit into a frame",
                 got=f"{rows} rows",
                 want=f"1 to {self._most_rows} rows",
             )

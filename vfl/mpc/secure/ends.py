@@ -460,7 +460,7 @@ def receive_verdict(link: Link) -> bytes:
         raise ProtocolError(
             f"an unexpected message from {_LABEL_PARTY}",
             got=frame.kind.name,
-            want="the verdict on an epoch's validation",
+            want="the verdict on the validation of an epoch",
         )
     return bytes(frame.payload)
 
@@ -490,7 +490,7 @@ def require_same_rows(party: str, digest: str, trained: str) -> None:
             f"the rows of party '{party}' changed since the checkpoint",
             got=f"inputs {digest[:8]}...",
             want=f"inputs {trained[:8]}...",
-            fix="put the table back as it was, or train anew",
+            fix="restore the table, or train again",
         )
 
 

@@ -345,7 +345,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return {} if self._model is None else {_MODEL: self._model}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        raise AssertionError("the last weights stay, because no epoch is validated")
+        raise AssertionError("only the last weights can be kept, because no epoch is validated")
 
     def training_state(self) -> dict[str, Any]:
         assert self._share is not None, "a training has begun"
@@ -530,7 +530,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
                 where=f"party '{self.party}'",
                 got=f"a restart from step {self._trained}",
                 want=f"from step {last}, where all parties have saved",
-                fix="put the checkpoint back from a copy, or train under another name",
+                fix="restore the checkpoint from a copy, or train under another name",
             )
 
     def _share_rows(

@@ -128,7 +128,7 @@ class _KeptOnce:
                 "a mask was used before, or belongs to another exchange",
                 where="first layer",
                 got=f"step {step}",
-                want="each once, in the order of the protocol",
+                want="each mask once, in the order of the protocol",
             )
         del self._kept[name]
         return elements

@@ -111,7 +111,7 @@ class MaskedSum(SummingMode):
                 "the sum of one cut is that cut",
                 got="1 feature party",
                 want="2 feature parties or more",
-                fix="secure = 'none', and the label party sees the cut",
+                fix="use secure = 'none'; the label party then sees the cut",
             )
 
     def _begin(

@@ -218,7 +218,7 @@ def _program(
             break
     else:
         raise BadOptionError(
-            "no table can be filled with these ids", fix="each id once, or a larger pad"
+            "no table can be built for these ids", fix="each id once, or a larger pad"
         )
     party.channels[P2].send_bytes(seed + table.tobytes(), number, "online")
     return targets

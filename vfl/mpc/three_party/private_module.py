@@ -216,7 +216,7 @@ class PrivateModule(nn.Module):
         require_range("seed", seed, 0)
         if len(targets) != len(flat):
             raise WidthError(
-                "every row needs its target", got=f"{len(targets)}", want=f"{len(flat)}, as rows"
+                "every row needs a target", got=f"{len(targets)}", want=f"{len(flat)}, as rows"
             )
         wanted = targets.detach().double().reshape(len(flat), -1)
         self._check_training(loss, learning_rate, batch_size, wanted)
@@ -264,7 +264,7 @@ class PrivateModule(nn.Module):
         flat = inputs.detach().cpu().double().flatten(1)
         if flat.shape[1] != self._layers[0].inputs:
             raise WidthError(
-                "inputs with the first layer's width",
+                "the inputs must have the first layer's width",
                 got=f"{flat.shape[1]} values a row",
                 want=f"{self._layers[0].inputs}",
             )
@@ -277,7 +277,7 @@ class PrivateModule(nn.Module):
         last = self._layers[-1]
         if loss == "cross_entropy" and last.function != "sigmoid":
             raise BadOptionError(
-                "cross entropy is computed behind a sigmoid",
+                "cross entropy needs a model that ends in a sigmoid",
                 where="option 'loss'",
                 got=f"a model that ends in {last.function or 'a linear layer'}",
                 want="nn.Sigmoid as the last layer",
@@ -285,14 +285,14 @@ class PrivateModule(nn.Module):
             )
         if wanted.shape[1] != last.outputs:
             raise WidthError(
-                "targets of another width than the last layer's",
+                "the targets have another width than the last layer",
                 got=f"{wanted.shape[1]} values a row",
                 want=f"{last.outputs}",
             )
         if loss == "cross_entropy" and not ((wanted >= 0) & (wanted <= 1)).all():
             # Divisions are planned for differences from sigmoid outputs; larger ones would wrap.
             raise DataError(
-                "targets outside the range of a sigmoid",
+                "some targets are outside the range of a sigmoid",
                 where="targets",
                 got="some below 0, above 1 or not finite",
                 want="0 to 1",
@@ -308,7 +308,7 @@ def _require_numbers(name: str, given: object, axes: str, least: int) -> None:
         if given.dim() >= least and len(given) and not given.is_complex():
             return
     raise DataError(
-        "no rows that can be shared",
+        "these rows cannot be shared",
         where=name,
         got=got,
         want=f"a tensor of real numbers, axes {axes}, at least a row",

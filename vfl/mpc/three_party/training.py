@@ -306,10 +306,10 @@ def whole_network(
     *inner, last = [*below, *layers_of(top)]
     if last.function:
         raise PrivateLayerError(
-            "the top ends in its own function",
+            "the top ends in an activation function",
             where="label.top",
             got=last.function,
-            want="a linear layer, behind which the loss puts a sigmoid for classes",
+            want="a linear layer; the loss adds a sigmoid for classes",
             fix="remove the last function",
         )
     return [*inner, replace(last, function="sigmoid" if classes else "")]

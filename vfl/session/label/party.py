@@ -291,7 +291,9 @@ def _check_weights(row_weights: Tensor, rows: int, train: Tensor) -> None:
     if not bool((torch.isfinite(row_weights) & (row_weights >= 0)).all()):
         raise DataError("a row's weight is negative or not finite", want="finite numbers from 0")
     if not bool(row_weights[train].any()):
-        raise DataError("the weights of all training rows are zero", want="at least one above 0")
+        raise DataError(
+            "the weights of all training rows are zero", want="at least one weight above 0"
+        )
 
 
 @dataclass

@@ -83,9 +83,9 @@ class Scored:
         try:
             found = cls(np.array(record["probability"], float), np.array(record["counts"], int))
         except (KeyError, TypeError, ValueError):
-            raise DataError("this is no record of scored rows") from None
+            raise DataError("this is not a record of scored rows") from None
         if found.counts.shape != (len(found.values), 2) or not len(found.values):
-            raise DataError("this is no record of scored rows")
+            raise DataError("this is not a record of scored rows")
         return found
 
     def record(self) -> Mapping[str, Any]:
@@ -213,9 +213,9 @@ class Guessed:
         try:
             found = cls(np.array(record["guesses"], int), Scored.read(record["sure"]))
         except (KeyError, TypeError, ValueError):
-            raise DataError("this is no record of guessed rows") from None
+            raise DataError("this is not a record of guessed rows") from None
         if found.counts.ndim != 2 or len(set(found.counts.shape)) > 1:
-            raise DataError("this is no record of guessed rows")
+            raise DataError("this is not a record of guessed rows")
         return found
 
     def record(self) -> Mapping[str, Any]:
@@ -289,9 +289,9 @@ class Residuals:
         try:
             found = cls(np.array(record["residuals"], float))
         except (KeyError, TypeError, ValueError):
-            raise DataError("this is no record of residuals") from None
+            raise DataError("this is not a record of residuals") from None
         if found.bands.ndim != 2 or found.bands.shape[1] != 5:
-            raise DataError("this is no record of residuals")
+            raise DataError("this is not a record of residuals")
         return found
 
     def record(self) -> Mapping[str, Any]:

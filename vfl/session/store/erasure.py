@@ -193,10 +193,10 @@ def read_list(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        raise DataError("the list of ids is no UTF-8 text", where=str(path)) from None
+        raise DataError("the list of ids is not UTF-8 text", where=str(path)) from None
     found = dict.fromkeys(line.strip().replace("\t", _UNIT) for line in lines if line.strip())
     if not found:
-        raise DataError("the list of ids is empty", where=str(path), want="one id a line")
+        raise DataError("the list of ids is empty", where=str(path), want="one id in each line")
     return list(found)
 
 

@@ -627,7 +627,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         test = test if party.party == terms.label_party else 0.0  # all other rows are for training
         if own.label is None:
             raise DataError(
-                "a party with separate rows has their labels",
+                "a party with separate rows also has their labels",
                 where="data.label",
                 fix="name the label column in [data] of the party's own file",
             )
@@ -692,7 +692,7 @@ def _evaluated_rows(
         data = _common_rows(data, np.logical_and.reduce(may_test), terms)
     if (data.unseen is not None or terms.beside) and terms.middle is not None:
         raise TrainedRowsError(
-            "a party without rows knows the parts of an unchanged table only",
+            "a party without rows can use only the parts of an unchanged table",
             where=f"middle.party = '{terms.middle.party}'",
             got="other rows than those of the training",
             fix="restore the table of the training, or train again",

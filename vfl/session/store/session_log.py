@@ -304,7 +304,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
         lines.append(line)
         before = digests[-1]
     if content and not lines:
-        raise DataError("this file is no log of sessions", where=str(path), want=f"a {NAME}")
+        raise DataError("this file is not a log of sessions", where=str(path), want=f"a {NAME}")
     if torn:
         problems.append("the last line is torn: a kill, or a cut, while it was written")
     anchored, more = _compared({*names, party}, digests, peers)

@@ -366,7 +366,7 @@ class Store:
         path = self.folder / _ABOUT
         if not path.exists():
             raise RunFolderError(
-                "there is no trace here",
+                "this folder contains no trace",
                 where=str(self.folder),
                 fix="give the folder RUN/parties/PARTY/trace of a training with [trace] phases",
             )

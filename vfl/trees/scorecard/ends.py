@@ -69,7 +69,7 @@ class FeatureEnd(FeatureCellsEnd):
             self._columns = read_columns(json.loads(raw), self._binning.layout, self._mode)
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ProtocolError(
-                "groups that no scorecard can have for these columns",
+                "a scorecard of these columns cannot have these groups",
                 where="the label party's message",
                 want="a group of each fine bin, and a weight and points of each group",
             ) from None
@@ -261,7 +261,7 @@ class LabelEnd(LabelCellsEnd):
             points = np.frombuffer(raw, POINTS).astype(np.int64).reshape(rows, width)
         if len(points) != rows or np.abs(points).max(initial=0) > MOST_POINTS:
             raise ProtocolError(
-                "points of unexpected number or size",
+                "the points have an unexpected number or size",
                 where=f"the message of party '{name}'",
                 got=f"{len(raw)} bytes",
                 want=f"{rows * width * POINTS.itemsize} bytes of points",
@@ -354,7 +354,7 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
     """Return the code of the class that counts as bad."""
     if rows.classes != 2:
         raise BadOptionError(
-            "a scorecard separates goods from bads",
+            "a scorecard separates good rows from bad rows",
             where="label.column",
             got=f"{rows.classes} classes" if rows.classes else "numbers",
             want="labels of two classes",
@@ -372,7 +372,7 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
         raise BadOptionError(
             "no class has the name in option bad",
             where="option bad",
-            got="a name that is no label",
+            got="the given name is not a label",
             want="one of the two labels",
         )
     return names.index(mode.bad)

@@ -186,7 +186,7 @@ def fit_card(mode: Scorecard, source: Source, goods: int, bads: int) -> Card:
     """
     if not goods or not bads:
         raise DataError(
-            "all training rows are of one class",
+            "all training rows have the same class",
             where="labels",
             got=f"{bads} bad rows of {goods + bads}",
             want="goods and bads",

@@ -109,7 +109,7 @@ class LoadedCard:
         table = pd.read_csv(source, dtype=str, keep_default_na=False) if source.exists() else None
         if table is None or "score" not in table:
             raise RunFolderError(
-                "there are no scores of rows in this run",
+                "this run contains no scores of rows",
                 where=str(source),
                 fix=f"vfl predict {self.folder.path}",
             )

@@ -181,7 +181,7 @@ class TrainingEnd(SummingEnd[Facts]):
         keep = np.frombuffer(raw, np.uint8) != 0
         first = sum(columns[:-1])
         if not keep[first]:
-            raise ProtocolError("a regression without an intercept", where=_LABEL_PARTY)
+            raise ProtocolError("a regression needs an intercept", where=_LABEL_PARTY)
         if keep.sum() == 1:
             return
         if own is not None:
@@ -385,7 +385,8 @@ class LabelEnd(TrainingEnd):
             said = self._told[name] = read_description(OwnFacts, told[name], f"party '{name}'")
             if not said.columns or {sum(one.rows) for one in said.columns} != {said.rows[0]}:
                 raise ProtocolError(
-                    "cells whose rows do not add up", where=f"the message of party '{name}'"
+                    "the rows of the cells do not add up to the total",
+                    where=f"the message of party '{name}'",
                 )
         own = 0 if self._own is None else len(self._own.layout.bins)
         return Facts(
@@ -417,7 +418,7 @@ class LabelEnd(TrainingEnd):
             raw = channel.receive_bytes(number, rows * POINTS.itemsize)
             points = np.frombuffer(raw, POINTS).astype(np.int64)
             if np.abs(points).max(initial=0) > MOST_POINTS:
-                raise ProtocolError("more points than a row can have", where=channel.peer)
+                raise ProtocolError("a row cannot have so many points", where=channel.peer)
             scores += points
             player.leakage.count("points of rows", f"{exchange.phase} rows", rows, rows)
         if exchange.phase in ("validation", "test"):
@@ -507,7 +508,7 @@ class OnShares:
                 rows = np.array(column.rows)
                 if (own < 0).any() or (own[: len(rows)] > rows).any() or own[len(rows) :].any():
                     raise ProtocolError(
-                        "more bads than rows in a cell",
+                        "a cell has more bad rows than rows",
                         where=f"sums of party '{name}' and of the helper",
                     )
                 counts = np.stack([rows - own[: len(rows)], own[: len(rows)]], axis=1)
@@ -671,7 +672,7 @@ def _grouped(cells: np.ndarray, columns: Sequence[Any]) -> np.ndarray:
 
 def _unfit(sender: str) -> ProtocolError:
     return ProtocolError(
-        "groups that no scorecard can have for these columns",
+        "a scorecard of these columns cannot have these groups",
         where=f"the message of {sender}",
         want="a group of each cell, and a weight and points of each group",
     )
