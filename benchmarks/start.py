@@ -32,7 +32,7 @@ _LOOK_S = 0.01
 _PATIENCE_S = 120.0
 #: After this time the processes of the last session have ended.
 _REST_S = 3.0
-_STAND_BY = "vfl: a worker stands by"
+_STAND_BY = "vfl: a worker is ready"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def test_what_is_pointed_out(well, tmp_path, loans, rows, case):
     done = well("check", loans)
     lines = [line for line in done.out.splitlines() if line.startswith("look at")]
     assert any(all(words in line for words in told) for line in lines), done.out
-    assert "look at the lines above" in done.out
+    assert "read the lines above" in done.out
 
 
 def test_a_clean_table_is_not_pointed_at(vfl, loans):

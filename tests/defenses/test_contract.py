@@ -196,14 +196,14 @@ SAID = "what_it_takes_is_said_before_it_is_built"
 STATED = "its_side_its_promise_and_its_refusals_are_stated"
 PREDICTION = "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"
 BROKEN = [
-    (Shrinking, SAID, "falls where more is asked"),
-    (Unsaved, MODELS, "not among the weights"),
+    (Shrinking, SAID, "becomes smaller for more rows"),
+    (Unsaved, MODELS, "not part of the weights"),
     (InPlace, HOOKS, "changed in place: gradient"),
     (GlobalNoise, HOOKS, "a global generator moved: torch"),
     (Detached, "gradients_flow_through", "logits lost its graph"),
     (BatchScaled, PREDICTION, "a row depends on its batch"),
     (Averageable, PREDICTION, "could average"),
-    (Unhelpful, STATED, "refused without a way out"),
+    (Unhelpful, STATED, "refused without a fix"),
     (Forgetful, "state_survives_a_checkpoint", "not restored"),
     (Misplaced, STATED, "embedding never run at side 'label'"),
     (Unrelated, "what_comes_back_keeps_its_axes", "lost its graph"),

@@ -75,7 +75,7 @@ def listening(pids):
         pytest.param({}, None, id="as it is"),
         pytest.param(
             {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "50"},
-            "3 tries: its machine had no memory left",
+            "3 tries: its machine had no free memory",
             id="without memory",
         ),
     ],

@@ -101,7 +101,7 @@ def one_cell(written, tiny, tmp_path):
 @pytest.mark.parametrize(
     ("death", "cause"),
     [
-        (OutOfMemoryError("used 3 GB"), "its machine had no memory left"),
+        (OutOfMemoryError("used 3 GB"), "its machine had no free memory"),
         (RayTaskError("a cell's value"), "OSError outside the training"),
         (RayError("a cell's value"), "Ray's RayError"),
     ],

@@ -58,7 +58,7 @@ def test_the_table_the_page_and_the_json_show_it(searched):
     assert list(line[:5]) == ["none", ADAPTIVE, "3", "2", "4"]
     assert line[7] == f"{100 * held:.1f} %"
     for shown in (table, build_report(searched.path).read_text()):
-        assert "held-out labels right by the best" in shown
+        assert "share of held-out labels that the best attack infers" in shown
         assert reports[0]["chosen"][0] in shown
     rows = read_json(searched.path / "results.json")["rows"]
     assert [one["report"] for one in rows if one["report"]] == [one.report for one in found]

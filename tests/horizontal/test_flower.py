@@ -157,7 +157,7 @@ def test_no_two_answers_of_a_party_have_the_same_noise(tmp_path, asked):
     ("consent", "changed", "told"),
     [
         ("max_epsilon = 1", {}, "does not consent to spend more"),
-        ("max_epsilon = 1", {"noise": "none", "epsilon": None}, "no epsilon of a record"),
+        ("max_epsilon = 1", {"noise": "none", "epsilon": None}, "a record has no epsilon"),
         ("max_batch_size = 8", {}, "batch_size 16"),
         ("", {"learning_rate": 11.0}, "horizontal.learning_rate 11.0"),
         ("ranges.horizontal.rounds = [1, 1]", {}, "horizontal.rounds "),

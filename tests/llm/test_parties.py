@@ -421,14 +421,14 @@ def test_who_is_not_there_is_named(parties):
 
 @pytest.mark.parametrize("prompt", [[], [64], [-1]])
 def test_a_token_that_the_model_lacks_is_refused_before_anything_is_sent(parties, prompt):
-    with pytest.raises(DataError, match="tokens of the model"):
+    with pytest.raises(DataError, match="tokens that the model knows"):
         parties().user().ask(prompt, 2)
 
 
 @pytest.mark.parametrize("later", ["x" * 40, ""])
 def test_questions_of_several_lengths_are_all_checked_before_one_is_asked(parties, later):
     user = parties().user(rejoin_s=0.5)  # nobody stands: what is asked ends in V405
-    with pytest.raises(DataError, match=r"context|tokens of the model"):
+    with pytest.raises(DataError, match=r"context|tokens that the model knows"):
         command._asked(user, ["abcd", later], 2, [], greedy, quiet=True)
 
 

@@ -384,7 +384,7 @@ def test_a_classifier_whose_padding_takes_no_position():
     with private(model) as hidden, torch.no_grad():
         found = hidden.classify([3, 5, 9, 22])
         assert (found - model(torch.tensor([[3, 5, 9, 22]]))).abs().max() < 6e-3
-        with pytest.raises(DataError, match="tokens of the model"):
+        with pytest.raises(DataError, match="tokens that the model knows"):
             hidden.classify([3, 1, 9])
 
 

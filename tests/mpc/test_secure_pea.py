@@ -157,7 +157,7 @@ def test_a_file_trains_evaluates_and_predicts_by_the_commands(tmp_path, monkeypa
     summary = RunFolder.open(path).summary()
     (stated,) = summary["privacy"]
     assert stated["epsilon"] == pytest.approx(8, rel=1e-3)
-    assert "no holder leaves its noise out" in stated["assumes"]
+    assert "no holder omits its noise" in stated["assumes"]
     for name in PARTIES:
         card = read_json(path / "parties" / name / "card.json")
         assert card["privacy"]["states"] == summary["privacy"]

@@ -176,7 +176,7 @@ def test_a_node_is_the_party_it_is_registered_as(data, attach, name):
     with pytest.raises(MissingPartyError, match="no SuperNode of bank") as caught:
         join(flower, data, patience_s=0.3)
     assert flower.told == []
-    assert caught.value.got == "1 SuperNode: none of an expected party"
+    assert caught.value.got == "1 SuperNode: none belongs to an expected party"
 
 
 def test_nameless_nodes_do_not_count_beside_a_party(data, attach):

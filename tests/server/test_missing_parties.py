@@ -64,7 +64,7 @@ def join():
     [
         ((), "bank, shop", "0 SuperNodes"),
         (("bank",), "shop", "1 SuperNode: bank"),
-        (("stranger",), "bank, shop", "1 SuperNode: none of an expected party"),
+        (("stranger",), "bank, shop", "1 SuperNode: none belongs to an expected party"),
         (("bank", "stranger"), "shop", "2 SuperNodes: bank"),
     ],
 )

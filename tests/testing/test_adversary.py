@@ -255,7 +255,7 @@ BROKEN = [
     (Silent, TRAINING, "gradient gave no tensor"),
     (Kneading, TRAINING, "gradient changed in place"),
     (Overhearing, TRAINING, "received changed in place"),
-    (Inventive, TRAINING, "a label of no class"),
+    (Inventive, TRAINING, "a label belongs to no class"),
     (Unequipped, TRAINING, "optimizer gave none"),
     (Misplaced, "it_has_hooks_of_its_own_side_only", "cut never runs at a label party"),
     (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
@@ -289,7 +289,7 @@ def test_the_contract_finds_an_adversary_that_breaks_it(broken, test, why):
 
 @pytest.mark.parametrize("broken", [Forgetful, Wandering], indirect=True)
 def test_the_contract_finds_an_adversary_that_does_not_survive_a_checkpoint(broken, tmp_path):
-    with pytest.raises(AssertionError, match="its state was not restored"):
+    with pytest.raises(AssertionError, match="the state of the adversary was not restored"):
         getattr(AdversaryContract(), RESUMED)("broken", tmp_path)
 
 

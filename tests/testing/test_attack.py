@@ -173,9 +173,9 @@ GUESS = "it_stays_at_its_guess_where_nothing_leaks"
 BROKEN = [
     (Guessing, WINS, "accuracy 0"),
     (Clairvoyant, GUESS, "it beats its guess"),
-    (Codes, WINS, "a guess of another shape"),
-    (OneRowLess, WINS, "a guess of another shape"),
-    (Doubles, WINS, "a guess of another type"),
+    (Codes, WINS, "a guess has an unexpected shape"),
+    (OneRowLess, WINS, "a guess has an unexpected shape"),
+    (Doubles, WINS, "a guess has an unexpected type"),
     (NotFinite, WINS, "holds NaN"),
     (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
     (Greedy, WINS, "not granted"),

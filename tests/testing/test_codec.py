@@ -166,7 +166,7 @@ class HalfForgetful(Forgetful):
 
 
 class Positional(Floats):
-    """Sends something else where it knows the positions of rows, and does not say so."""
+    """Sends something else where it knows the positions of rows, and without declaring this."""
 
     def encode(self, cut, context=INFERENCE):
         return super().encode(cut if context.rows is None else cut + 1)
@@ -224,10 +224,10 @@ TRAVEL = "a_cut_and_its_gradient_travel"
 BROKEN = [
     (Doubles, TRAVEL, "decoded torch.float64"),
     (Flat, TRAVEL, "decoded .*sent"),
-    (Idealised, TRAVEL, "simulate differs from the wire"),
-    (Unrepeatable, TRAVEL, "the same cut and context gave other bytes"),
+    (Idealised, TRAVEL, "`simulate` differs from the frames"),
+    (Unrepeatable, TRAVEL, "the same cut and context produced other bytes"),
     (OnlyBytes, "any_bytes_like_payload_is_read_alike", "not bytes"),
-    (Remembering, TRAVEL, "`kept` is not what encode kept"),
+    (Remembering, TRAVEL, "`kept` differs from the values"),
     (InPlace, TRAVEL, "encode changed the cut"),
     (OfTheGlobalGenerator, TRAVEL, "moved: torch"),
     (BatchScaled, "a_prediction_does_not_depend_on_its_batch", "depends on its batch"),
@@ -242,11 +242,11 @@ BROKEN = [
     (Trusting, "malformed_payloads_are_refused_or_harmless", ".*"),
     (Forgetful, "state_survives_a_checkpoint", "was not restored"),
     (HalfForgetful, "both_ends_stay_together_and_resume", "was not restored"),
-    (Positional, "positions_are_used_or_ignored", "does not say so"),
+    (Positional, "positions_are_used_or_ignored", "without declaring this"),
     (Nameless, "positions_are_used_or_ignored", "accepted a batch without"),
-    (Widening, "its_modules_loss_and_formula_fit_the_cut", "not as wide as it says"),
-    (RowLosses, "its_modules_loss_and_formula_fit_the_cut", "its loss is no scalar"),
-    (Percent, "its_modules_loss_and_formula_fit_the_cut", "its ratio is no share"),
+    (Widening, "its_modules_loss_and_formula_fit_the_cut", "not have the stated width"),
+    (RowLosses, "its_modules_loss_and_formula_fit_the_cut", "not a scalar"),
+    (Percent, "its_modules_loss_and_formula_fit_the_cut", "not a share of dense"),
 ]
 
 

@@ -74,7 +74,7 @@ FOUND = {
     "calling": "reaches for a network",
     "leaving": "writes elsewhere",
     "peeking": "of a party's own folder",
-    "open": "others can read",
+    "open": "other users can read",
     "spoiling": "changes the run",
     "late": "summary",
     "spread": "two places",

@@ -142,7 +142,8 @@ def align_on_the_federation(
 def _on_the_federation(project: Path, settings: list[str], preview: bool, json: bool) -> None:
     if preview:
         raise typer.BadParameter(
-            "only for an experiment in one process", param_hint="--preview, --hidden"
+            "this option works only for an experiment in one process",
+            param_hint="--preview, --hidden",
         )
     label, experiment = project_of(project, settings)
     facts = align_on_the_federation(label, settings)

@@ -29,12 +29,14 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 def add(
     name: Name,
     path: Where = Path(),
-    table: Annotated[str | None, option("Its table, in a project on one machine.", "FILE")] = None,
+    table: Annotated[
+        str | None, option("The party's table, in a project on one machine.", "FILE")
+    ] = None,
     ids: Annotated[
-        str | None, option("Its id column, if it is not found.", "COLUMN", "--id")
+        str | None, option("The table's id column, if vfl does not find it.", "COLUMN", "--id")
     ] = None,
     encoding: Annotated[
-        str | None, option("Encoding of a CSV that is not found, such as cp1251.", "NAME")
+        str | None, option("Encoding of a CSV if vfl does not find it, such as cp1251.", "NAME")
     ] = None,
     serve: Annotated[
         bool, option("Let it answer requests, as with vfl init --serve.", "--serve")

@@ -91,7 +91,8 @@ def noise(
 @privacy.command()
 def audit(
     path: Annotated[
-        Path, argument("An experiment with [dp], or a run of one.", "EXPERIMENT.toml|RUN")
+        Path,
+        argument("An experiment with [dp], or a run of such an experiment.", "EXPERIMENT.toml|RUN"),
     ],
     settings: Set = None,
     canaries: Annotated[
@@ -121,7 +122,7 @@ def audit(
     use_one_thread()
     folder = RunFolder.open(path) if path.is_dir() else None
     if folder is not None and settings:
-        raise typer.BadParameter("a run keeps its settings", param_hint="--set")
+        raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
     experiment = folder.experiment() if folder else read_checked(path, settings or [])[0]
     data = load_data(experiment, download=download)
     report = audited(
@@ -151,7 +152,7 @@ def _planned(
     """Steps of a record, its rate, and the distance of neighbouring sums in clipping norms."""
     by_rows, by_rate = (rows, batch_size, epochs), (rate, steps)
     if (None in by_rows) == (None in by_rate) or any(by_rows) == any(by_rate):
-        wanted = "--rows, --batch-size and --epochs, or --sampling-rate and --steps"
+        wanted = "either --rows, --batch-size and --epochs, or --sampling-rate and --steps"
         raise typer.BadParameter(f"give {wanted}")
     if sampling == "shuffled":
         if epochs is None:

@@ -87,7 +87,8 @@ def init(
     ] = None,
     label: Annotated[str, option("The label column of its table.")] = "",
     ids: Annotated[
-        list[str] | None, option("The id column, if it is not found.", "[PARTY=]COLUMN", "--id")
+        list[str] | None,
+        option("The id column, if vfl does not find it.", "[PARTY=]COLUMN", "--id"),
     ] = None,
     queries: Annotated[
         list[str] | None, option("Query to a database.", "[PARTY=]SQL", "--query")
@@ -103,7 +104,7 @@ def init(
     encodings: Annotated[
         list[str] | None,
         option(
-            "Encoding of a CSV that is not found, such as cp1251 or shift_jis.",
+            "Encoding of a CSV if vfl does not find it, such as cp1251 or shift_jis.",
             "[PARTY=]NAME",
             "--encoding",
         ),
@@ -204,12 +205,12 @@ def join(
     folder: Annotated[Path, argument("The folder that the label party sent.", "FOLDER")],
     table: Annotated[str | None, option("Your table; by default the one in party.toml.")] = None,
     ids: Annotated[
-        str | None, option("Its id column, if it is not found.", "COLUMN", "--id")
+        str | None, option("The table's id column, if vfl does not find it.", "COLUMN", "--id")
     ] = None,
     label: Annotated[str | None, option("For a label party: its label column.", "COLUMN")] = None,
     query: Annotated[str | None, option("Query to a database.")] = None,
     encoding: Annotated[
-        str | None, option("Encoding of a CSV that is not found, such as cp1251.", "NAME")
+        str | None, option("Encoding of a CSV if vfl does not find it, such as cp1251.", "NAME")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -476,7 +477,7 @@ def check(
         print("\n".join(table_of_columns([ColumnReport(**column) for column in columns])))
     for line in look_at:
         print(f"{'look at':<24} {line}")
-    print("no mistake found" + (", but look at the lines above" if look_at else ""))
+    print("no mistake found" + (", but read the lines above" if look_at else ""))
 
 
 def doctor(

@@ -301,4 +301,4 @@ def _on_the_federation(run: Path) -> None:
         for _ in looks(_END_S):
             if any((run / each).exists() for each in ("served.json", "failure.json")):
                 return
-        say("it has not ended yet; it will once no request is waiting")
+        say("the service has not ended yet; it ends after all waiting requests")

@@ -75,7 +75,9 @@ def compare(
     ray: Ray = None,
     only: Annotated[
         str | None,
-        option("Train only cells whose line in --dry-run contains these words.", "WORDS"),
+        option(
+            "Train only cells whose line in the output of --dry-run contains these words.", "WORDS"
+        ),
     ] = None,
     dry_run: DryRun = False,
     download: Download = False,

@@ -534,12 +534,12 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
     files = [party.source for party in experiment.parties.values() if party.source]
     described = any(is_file_of_party(source) for source in [*files, data.source])
     if described or by_name:
-        whose = "a party's own file has it" if described else "it is for tables"
+        whose = "each party's own file has this setting" if described else "it is for tables"
         of_texts = ("tokenizer", "length") if described else ()
         named = set_by_hand(data, *_OF_TABLES, *of_texts)
         yield from ((f"data.{name}", whose) for name in named)
     elif not any(map(may_be_csv, [data.source, *files])):
-        no_csv = "it describes a CSV, but no table is one"
+        no_csv = "this setting describes a CSV, but no table is a CSV"
         yield from ((f"data.{name}", no_csv) for name in set_by_hand(data, *_OF_CSV))
     if not files:  # `vfl align` uses both
         for name in set_by_hand(data, "id_rules", "alignment"):
@@ -592,7 +592,7 @@ def idle_in_grid(grid: GridSettings, read: Collection[str]) -> Iterator[Idle]:
             yield f"grid.{name}", "no adversary is trained against"
     for name in set_by_hand(grid, "attribute", "known_columns", "reconstructions"):
         if name not in read:
-            yield f"grid.{name}", "none of the attacks reads it"
+            yield f"grid.{name}", "none of the attacks uses this setting"
 
 
 def of_idle(found: Iterable[Idle]) -> Iterator[ConfigError]:

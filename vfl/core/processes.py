@@ -124,7 +124,7 @@ class Process:
             f"the process of {self.name} ended early",
             got=f"exit status {self.exit_code}"
             if ended
-            else "no further line, while it still runs",
+            else "no further line appeared, although the process is still running",
             fix="its standard error has its own messages",
         )
 

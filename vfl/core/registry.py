@@ -512,7 +512,7 @@ def require_range(option: str, given: float, least: float, most: float = MOST) -
 def shortened(number: float) -> str:
     """Format a number briefly; the largest numbers in a spec do not fit into a float."""
     if isinstance(number, int) and abs(number) >= 2**63:
-        return "a number of more than 18 digits"
+        return "a number with more than 18 digits"
     return f"{number:g}"
 
 

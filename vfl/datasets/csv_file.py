@@ -67,7 +67,7 @@ _OTHERS = (
     (b"$FL2", "a data set of SPSS", "export it as CSV"),
     (b"<stata_dta>", "a data set of Stata", "export it as CSV"),
     (b"\x93NUMPY", "an array of numpy", "write it as Parquet, with names of columns"),
-    (b"\x28\xb5\x2f\xfd", "a file that Zstandard packed", "unpack it"),
+    (b"\x28\xb5\x2f\xfd", "a file that was packed by Zstandard", "unpack it"),
     (b"7z\xbc\xaf", "a 7z archive", "unpack it"),
     (b"Rar!", "a RAR archive", "unpack it"),
     (b"@relation", "a file of Weka (.arff)", "export the table as CSV"),
@@ -103,7 +103,7 @@ def sniff(source: Source, encoding: str | None = None) -> TableFormat:
     """
     if not is_csv(source):
         return TableFormat()
-    assert not isinstance(source, pd.DataFrame), "a frame is no CSV"
+    assert not isinstance(source, pd.DataFrame), "a frame is not a CSV file"
     path = Path(source)
     if not path.is_file():
         return TableFormat()
@@ -250,7 +250,7 @@ def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) ->
     """
     if not names or not is_csv(source) or form.separator == "," or form.decimal != ".":
         return []
-    assert not isinstance(source, pd.DataFrame), "a frame is no CSV"
+    assert not isinstance(source, pd.DataFrame), "a frame is not a CSV file"
     rows = next(CsvRows(Path(source), form).blocks(_TOP_LINES, names, as_text=names))
     cells = [pc.utf8_trim_whitespace(rows.column(name)).unique() for name in names]
     pointed = [pc.match_substring_regex(each, r"^[-+]?[1-9]\d{0,2}\.\d{3}$") for each in cells]
@@ -352,14 +352,16 @@ class CsvRows:
             if not row or row == header:
                 continue
             if wanted > 1 and row[0] == header[0] != "":
-                error = self._odd(rows, "column names, others than those above: a second table")
+                error = self._odd(
+                    rows, "further column names, different from those above: a second table"
+                )
                 error.fix = "write each table to a file of its own"
                 raise error
             if after and _RULER.fullmatch("".join(row)):  # a blank line between names and rows
                 continue
             after = False
             if ended or (row[-1].endswith(_END) and row != [_END]):
-                raise self._odd(rows, "a quotation mark opens in it and never closes")
+                raise self._odd(rows, "a quotation mark that opens in this line and never closes")
             if row == [_END]:
                 ended = True
                 continue

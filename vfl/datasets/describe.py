@@ -326,7 +326,7 @@ def _id_of(
         fix = "delete the rows without an id, such as a line of totals or units"
         fix = _one_row_each(source, fact, facts) if fact.repeated else fix
     if isinstance(source, pd.DataFrame) and any(source.index.names):
-        fix = "the index of a frame is no column: pass frame.reset_index()"
+        fix = "the index of a frame is not a column: pass frame.reset_index()"
     raise DataError(
         "no column of this table identifies its rows",
         where="data.id",

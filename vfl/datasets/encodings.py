@@ -281,7 +281,7 @@ def _refused(where: str, candidates: Sequence[str]) -> DataError:
     return DataError(
         "this file is neither UTF-8 nor text in a Western European language",
         where=where,
-        got="bytes that fit " + (" or ".join(candidates) or "no other known encoding either"),
+        got="bytes that fit " + (" or ".join(candidates) or "no other known encoding fits either"),
         want="UTF-8, or the name of the encoding",
         fix=f'{ask}set encoding = "{name}" in [data] (vfl join --encoding {name}, vfl init '
         f"--encoding [PARTY=]{name}); or save the table as UTF-8",

@@ -263,7 +263,7 @@ def _cure(path: Path) -> str:
         with path.open("rb") as file:
             is_parquet = file.read(4) == b"PAR1"
         if not is_parquet:
-            return "it is no Parquet file: give its name the ending of its kind, such as .csv"
+            return "it is not a Parquet file: give its name the ending of its kind, such as .csv"
         return "write the file again; was it being written just now?"
     return written_otherwise(path, TableFormat()) or (
         "check the ending of the name, the separator and the encoding; vfl init --from "

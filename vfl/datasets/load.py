@@ -283,7 +283,7 @@ def load_table(
     _check_busy(columns, label.party)
     check_owners(columns)
     if place is not None:
-        assert not dealing.reads_all, "a table on disk is split without its labels, and as a whole"
+        assert not dealing.reads_all, "a table on disk is split as a whole, and without its labels"
     elif (drawn := dealing.drawn(order.rows)) is not None:
         whole = Part.of(whole, drawn)
         order = RowOrder(len(drawn), ids=None if order.ids is None else order.ids[drawn])

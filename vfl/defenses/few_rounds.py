@@ -137,7 +137,7 @@ class FewRounds(Defense):
             )
         if self.epsilon is not None:
             what = "the epsilon of 'few_rounds' does not hold"
-            refuse_hooks_on_labels(what, others, "few_rounds without epsilon, or it alone")
+            refuse_hooks_on_labels(what, others, "few_rounds without epsilon, or few_rounds alone")
 
     def prepare(self, kind: LabelKind) -> None:
         if self.epsilon is not None:
@@ -179,7 +179,9 @@ class FewRounds(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         if self.steps == 0:
-            against = "a feature party and every reader of its cuts: no label enters a gradient"
+            against = (
+                "a feature party and every reader of its cuts, because no label enters a gradient"
+            )
             return (PrivacyStatement("labels", against),)
         if self.epsilon is None:
             against = (
@@ -189,7 +191,7 @@ class FewRounds(Defense):
         return (
             PrivacyStatement(
                 "labels",
-                "a feature party, in one training; a second one draws anew",
+                "a feature party, in one training; a second training draws new noise",
                 self.epsilon,
                 0.0,
                 "label",

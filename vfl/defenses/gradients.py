@@ -43,14 +43,14 @@ class GradientAveraging(Defense):
         self.rows = rows
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
-        assert context.secret is not None, "gradients travel in training only"
+        assert context.secret is not None, "gradients are sent only in training"
         groups = max(1, len(grad) // self.rows) if self.rows else 1
         draws = context.secret.uniform((len(grad),), "gradient_averaging", context.step)
         indices = np.argsort(np.argsort(draws))
         return averaged(grad, torch.from_numpy(indices % groups))
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        against = "a feature party that scores single gradients; of one exchange, not of many"
+        against = "a feature party that scores the gradients of one exchange, not of many"
         return (PrivacyStatement("labels", against),)
 
 

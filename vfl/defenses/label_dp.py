@@ -117,7 +117,7 @@ class LabelDP(Defense):
         return torch.from_numpy(answers).to(labels.dtype)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        against = "everybody, in one training; a second one draws anew"
+        against = "all parties, in one training; a second training draws new noise"
         if self._promised is None:
             return (PrivacyStatement(protects="labels", against=against),)
         return (_promise(against, self._promised),)
@@ -296,7 +296,7 @@ class TwoStageLabelDP(Defense):
         return logits
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        against = "everybody, in one training; a second one draws anew"
+        against = "all parties, in one training; a second training draws new noise"
         return (_promise(against, self.epsilon),)
 
     def state_dict(self) -> Mapping[str, Tensor]:

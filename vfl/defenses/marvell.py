@@ -89,7 +89,7 @@ class Marvell(Defense):
         require_two_classes("marvell", kind)
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
-        assert context.secret is not None, "gradients travel in training only"
+        assert context.secret is not None, "gradients are sent only in training"
         purpose = "marvell", context.step, fingerprint(grad)
         draws = torch.from_numpy(context.secret.normal(tuple(grad.shape), *purpose))
         return (grad + self._scaled(draws, grad.double(), labels == 1)).to(grad.dtype)
@@ -201,7 +201,7 @@ class MaxNorm(Defense):
         require_two_classes("max_norm", kind)
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
-        assert context.secret is not None, "gradients travel in training only"
+        assert context.secret is not None, "gradients are sent only in training"
         purpose = "max_norm", context.step, fingerprint(grad)
         draws = torch.from_numpy(context.secret.normal((len(grad),), *purpose))
         factors = 1 + spread(grad.double()) * draws

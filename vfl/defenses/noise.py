@@ -251,7 +251,7 @@ class ClippedNoise(Defense):
         when = (
             "by one cut of a row, sent in training or as a query"
             if self.queries
-            else "by one sent in training only"
+            else "by one cut that is sent in training"
         )
         against = (
             f"{when}, for the bottom as it is then; it adds up over epochs and queries, and what"

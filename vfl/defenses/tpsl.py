@@ -93,6 +93,8 @@ class TranscriptPrivacy(Defense):
         return torch.cat([noisy, -noisy], 1) if columns == 1 else noisy
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        against = "everybody, in one epoch; it adds up over epochs, and every training draws anew"
+        against = (
+            "all parties, in one epoch; it adds up over epochs, and every training draws new noise"
+        )
         one = PrivacyStatement("labels", against, self.epsilon, 0.0, "label", "epoch")
         return (replace(one, relation="replace", accountant="Laplace mechanism"),)

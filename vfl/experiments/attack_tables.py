@@ -295,7 +295,8 @@ def searches_table(records: Sequence[Record]) -> Table | None:
     searched = [one for one in records if one.report and set(one.report) >= _OF_SEARCH]
     head = [
         "defense", "attack", "k", "searches", "compositions", "processor time", "budget",
-        "held-out labels right by the best", "chosen most often, in so many searches",
+        "share of held-out labels that the best attack infers",
+        "chosen most often, in so many searches",
     ]  # fmt: skip
     lines = []
     for (defense, attack, k), own in grouped(searched, "training", "attacker", "k").items():

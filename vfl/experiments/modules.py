@@ -525,7 +525,7 @@ class _ModuleParts(TrainedParts):
 
 
 def _held(part: nn.Module | None) -> nn.Module:
-    assert part is not None, "the missing values are not granted"
+    assert part is not None, "the attacker was not granted the missing values"
     return part
 
 
@@ -667,7 +667,7 @@ class ModuleAttacks:
 
         @cache
         def frames() -> Frames:
-            assert trace is not None, "attacks that read it were refused"
+            assert trace is not None, "attacks that read these values were refused"
             found = trace if isinstance(trace, ModuleTrace) else trace()
             return found.decoded(party, digests, rows if len(rows) == len(digests) else None)
 
@@ -825,7 +825,7 @@ def _with_held(
         raise UserError(
             "the attacks need values that no party of this module has",
             got=", ".join(refused),
-            want="attacks that do not need this: "
+            want="attacks that do not need these values: "
             + ", ".join(str(one) for one in Grant if one in needed),
             fix=f"pack={fitting or 'logistic'}",
         )

@@ -369,7 +369,7 @@ class RayWorker(RetryingWorker):
 def _cause(error: Any, failures: Any) -> str:
     """Return why an actor gave no answer, without Ray's own text, which may quote values."""
     if isinstance(error, failures.OutOfMemoryError):
-        return "its machine had no memory left"
+        return "its machine had no free memory"
     if isinstance(error, failures.RayTaskError):
         return f"{type(error.cause).__name__} outside the training"
     return f"Ray's {type(error).__name__}"

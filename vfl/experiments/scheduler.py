@@ -413,7 +413,7 @@ class RetryingWorker(ABC):
                 return
             causes.append(cause)
         record = {
-            "what": "every process that trained this ended before it",
+            "what": "the process that trained this cell ended early, every time",
             "got": f"{TRIES} tries: {', '.join(dict.fromkeys(causes))}",
             "fix": "run the same command again: it continues from the last checkpoint",
             "exit": 1,

@@ -41,7 +41,7 @@ _UNKNOWN_KEY = "403 Forbidden"
 _TAKEN_BACK = "410 Gone"
 #: Time that a command waits for a SuperLink that is just starting, and the interval of checks.
 START_PATIENCE_S, _LOOK_S = 15.0, 0.2
-_START_SUPERLINK = "is the SuperLink running? start it with: vfl up PROJECT"
+_START_SUPERLINK = "check that the SuperLink is running start it with: vfl up PROJECT"
 
 
 def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:

@@ -167,7 +167,7 @@ SIZES = Internal(
 TELEMETRY = Internal(
     "flwr.supercore.telemetry",
     ("FLWR_TELEMETRY_ENABLED",),
-    "shows whether Flower was loaded with its reports on",
+    "shows whether Flower was loaded with its telemetry on",
 )
 
 INTERNALS = tuple(value for value in list(globals().values()) if isinstance(value, Internal))

@@ -376,7 +376,7 @@ def serve(
         if connection := _asked(listener, lifeline, wait=False):
             break
     else:
-        print("vfl: a worker stands by", flush=True)
+        print("vfl: a worker is ready", flush=True)
         connection = _asked(listener, lifeline, wait=True)
     try:
         if connection is not None:

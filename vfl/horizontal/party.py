@@ -110,7 +110,7 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
     plan = plan_noise(settings, len(inputs))
     limit = consent.max_epsilon
     if limit is not None and _counted(plan) is None:
-        refused.append(("no epsilon of a record", f"epsilon <= {limit:g}"))
+        refused.append(("a record has no epsilon", f"epsilon <= {limit:g}"))
     _refuse(terms, refused)
     return plan
 

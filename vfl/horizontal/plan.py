@@ -139,7 +139,7 @@ def _of_the_paper(settings: HorizontalSettings, rows: int, epsilon: float) -> No
     moved = proven / claimed * math.sqrt(most_rounds(settings))
     holds = gaussian_epsilon(multiplier, moved, settings.delta)
     data_norms = (_PUBLIC_NORMS,) if settings.clip == "percentile" else ()
-    chosen = ("layers were chosen without the data",) if settings.layers < 1 else ()
+    chosen = ("layers were chosen without using the data",) if settings.layers < 1 else ()
     several = (
         ("one record moves an update by 2 eta E C / B at most, proven for one local step alone",)
         if settings.local_steps > 1

@@ -104,7 +104,7 @@ def shared_rows(settings: HorizontalSettings) -> SharedRows:
 @lru_cache(maxsize=1)
 def _shared(source: str, rows: int | None, seed: int, clients: int) -> SharedRows:
     data = load_bundled(source, ["all"], "all", Dealing(seed, validation=0.0, limit=rows))["all"]
-    assert data.inputs is not None, "its one party has the columns"
+    assert data.inputs is not None, "its single party has all columns"
     assert data.labels is not None, "and the labels"
     train = torch.from_numpy(data.split.train)
     if len(train) < clients:

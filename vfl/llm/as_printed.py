@@ -309,7 +309,7 @@ def most_answer_bytes(rows: int, count: int) -> int:
 
 
 def _parts(count: int) -> int:
-    assert count <= _MOST, "the noise of more would reach the entries"
+    assert count <= _MOST, "the noise of more operations would reach the entries"
     return -(-count // _DEGREE)
 
 

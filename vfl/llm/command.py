@@ -31,7 +31,7 @@ llm = typer.Typer(
 )
 
 Folder = Annotated[Path, argument("A party's folder, or the llm.toml in it.", "FOLDER")]
-MaxTokens = Annotated[int, option("Most tokens of an answer.", min=1)]
+MaxTokens = Annotated[int, option("Largest number of tokens of an answer.", min=1)]
 ModelFolder = Annotated[
     Path | None, option("Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT.", "--model")
 ]
@@ -59,10 +59,14 @@ def init(
     owner: Annotated[str, option("Host and port of the model owner.")] = "127.0.0.1:9300",
     dealer: Annotated[str, option("Host and port of the dealer.")] = "127.0.0.1:9301",
     max_questions: Annotated[
-        int, option("Most questions answered with one set of weights.")
+        int, option("Largest number of questions that one set of weights answers.")
     ] = 1000,
-    questions_per_hour: Annotated[int, option("Most questions answered within an hour.")] = 100,
-    max_tokens: Annotated[int, option("Most tokens of a question and its answer together.")] = 256,
+    questions_per_hour: Annotated[
+        int, option("Largest number of questions answered within an hour.")
+    ] = 100,
+    max_tokens: Annotated[
+        int, option("Largest number of tokens of a question and its answer together.")
+    ] = 256,
     mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
@@ -150,7 +154,7 @@ def ask(
     questions: Annotated[
         list[str] | None,
         argument(
-            "The text; or several. A shell keeps them: - reads one from the standard input.",
+            "The text, or several texts. A shell keeps them: - reads one from the standard input.",
             "[QUESTION...]",
         ),
     ] = None,

@@ -77,7 +77,11 @@ def of_terms(terms: LlmTerms) -> Iterator[str]:
     try:
         _ = terms.architecture
     except (TypeError, VFLError) as problem:
-        why = problem.what if isinstance(problem, VFLError) else "a setting that none has"
+        why = (
+            problem.what
+            if isinstance(problem, VFLError)
+            else "the file has a setting that no file of this kind has"
+        )
         yield f"shape is no transformer's: {why}"
     if terms.first_bytes < terms.shown_bytes:
         yield f"first_bytes = {terms.first_bytes} is less than shown_bytes = {terms.shown_bytes}"

@@ -102,7 +102,7 @@ class MaterialStore(Spending[Used]):
                 span = checked_span(self._left(name), self._material)
             except RunFolderError as damage:
                 self._use(name)  # otherwise it would stay for ever in front of complete material
-                damage.fix = "ask again: this material is given up, and other is taken"
+                damage.fix = "ask again: the next question uses other material"
                 raise
             with self._left(name).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1045,7 +1045,7 @@ def _as_bits(elements: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def _given(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "the party that needs it has it"
+    assert tensor is not None, "the party that needs the value has it"
     return tensor
 
 

@@ -166,7 +166,7 @@ class Constant:
     def of(self, role: int) -> Matrix | Tensor:
         """Return a role's factor in multiplications."""
         found = {P0: self.weight, P1: self.masked, P2: self.mask}[role]
-        assert found is not None, "each role has its own"
+        assert found is not None, "each role has its own factor"
         return found
 
     def transposed(self) -> Constant:

@@ -141,10 +141,10 @@ def _short(name: str) -> str:
 _NOT_OPTIMIZERS = {
     "lbfgs": "a step computes the loss several times, and each would be an exchange",
     "sparseadam": "gradients of a split network are dense",
-    "muon": "it moves matrices alone, and layers have biases",
+    "muon": "it updates matrices only, and layers have biases",
 }
 _NOT_SCHEDULES = {
-    "reduce_on_plateau": "it follows a loss that the label party alone knows",
+    "reduce_on_plateau": "it follows a loss that only the label party knows",
     "lambda": "a spec cannot name a function",
     "multiplicative": "a spec cannot name a function",
     "sequential": "a spec cannot name other schedules",

@@ -188,7 +188,7 @@ def load_pretrained(
             state["head.weight"] = state["tokens.weight"]
         model.load_state_dict(state, assign=True, strict=wanted is None)
     if tied:
-        assert isinstance(model, Decoder), "others have no head of tokens"
+        assert isinstance(model, Decoder), "other architectures have no head of tokens"
         model.head.weight = model.tokens.weight
     if wanted is None and (left := weights.left(found.unused)):
         got = f"{len(left)} weights besides, such as {left[0]}"

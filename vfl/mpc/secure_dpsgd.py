@@ -248,7 +248,7 @@ class SecureSgd:
         With a public seed it is the guarantee of the row that is in most batches, with that number
         of noisy steps and no amplification by sampling.
         """
-        steps, hidden = self.steps, "no outsider knows which rows were in which batch"
+        steps, hidden = self.steps, "no outsider knows which batch contained which rows"
         if self.seed is not None:
             counts = torch.zeros(sum(self.rows), dtype=torch.int64)
             for step in range(self.steps):

@@ -20,7 +20,7 @@ Span = Literal["exchange", "epoch", "training"]
 
 #: Removal of a record if the number of rows is public: zero-out (Kairouz et al. 2021). All other
 #: records keep their positions in batches of the same size, so float32 rounds them alike.
-EMPTY_PLACE = "a removed record leaves its place in the table, and in a batch, empty"
+EMPTY_PLACE = "a removed record leaves an empty place in the table and in its batch"
 
 UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary, Span))
 

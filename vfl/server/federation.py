@@ -319,7 +319,7 @@ class Federation:
                     return named
                 missing = [name for name in wanted if name not in named]
                 count = "1 SuperNode" if len(nodes) == 1 else f"{len(nodes)} SuperNodes"
-                nobody = "none of an expected party"
+                nobody = "none belongs to an expected party"
                 raise MissingPartyError(
                     f"no SuperNode of {', '.join(missing)} after {self.join_timeout_s:g} s",
                     where=f"the SuperLink at {self.settings.superlink}",
@@ -379,7 +379,9 @@ class Federation:
         if party in self._node_of or (party != name and not self.simulation):
             raise DisagreementError(
                 f"a node introduced itself as party '{party}'",
-                got="a second node of that name" if self.simulation else f"registered as '{name}'",
+                got="a second node has the same name"
+                if self.simulation
+                else f"registered as '{name}'",
                 want="one node for each party, under its own name",
             )
         told = introduction.withdrawn
@@ -390,7 +392,7 @@ class Federation:
         self._node_of[party] = name
         what = f"{introduction.rows} rows, same order"
         if party == rules.rowless(self.terms):
-            what = "it deals" if self.terms.middle is None else "it is in the middle"
+            what = "it deals" if self.terms.middle is None else "the party is in the middle"
         elif secure_mode.make(self.terms.secure).divides_rows:
             what = f"{introduction.rows} separate rows"
         what = "it has ids" if self.terms.mode == "align" else what

@@ -218,7 +218,7 @@ class Client:
         text = answer.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             self.close()
-            raise self._strange("an answer that is too long")
+            raise self._strange("the answer is too long")
         told: Any = None
         with suppress(ValueError, RecursionError):
             told = json.loads(text)

@@ -177,7 +177,7 @@ class Guard:
             except LargeBodyError:
                 refusal = _refused("the body is too large", 413, "size")
             except TimeoutError:
-                refusal = _refused("the body did not come in time", 408, "slow")
+                refusal = _refused("the body did not arrive in time", 408, "slow")
         if body is None:
             return
         if refusal is not None:
@@ -627,7 +627,7 @@ class Questions:
         except inference.FormError as mistake:
             raise _RefusedQuestion(_ill_formed(str(mistake))) from None
         except ValidationError:  # it quotes the request
-            raise _RefusedQuestion(_ill_formed("ids are texts or whole numbers")) from None
+            raise _RefusedQuestion(_ill_formed("ids must be texts or whole numbers")) from None
         result = await self._result(asked, client, service, now)
         rows = [json.loads(row) for row in result.rows]
         whole, binary = inference.response(request, *about, rows)

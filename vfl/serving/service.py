@@ -354,7 +354,7 @@ class Service:
     def _late(self, future: asyncio.Future[Result | Unavailable]) -> None:
         if not future.done():
             self.figures.add("timeouts")
-            future.set_result(Unavailable(self._slowest(), "it did not answer in time"))
+            future.set_result(Unavailable(self._slowest(), "the party did not answer in time"))
 
     def _stops(self) -> bool:
         return self._closed or self._ended()
@@ -477,7 +477,7 @@ class Service:
                 break
             self._waiting.popleft()
             if first.model is not self.model:
-                _settle(first, Unavailable(self.owner, "another model has taken over"))
+                _settle(first, Unavailable(self.owner, "another model has replaced this one"))
             elif not first.future.done():
                 taken.append(first)
                 rows += len(first.rows)
@@ -533,7 +533,11 @@ class Service:
             return
         busy, name = refusal.reason is Refused.BUSY, refusal.reason.name.lower()
         self.figures.add("refusals", party=refusal.party, reason=name)
-        why = "it accepts no more rows now" if busy else "it does not consent to this request"
+        why = (
+            "the party accepts no more rows now"
+            if busy
+            else "the party does not consent to this request"
+        )
         for request in requests:
             _settle(request, Unavailable(refusal.party, why, 429 if busy else 403))
 
@@ -573,7 +577,7 @@ class Service:
         for request in batch.requests:
             rows = [row for each in request.rows if (row := known[each]) is not None]
             whole = len(rows) == len(request.rows)
-            no_number = Unavailable(self.owner, "its network's output is not finite")
+            no_number = Unavailable(self.owner, "the output of its network is not finite")
             _settle(request, Result(rows, shares) if whole else no_number)
 
     def _cached(self, rows: list[int]) -> dict[int, str | None]:

@@ -385,9 +385,9 @@ def refuse_augment(terms: Terms, own: Own) -> None:
         return
     for stands, got, why in (
         (terms.secure.partition(":")[0] not in ("none", "sum"), f"secure = '{terms.secure}'",
-         "no party has a bottom of its own there"),
+         "no party has a bottom of its own in this mode"),
         (not own.ranks.alone, "several ranks", "each rank would draw separately"),
-        (terms.dp is not None and not own.augment.rows_apart, "[dp] and a function of one's own",
+        (terms.dp is not None and not own.augment.rows_apart, "[dp] and a user's function",
          "[dp] needs augmentations that change each row independently, as those by name " "do"),
     ):  # fmt: skip
         if stands:

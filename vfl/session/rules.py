@@ -112,7 +112,7 @@ def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
     epoch = takewhile(lambda one: one.epoch == 1 and one.trains, schedule(terms, split))
     smallest = min((len(one.rows) for one in epoch), default=size)
     for stands, where, got, why in (
-        (terms.mode != "train", "mode", terms.mode, "only a training has several"),
+        (terms.mode != "train", "mode", terms.mode, "only a training has several ranks"),
         (terms.dp is not None, "dp", "DP-SGD", "noise is drawn for whole batches"),
         (terms.secure != "none", "secure", terms.secure, "masks are for whole batches"),
         (not isinstance(defense, Undefended), "defense", terms.defense,

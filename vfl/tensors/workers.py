@@ -230,7 +230,7 @@ class Worker:
             raise UnknownNameError(
                 "no tensor has this name",
                 where=self.name,
-                want=", ".join(self._tags) or "a name that its owner gave",
+                want=", ".join(self._tags) or "a name that the owner gave",
                 fix=nearest(tag, self._tags) or "its owner loads it: load(tensor, tag=...)",
             )
         number = self._tags[tag]

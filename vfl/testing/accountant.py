@@ -46,7 +46,7 @@ class AccountantContract(Contract):
             more = self.cost(spec, GaussianSteps(kind.noise, 2 * kind.steps, rate))
             louder = self.cost(spec, GaussianSteps(2 * kind.noise, kind.steps, rate))
             surer = self.cost(spec, kind, _DELTA / 100)
-            assert louder <= found <= min(more, surer), "an epsilon goes the wrong way"
+            assert louder <= found <= min(more, surer), "an epsilon has the wrong direction"
 
     def test_steps_of_several_kinds_cost_no_less_than_each(self, spec: str) -> None:
         found = self.cost(spec, _KINDS)

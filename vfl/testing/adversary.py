@@ -49,7 +49,7 @@ class Watched(Adversary):
 
     def labels(self, labels: Tensor, context: StepContext) -> Tensor:
         found = self._alike("labels", labels, context)
-        assert set(found.tolist()) <= set(range(self._classes)), "labels gave a label of no class"
+        assert set(found.tolist()) <= set(range(self._classes)), "a label belongs to no class"
         return found
 
     def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
@@ -138,9 +138,9 @@ class AdversaryContract(Contract):
     ) -> None:
         whole = self._train(self._begun(spec), tmp_path).weights_digest()
         checkpoints = Checkpoints(tmp_path / "lender" / CHECKPOINTS, "lender", "run", "")
-        assert checkpoints.committed(), "there is nothing to resume from"
+        assert checkpoints.committed(), "no state exists to resume from"
         rest = self._train(self._begun(spec), tmp_path).weights_digest()
-        assert rest == whole, "its state was not restored"
+        assert rest == whole, "the state of the adversary was not restored"
 
     def test_it_has_hooks_of_its_own_side_only(self, spec: str) -> None:
         adversary = make_adversary(spec)
@@ -170,7 +170,7 @@ class AdversaryContract(Contract):
         cuts = torch.randn(self.rows, self.width, generator=generator(0, "cuts"))
         on_inputs = _require_marks(adversary.triggered, inputs)
         on_cuts = _require_marks(adversary.triggered_cut, cuts)
-        assert (on_inputs | on_cuts).all(), "a row without the trigger"
+        assert (on_inputs | on_cuts).all(), "a row lacks the trigger"
 
     def test_what_it_finds_out_has_the_form_of_its_goal(self, spec: str) -> None:
         adversary = self._begun(spec)

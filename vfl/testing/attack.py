@@ -140,9 +140,9 @@ def require_form(
 ) -> None:
     """Require the form that the attack's goal defines for these rows; see `Attack.goal`."""
     wanted = {"labels": (rows, classes)} | dict.fromkeys(("values", "clusters", "scores"), (rows,))
-    assert found.shape == wanted.get(attack.goal, inputs), "a guess of another shape"
+    assert found.shape == wanted.get(attack.goal, inputs), "a guess has an unexpected shape"
     wanted_type = torch.int64 if attack.goal in ("clusters", "tokens") else torch.float32
-    assert found.dtype == wanted_type, "a guess of another type"
+    assert found.dtype == wanted_type, "a guess has an unexpected type"
     assert torch.isfinite(found).all(), "a guess is not finite"
 
 

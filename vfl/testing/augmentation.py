@@ -56,7 +56,7 @@ class AugmentationContract(Contract):
         with scoped(2):
             other = made(self.rows())
         require_still(states)
-        assert torch.equal(first, again), "the same seed changes rows in another way"
+        assert torch.equal(first, again), "the same seed changes rows differently"
         assert not torch.equal(first, other), "another seed changes nothing"
 
     def test_a_row_depends_on_no_other(self, spec: str) -> None:

@@ -54,9 +54,9 @@ class CodecContract(Contract):
 
             again = _Trip(spec, cut, training)
             same = bytes(trip.encoded.payload) == bytes(again.encoded.payload)
-            assert same, "the same cut and context gave other bytes"
+            assert same, "the same cut and context produced other bytes"
             same = bytes(trip.grad_payload) == bytes(again.grad_payload)
-            assert same, "the same gradient and context gave other bytes"
+            assert same, "the same gradient and context produced other bytes"
 
             leaf = cut.clone().requires_grad_()
             simulated = make(spec).simulate(
@@ -64,11 +64,17 @@ class CodecContract(Contract):
             )
             simulated.backward(_grad(cut))  # type: ignore[no-untyped-call]
             assert leaf.grad is not None, "simulate gave no gradient"
-            assert _same_bits(simulated.detach(), trip.decoded), "simulate differs from the wire"
-            assert _same_bits(leaf.grad, trip.grad), "simulate's gradient differs from the wire"
+            assert _same_bits(simulated.detach(), trip.decoded), (
+                "`simulate` differs from the frames"
+            )
+            assert _same_bits(leaf.grad, trip.grad), (
+                "the gradient of `simulate` differs from the frames"
+            )
 
             if training:
-                assert _same_bits(trip.replay(), trip.grad), "`kept` is not what encode kept"
+                assert _same_bits(trip.replay(), trip.grad), (
+                    "`kept` differs from the values that encode kept"
+                )
             trip.decoded += 1  # both are writable
             trip.grad += 1
 
@@ -134,7 +140,9 @@ class CodecContract(Contract):
         restored.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
         context = _context(True, 5, "feature")
         expected, found = codec.encode(cut, context), restored.encode(cut, context)
-        assert bytes(expected.payload) == bytes(found.payload), "the state was not restored"
+        assert bytes(expected.payload) == bytes(found.payload), (
+            "the state of the codec was not restored"
+        )
 
     def test_both_ends_stay_together_and_resume(self, spec: str) -> None:
         cut = _cut(spec, 5, self.width)
@@ -161,20 +169,20 @@ class CodecContract(Contract):
                 raise AssertionError("it needs positions, and accepted a batch without them")
         else:
             sent = [bytes(make(spec).encode(cut, one).payload) for one in (named, nameless)]
-            assert sent[0] == sent[1], "it uses positions, and does not say so in `needs_rows`"
+            assert sent[0] == sent[1], "it uses positions without declaring this in `needs_rows`"
 
     def test_a_card_sends_the_same_bytes(self, spec: str, training: bool) -> None:
         if not torch.cuda.is_available():
             raise SkipTest("no graphics card here")
         if not make(spec).on_card:
-            raise SkipTest("this codec's tensors are the processor's")
+            raise SkipTest("tensors of this codec are on the processor")
         cut = _cut(spec, 17, self.width)
         here, there = _Trip(spec, cut, training), _Trip(spec, cut, training, device="cuda")
         assert bytes(here.encoded.payload) == bytes(there.encoded.payload)
         assert bytes(here.grad_payload) == bytes(there.grad_payload)
         for one, other in ((here.decoded, there.decoded), (here.grad, there.grad)):
-            assert other.is_cuda, "a tensor was left on the processor"
-            assert _same_bits(one, other.cpu()), "a card decodes it otherwise"
+            assert other.is_cuda, "a tensor stayed on the processor"
+            assert _same_bits(one, other.cpu()), "a graphics card decodes it differently"
 
     def test_its_modules_loss_and_formula_fit_the_cut(self, spec: str) -> None:
         codec = make(spec)
@@ -182,10 +190,14 @@ class CodecContract(Contract):
         module = codec.client_module(self.width)
         outgoing = torch.randn(5, self.width, generator=generator(0, "contract"))
         cut = outgoing if module is None else module(outgoing)
-        assert cut.shape == (5, codec.wire_width(self.width)), "not as wide as it says"
+        assert cut.shape == (5, codec.wire_width(self.width)), (
+            "the cut does not have the stated width"
+        )
         loss = codec.local_loss(cut.requires_grad_(), _context(True, 5, "feature"))
-        assert loss is None or loss.shape == (), "its loss is no scalar"
-        assert 0 < codec.formula_ratio(self.width) <= 1.5, "its ratio is no share of dense"
+        assert loss is None or loss.shape == (), "the term of the loss is not a scalar"
+        assert 0 < codec.formula_ratio(self.width) <= 1.5, (
+            "the ratio is not a share of dense float32"
+        )
 
 
 class _Trip:

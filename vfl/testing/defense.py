@@ -76,14 +76,18 @@ class DefenseContract(Contract):
             elif name == "counts":
                 assert (value.shape, value.dtype) == ((ROWS,), torch.bool), "counts is no mask"
             elif name == "targets" and value.is_floating_point():
-                assert value.shape == (ROWS, self.classes), "targets fit neither labels nor logits"
+                assert value.shape == (ROWS, self.classes), (
+                    "the targets fit neither labels nor logits"
+                )
                 assert (value >= 0).all(), "a negative probability"
                 assert torch.allclose(value.sum(1), torch.ones(ROWS), atol=1e-5), "no distribution"
             else:
                 before = given["gradient" if name == "received" else name]
                 assert value.shape == before.shape, f"{name} changed its shape"
                 assert value.dtype == before.dtype, f"{name} changed its type"
-        assert set(made["labels"].tolist()) <= set(range(self.classes)), "a label of no class"
+        assert set(made["labels"].tolist()) <= set(range(self.classes)), (
+            "a label belongs to no class"
+        )
 
     def test_gradients_flow_through(self, spec: str) -> None:
         defense = self._made(spec)
@@ -97,7 +101,7 @@ class DefenseContract(Contract):
         for part, outputs in (("bottom", self.width), ("top", self.classes)):
             module = self._wrapped(self._made(spec), part).train()
             trains = any(weights.requires_grad for weights in module.parameters())
-            assert trains or part == "bottom", "a top that cannot train"
+            assert trains or part == "bottom", "a top cannot be trained"
             with scoped(0):
                 fed = self._fed(make(spec)) if part == "bottom" else self._values()["cut"]
                 result = module(fed)
@@ -111,8 +115,8 @@ class DefenseContract(Contract):
             loaded = other.wrap_bottom(self._bottom(other), self.width)
         loaded.load_state_dict(first.state_dict())
         expected, *others = (each.eval()(self._fed(other)) for each in (first, second, loaded))
-        assert torch.equal(expected, others[0]), "what it fits is not repeatable"
-        assert torch.equal(expected, others[1]), "what it fitted is not among the weights"
+        assert torch.equal(expected, others[0]), "the fit of the defense cannot be repeated"
+        assert torch.equal(expected, others[1]), "the fitted values are not part of the weights"
 
     def test_what_comes_back_keeps_its_axes(self, spec: str) -> None:
         with scoped(0):
@@ -132,11 +136,11 @@ class DefenseContract(Contract):
     def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
         """Test that a party can compute the cost from shapes before it consents."""
         defense = make(spec)
-        assert isinstance(defense.fit_epochs, int), "fit_epochs is no number of epochs"
-        assert defense.fit_epochs >= 0, "fewer epochs than none"
+        assert isinstance(defense.fit_epochs, int), "fit_epochs is not a number of epochs"
+        assert defense.fit_epochs >= 0, "fit_epochs is negative"
         said = [defense.working_bytes(*sizes) for sizes in ((8, 4, 6), (16, 4, 6), (16, 8, 12))]
-        assert all(isinstance(one, int) and one >= 0 for one in said), "working_bytes is no size"
-        assert said == sorted(said), "working_bytes falls where more is asked"
+        assert all(isinstance(one, int) and one >= 0 for one in said), "working_bytes is not a size"
+        assert said == sorted(said), "working_bytes becomes smaller for more rows"
         with torch.device("meta"), torch.no_grad():
             bottom = defense.wrap_bottom(self._bottom(defense), self.width).to("meta")
             try:
@@ -149,7 +153,7 @@ class DefenseContract(Contract):
         query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
         rows = self._values()["cut"]
         first, second = (self._made(spec).embedding(rows.clone(), query) for _ in range(2))
-        assert torch.equal(first, second), "a client that asks often could average"
+        assert torch.equal(first, second), "a client could average the answers of repeated requests"
         defense = self._made(spec)
         fed = self._fed(defense)
         self._play(defense)
@@ -202,7 +206,7 @@ class DefenseContract(Contract):
             make(spec).prepare(LabelKind(classes=None))
         except SpecError as error:
             refusal = error
-        assert refusal is None or refusal.fix or refusal.want, "refused without a way out"
+        assert refusal is None or refusal.fix or refusal.want, "it was refused without a fix"
 
     def _bottom(self, defense: Defense) -> nn.Module:
         """Return an untrained bottom; for a defense of words, one that reads words."""

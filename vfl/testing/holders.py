@@ -426,7 +426,7 @@ class HolderContract(Contract):
             found = self._honest(None, played)
             told += len(found)
             assert all(map(protocol.right, found)), "the result is wrong"
-        assert told, "no holder learns a result"
+        assert told, "no holder receives a result"
 
     def test_a_message_of_another_form_is_refused(self, spec: str) -> None:
         refused = 0
@@ -439,7 +439,7 @@ class HolderContract(Contract):
                 pytest.fail(f"{lie}: {other.code} where the form of a message is wrong")
             else:
                 assert not lie.told, f"{lie} was accepted"
-        assert refused, "nothing was sent that could be refused"
+        assert refused, "nothing was sent that a holder could refuse"
 
     def test_silence_ends_in_time(self, spec: str) -> None:
         protocol = self.protocols[spec]
@@ -452,7 +452,9 @@ class HolderContract(Contract):
 
                 with pytest.raises((LostPeerError, PeerFailedError), match=r"in time|closed"):
                     play(protocol, liar, silent, timeout_s=_TIMEOUT_S)
-                assert time.monotonic() - began < _HANGING_S, "silence does not end it"
+                assert time.monotonic() - began < _HANGING_S, (
+                    "it does not end when a holder is silent"
+                )
 
     def test_a_lie_in_the_right_form(self, spec: str) -> None:
         """Test that MACs detect a lie; without MACs the session ends well or with a typed error."""
@@ -470,7 +472,7 @@ class HolderContract(Contract):
                 assert right or not protocol.macs, f"{lie} by P{liar}: a wrong result was accepted"
                 assert not (protocol.macs and lie.told), f"{lie} by P{liar} was not found"
                 wrong += not right
-        assert protocol.macs or wrong, "no lie is accepted: say so by macs=True"
+        assert protocol.macs or wrong, "every lie is found: declare this by macs=True"
 
     def test_a_part_of_a_check_is_fixed_before_others_are_known(self, spec: str) -> None:
         self._needs_macs(spec)
@@ -527,7 +529,7 @@ class HolderContract(Contract):
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
             turns = len(self._honest_turns(spec, liar))
-            assert turns % _CHECK_TURNS == 0, "an opening has three turns"
+            assert turns % _CHECK_TURNS == 0, "an opening takes three turns"
             for opening in range(0, turns, _CHECK_TURNS):
                 yield liar, opening
 

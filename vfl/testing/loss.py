@@ -55,7 +55,9 @@ class LossContract(Contract):
         assert outputs.grad is not None
         assert bool(outputs.grad.isfinite().all()), "a gradient is not finite"
         after = loss(outputs.detach() - 1e-2 * outputs.grad, targets)
-        assert float(after) < float(before.detach()), "its gradient does not lower it"
+        assert float(after) < float(before.detach()), (
+            "a step along the gradient does not reduce the loss"
+        )
 
     def test_it_draws_nothing_and_changes_nothing(self, spec: str) -> None:
         loss, outputs, targets = self.batch(spec)

@@ -36,7 +36,9 @@ class ScheduleContract(Contract):
         states = global_states()
         rates = [self.steps(spec).rate(epoch) for epoch in self._epochs()]
         require_still(states)
-        assert all(math.isfinite(rate) and rate >= 0 for rate in rates), "no rate to go on with"
+        assert all(math.isfinite(rate) and rate >= 0 for rate in rates), (
+            "no learning rate is left for further steps"
+        )
         assert len(set(rates)) > 1, "every epoch has the same rate"
 
     def test_a_resume_has_the_rate_of_its_epoch(self, spec: str) -> None:

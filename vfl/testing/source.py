@@ -47,7 +47,7 @@ class SourceContract(Contract):
         assert found.rows == len(self.cells(found)), "cells and labels differ in number"
         assert found.labels.dtype == np.int64, "labels are codes, int64"
         assert found.labels.min() >= 0, "a label is negative"
-        assert found.labels.max() < len(found.classes), "a label has no class"
+        assert found.labels.max() < len(found.classes), "a label belongs to no class"
 
     def test_cells_are_finite_numbers(self, spec: str) -> None:
         cells = self.cells(self.read(spec))
@@ -64,8 +64,12 @@ class SourceContract(Contract):
 
     def test_it_has_the_parts_that_it_says(self, spec: str) -> None:
         found, own = self.read(spec), tuple(make(spec).own_parts)
-        assert ("test" in own) == (found.train_rows is not None), "test rows of its own"
-        assert ("validation" in own) == bool(found.validation_rows), "validation rows of its own"
+        assert ("test" in own) == (found.train_rows is not None), (
+            "the data set has test rows of its own"
+        )
+        assert ("validation" in own) == bool(found.validation_rows), (
+            "the data set has validation rows of its own"
+        )
 
     def test_the_same_question_has_one_answer_and_moves_no_global_generator(
         self, spec: str
@@ -86,7 +90,7 @@ class SourceContract(Contract):
                     read_bundled(spec, root, limit=self.limit)
                 except MissingDataError:
                     continue
-        assert not asked, "a data set is fetched only where --download asks for it"
+        assert not asked, "a data set is downloaded only if --download requests it"
 
     def test_it_follows_the_settings_it_names_and_refuses_others(self, spec: str) -> None:
         whole, follows = self.read(spec), make(spec).follows

@@ -81,12 +81,12 @@ class RunWriterContract(Contract):
         own = _files(tmp_path)
         written, after = self._write(folder, spec, home), _files(tmp_path)
         made = after.keys() - own.keys() - {folder.path / name for name in _ENDED}
-        assert written.exists(), "what it names is not there"
+        assert written.exists(), "the address that the writer names does not exist"
         assert own.items() <= after.items(), "it changes the run"
         assert made, "it writes nothing"
         assert not [path for path in made if home in path.parents], "it writes elsewhere"
         readable = [path for path in made if path.stat().st_mode & 0o077]
-        assert not readable, "others can read what it writes"
+        assert not readable, "other users can read the files that it writes"
         leaking = [path for path in made if _PLANTED in path.read_bytes()]
         assert not leaking, "it discloses content of a party's own folder"
 

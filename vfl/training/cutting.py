@@ -186,7 +186,11 @@ class CutModel(Crossings):
         if any(one.needs_rows for one in self._codecs.values()) and (
             not by_row or self._takes_rows
         ):
-            why = "its 'rows' is the model's own argument" if by_row else "tokens have no positions"
+            why = (
+                "its argument 'rows' belongs to the model itself"
+                if by_row
+                else "tokens have no positions"
+            )
             fix = (
                 "another name for that argument" if by_row else "row_axes=1 for texts of one length"
             )

@@ -244,7 +244,9 @@ def attack_page(grid: LoadedGrid) -> Content:
         "searches": searches_table(records),
         "others": others_table(records),
     }
-    sections = [Section(title=title, below="Not measured: no victim has been attacked yet.")]
+    sections = [
+        Section(title=title, below="Not measured, because no victim has been attacked yet.")
+    ]
     if entries:
         boards = boards_by_access(records, margin, measure)
         leading = {"board": board_table(entries, margin), "standings": standings_table(entries)}

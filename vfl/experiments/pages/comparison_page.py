@@ -487,7 +487,7 @@ def comparison_page(grid: LoadedGrid) -> Content:
     if best := list(frontiers(lines, measure)):
         sections.append(Section(title="Best at their bytes", drawings=best))
     drawn = [*curves(lines, measure), *alpha_drawings(lines, measure)]
-    absent = "" if drawn else "Not measured: no cell is trained yet."
+    absent = "" if drawn else "Not measured, because no cell is trained yet."
     sections += [
         Section(
             title="How good, at how many bytes", tables=[quality], below=_OF_QUALITY, roomy=True

@@ -123,7 +123,7 @@ def _sections(
 ) -> Iterator[Section]:
     """Yield the page's sections; a section without content is marked as not measured."""
     drawings = drawings_of(run)
-    none = "Not measured: the run holds no finished epoch."
+    none = "Not measured, because the run contains no finished epoch."
     yield Section(title="Training", drawings=drawings, below="" if drawings else none)
     if (quality := _quality(run)) is not None:
         yield Section(title="Quality", tables=[quality], below=_OF_QUALITY, roomy=True)

@@ -271,7 +271,7 @@ class Beaver(SummingMode):
 
     def offer(self, end: FeatureRound | HelperRound, keys: Agreement) -> None:
         super().offer(end, keys)
-        assert isinstance(end, ShareHolder | DealerEnd), "every end here has a role"
+        assert isinstance(end, ShareHolder | DealerEnd), "every party here has a role"
         end.introduce()
 
     def _begin(
@@ -608,7 +608,7 @@ class SharedGradient(Uncompressed):
             ProtocolError, FrameError: a third party that deals sent a wrong message; nothing is
                 sent.
         """
-        assert self.share is not None, "no exchange is under way"
+        assert self.share is not None, "no exchange is in progress"
         elements = encode_gradient(grad, self._learning_rate, self._party)
         return self.share(elements, context.step)
 

@@ -362,7 +362,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             return ()
         plan = self._plan_of(facts)
         hidden, left_out = "no other party knows which rows a batch had", len(self._holders) // 3
-        noise = "no holder leaves its noise out"
+        noise = "no holder omits its noise"
         if left_out:
             noise = f"at most {left_out} of {len(self._holders)} holders leave their noise out"
         assumes = (
@@ -472,7 +472,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
     def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
         """Plan each holder's separate training with the smallest holder's sampling rate."""
         mode, part, rate = self._mode, self._part(), self._terms.train.learning_rate
-        assert mode.start != "zero", "it has models of each alone"
+        assert mode.start != "zero", "the session has separate models of all holders"
         least = min(one.rows for one in facts.holders)
         size = max(1, least * plan.batch_size // plan.rows)
         noise = noise_for(*part, plan.steps, size / least, plan.accountant)

@@ -53,7 +53,7 @@ _INSTEAD: Mapping[str, str] = {
     "MaxPool2d": _FEATURES,
     "AvgPool2d": _FEATURES,
     "Embedding": _FEATURES,
-    "Flatten": "nn.Flatten(1), which keeps rows apart",
+    "Flatten": "nn.Flatten(1), which keeps rows separate",
     "LSTM": _FEATURES,
     "GRU": _FEATURES,
     "LeakyReLU": _FUNCTION,

@@ -81,13 +81,23 @@ _LEARNED = "results learned from many rows"
 _RUN, _PART = "store/runs/*/", "store/runs/*/parties/*/"
 #: Every file below the folder of a party.toml; the first matching glob describes a file.
 KEPT = (
-    Kept("store/alignments/*/*/*.positions", "positions", "its places leave; older ones go"),
-    Kept("store/alignments/*/*/*.reused", "keyed tags of ids", "it is removed, with its keys"),
+    Kept(
+        "store/alignments/*/*/*.positions",
+        "positions",
+        "the positions of these rows are removed; older positions expire",
+    ),
+    Kept(
+        "store/alignments/*/*/*.reused", "keyed tags of ids", "the file is removed, with its keys"
+    ),
     Kept("store/alignments/_asked.json"),
     Kept(f"{_PART}rows.sealed", "keyed digests of ids", "its digest is overwritten"),
-    Kept(f"{_RUN}{PREDICTIONS}", "ids and predictions", "its line is cut out"),
-    Kept(f"{_PART}{PREDICTIONS}", "ids and predictions", "its line is cut out"),
-    Kept(f"{_PART}{EXPLANATIONS}", "ids and what columns add", "its line is cut out"),
+    Kept(f"{_RUN}{PREDICTIONS}", "ids and predictions", "the line of the row is removed"),
+    Kept(f"{_PART}{PREDICTIONS}", "ids and predictions", "the line of the row is removed"),
+    Kept(
+        f"{_PART}{EXPLANATIONS}",
+        "ids, and contributions of columns",
+        "the line of the row is removed",
+    ),
     Kept(f"{_PART}explained.json", "figures of many rows"),
     Kept(f"{_PART}trace/**", "cuts and gradients by row", "the trace of its runs is removed"),
     Kept(f"{_PART}checkpoints/**", _LEARNED, "those of its ended runs are removed"),

@@ -370,7 +370,11 @@ class PartyFolder:
         if known is None or known.ids is None or ids is None:
             if self.is_of(data):
                 return data if known is None else replace(data, split=known.split)
-            why = "an earlier vfl stored no record of them" if known is None else "rows have no ids"
+            why = (
+                "an earlier version of vfl stored no record of them"
+                if known is None
+                else "rows have no ids"
+            )
             raise TrainedRowsError(
                 f"the rows of {whose} that this run trained on are unknown",
                 where=str(self.path),
@@ -583,7 +587,7 @@ def _card(
 def _role_and_half(name: str, terms: Terms, is_label: bool) -> tuple[str, str]:
     """Return a party's role and the part of the model that it stores."""
     if is_label:
-        whole = "the top, and the bottom of its own columns"
+        whole = "the top, and the bottom of the label party's own columns"
         role, half = "label party", whole if terms.middle is None else "the head"
     elif name in terms.parties:
         role, half = "feature party", "a bottom"

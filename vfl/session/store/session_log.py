@@ -306,7 +306,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
     if content and not lines:
         raise DataError("this file is not a log of sessions", where=str(path), want=f"a {NAME}")
     if torn:
-        problems.append("the last line is torn: a kill, or a cut, while it was written")
+        problems.append("the last line is incomplete: the process ended while it was writing")
     anchored, more = _compared({*names, party}, digests, peers)
     head = Head(number=len(digests), sha256=before)
     return Verified(

@@ -91,7 +91,7 @@ def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path
     """Return the run of a card; train one unless the path is already a run."""
     if (path / "run.json").exists():
         if settings:
-            raise typer.BadParameter("a run keeps its settings", param_hint="--set")
+            raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
         return path
     if path.is_dir():
         from vfl.cli.training import on_the_federation
