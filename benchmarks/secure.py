@@ -61,7 +61,7 @@ def bench_secure(
         steps: timed steps of one training; by default 30, or 20 over a line.
         repeats: turns; by default 40, or 5 over a line.
         seed: seed of rows, weights and batch order.
-        wan: the parties' lines; None is the loopback as it is.
+        wan: network settings between the parties; None leaves the loopback unchanged.
         network: kind of the lines: auto, tun, proxy or model.
         quick: check only that it runs.
 

@@ -101,7 +101,8 @@ def bench_step(
         steps: timed steps of one turn; None takes about a second's worth.
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
-        wan: every party's line, such as 80mbps,40ms; None is the loopback as it is.
+        wan: network settings of every party, such as 80mbps,40ms; None leaves the loopback
+            unchanged.
         network: kind of the lines: auto, tun, proxy or model.
         quick: check only that it runs.
 

@@ -92,7 +92,8 @@ class PeerRow:
         system: name of the system; tls and tcp are vfl's.
         cpu_ms: user and system time of all processes, per step.
         wall_ms: time of a step at the label party.
-        cpu_ratio, wall_ratio: time of vfl over TLS divided by this one's, in the same turn.
+        cpu_ratio, wall_ratio: time of vfl over TLS divided by the time of this system, in the same
+            turn.
         final_loss: mean training loss over the last epoch's steps.
     """
 
@@ -124,7 +125,8 @@ def bench_peers(
         steps: timed steps of one turn; None takes about a second's worth.
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
-        wan: the parties' lines, of packets (network `tun`); None is the loopback as it is.
+        wan: network settings between the parties, by packets (network `tun`); None leaves the
+            loopback unchanged.
         quick: check only that it runs.
 
     Raises:

@@ -54,7 +54,7 @@ class Components(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Components of rows of axes (rows, ...), axes (rows, width)."""
-        if self.axes.is_meta:  # meta tensors were not fitted; `fit_bytes` counts
+        if self.axes.is_meta:  # meta tensors have no fitted values, and `fit_bytes` counts them
             return inputs.new_empty(len(inputs), len(self.offset))
         return self._featured(inputs) @ self.axes - self.offset
 

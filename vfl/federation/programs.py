@@ -74,8 +74,8 @@ LOCAL_API_VARIABLE = "VFL_LOCAL_API"
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
 #: host:port for the streams of all its sessions; empty for a simulation.
 STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
-#: Flower program that a service's standing worker runs. A service without it has no worker; a
-#: worker without it is shared, and runs the programs of every party.
+#: Flower program that a service's standing worker runs. Without this variable a service has no
+#: worker; a worker without it is shared, and runs the programs of every party.
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
 #: Process id of the command that started a service; the service and its sessions end with it.
 STARTER_VARIABLE = "VFL_SERVICE_STARTER"

@@ -94,7 +94,7 @@ class MaterialStore(Spending[Used]):
         """
         with self.locked():
             if self._path(name).exists():
-                self._left(name).unlink(missing_ok=True)  # its taker was killed
+                self._left(name).unlink(missing_ok=True)  # the process that took it was killed
                 raise self._gone(name, "used before")
             if not self._left(name).exists():
                 raise self._gone(name, "never dealt")

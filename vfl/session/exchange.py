@@ -731,7 +731,7 @@ class FeatureEnd(_End):
 
     def _send(self, frame: Frame, cut: Tensor) -> None:
         """Send an encoded cut; the journal first records the part that every attempt repeats."""
-        if self._journal is not None:  # masks change, so it records the cut below them
+        if self._journal is not None:  # masks change, so the journal has the cut
             lasting = frame.payload if self.codec.repeats else bytes_of(cut)
             self._journal.admit(frame.step, lasting)
         self.link.send(frame)

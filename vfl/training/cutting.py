@@ -641,7 +641,7 @@ class _Traced:
         )
 
     def _before(self, keys: Iterable[int]) -> set[int]:
-        """These values and all their inputs, back to cuts that arrived."""
+        """Return these values and all values they depend on, back to received cuts."""
         found: set[int] = set()
         todo = list(keys)
         while todo:

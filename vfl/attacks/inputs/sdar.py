@@ -54,7 +54,8 @@ class SDAR(Attack):
 
     With `labels=no` the attacker is the server of a U-shape, which has neither labels of the rows
     nor the last layers: discriminators read no label, and last layers are simulated beside the
-    bottom, around the server's own layers. `sdar_labels` reads labels with them.
+    bottom, around the server's own layers. `sdar_labels` then reads labels with this server's
+    layers.
 
     Unlike the source, it runs after the training, on the last cut of each row; its decoder reads no
     label, so that it cannot answer with the mean of a class; discriminators have dense layers;

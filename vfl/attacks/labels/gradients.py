@@ -271,7 +271,7 @@ def right_by_shares(guesses: Tensor, prior: Tensor) -> tuple[Tensor, float]:
         prior: share of each class.
 
     Returns:
-        The share, and the number of leaked rows that would say as much.
+        The share of correct guesses, and the number of leaked rows that would give equal evidence.
     """
     classes = len(prior)
     if not len(guesses):

@@ -557,8 +557,9 @@ class _Plan:
             by a shift down; None for a shift up.
         grown: for subsets of two factors, then three and so on: the row of the subset without its
             last factor, and that factor's row.
-        groups: products with equal numbers of factors: their positions in the request; rows of all
-            their subsets, the empty set last; and rows of their factors, the last factor first.
+        groups: groups of products with equal numbers of factors: their positions in the request,
+            the rows of all their subsets (the empty set last), and the rows of their factors (the
+            last factor first).
     """
 
     words: tuple[Tensor, Tensor, Tensor | None]
