@@ -124,7 +124,7 @@ def test_a_bottom_without_words_is_refused():
     bottom = nn.Linear(3, 3)
     with pytest.raises(UserError, match="reads none"):
         score("text_inversion", case_of(bottom, rows, bottom(rows).detach()))
-    with pytest.raises(UserError, match="whole number"):
+    with pytest.raises(UserError, match="not a multiple"):
         score("token_network:tokens=2", case_of(bottom, rows, bottom(rows).detach()))
 
 

@@ -297,7 +297,7 @@ def test_functions_of_a_notebook_train_here_alone(tmp_path):
     ("made", "given", "options", "error", "words"),
     [
         (lambda c, d, s: build("none", d, s), None, {}, ConfigError, "other settings"),
-        (lambda c, d, s: nn.Linear(2, 2), None, {}, DataError, "no split module"),
+        (lambda c, d, s: nn.Linear(2, 2), None, {}, DataError, "not a split module"),
         (build, iter([]), {}, DataError, "again in each epoch"),
         (build, [], {}, DataError, "training and as test"),
         (build, None, {"codecs": ["no_codec"]}, UserError, "no codec is called"),
