@@ -264,10 +264,10 @@ BROKEN = [
     (Reseeding, TRAINING, "moved: torch"),
     (Rolling, TRAINING, "moved: random"),
     (Normalising, TRAINING, "leaked.inputs"),
-    (Invisible, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "without"),
+    (Invisible, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "lacks the trigger"),
     (Smearing, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "in place"),
     (Restless, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "each time"),
-    (Terse, "what_it_finds_out_has_the_form_of_its_goal", "another shape"),
+    (Terse, "what_it_finds_out_has_the_form_of_its_goal", "unexpected shape"),
 ]
 
 
