@@ -594,18 +594,17 @@ METHOD = f"""
 - One feature party attacks. On tables the label party has columns of its own. The attacker has
   every gradient, its bottom, its inputs and {LEAKED} leaked labels of each class, drawn for
   every victim.
-- *Gain*: test utility less that of the most accurate label-free bottom, seed by seed.
-- *Leak*: the worst attack less the best that reads nothing with a label in it, seed by seed.
-  The latter are training from scratch and attacks on inputs, components and label-free bottoms.
-- Attacks on cuts read test rows, those on gradients training rows.
+- *Gain* is the test utility less that of the most accurate label-free bottom, seed by seed.
+- *Leak* is what the worst attack infers, less the best attack without a model that saw labels.
+  The latter trains from scratch or uses inputs, components and label-free bottoms.
+- Attacks on cuts infer labels of test rows, attacks on gradients those of training rows.
 - *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
-  leak above that; "no better" is a gain of at most 0. Corrected for attacks and baselines
-  that may be the best, 5 % of a task's claims of one kind are false on average.
-- `few_rounds` sends no gradient after its first exchanges. Without an epsilon, these rows are
+  leak above that; "no better" is a gain of at most 0. On average 5 % of a task's claims of
+  one kind are false, with correction for the choice of attack and baseline.
+- `few_rounds` sends no gradient after its first exchanges. Rows without an epsilon are
   undefended.
-- `gradient_averaging:rows=0` sends a batch's sum, as a *secure top* would.
-- Nine defenses of tables were attacked with signs from class shares; other rows are older.
-- Not tried: `adaptive`, the heavy pack, tampering.
+- `gradient_averaging:rows=0` sends the sum over a batch, as a *secure top* would.
+- `adaptive`, the heavy pack and tampering were not tried.
 """
 
 
@@ -645,7 +644,7 @@ def page_of(found: Sequence[Frontier], page: Path) -> StudyPage[Frontier]:
     section = (
         "\n## Other tops on label-free bottoms\n\n"
         f"`python -m benchmarks.frozen_tops`, [rows]({frontier_tops.FILE}). Other learners on "
-        "frozen label-free cuts; a feature party reads the same. A gain over the task's own top "
+        "frozen label-free cuts; they leak no more. A gain over the task's own top "
         "shows only that **this top was too weak**; gains of defenses shrink by as much. "
         f"{frontier_tops.table_of(rows, best)}\n"
     )

@@ -265,9 +265,9 @@ def summaries(boards: Sequence[Board]) -> Iterator[str]:
     short = [one.about["task"] for one in boards if ACCUMULATED not in one.about["attacks"]]
     left = f" Gradients of all epochs were not attacked on {', '.join(short)}." if short else ""
     yield (
-        "A feature party attacks the labels of the label party. A *leak* is what the worst of its "
-        "attacks reaches above the best that it reaches without the model, in points, with 95 % "
-        "intervals over victims. What is not shown to leak is not shown to "
+        "A feature party attacks the labels of the label party. A *leak* says how many points the "
+        "worst attack is above the best attack without the model, with 95 % "
+        "intervals over victims. A defense that is not shown to leak is not shown to "
         "protect: verdicts hold for these attacks, rows and seeds "
         f"([how verdicts are made](../attacking.md)).{left}\n\n" + Table(head, lines).markdown()
     )

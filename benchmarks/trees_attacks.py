@@ -254,9 +254,9 @@ def summary_of(found: Sequence[Task]) -> str:
             for called, one in shown.items()
         ]  # fmt: skip
     return (
-        "A feature party with ten labels of each class reads labels a few points better from trees "
-        "than without a model; from an undefended network on the same rows "
-        "([frontier](frontier.md)) it reads all of them. A label party reads the feature party's "
+        "A feature party with ten labels of each class infers labels from trees a few points "
+        "better than without a model. From an undefended network on the same rows "
+        "([frontier](frontier.md)) it infers all labels. A label party infers the feature party's "
         "columns from the bins of trees; randomised bins prevent that at a cost. Figures are in "
         "points of AUC, with 95 % intervals over victims.\n\n" + Table(head, lines, 2).markdown()
     )
@@ -297,17 +297,18 @@ METHOD = """
 ## What was measured
 
 - 100 rounds of depth 4 at a learning rate of .1, `protect=order`, 255 bins by default.
-- *Labels*: of test rows, by the feature party, with its columns, its splits, its answers, and ten
-  leaked labels of each class. *Beside no model* is the worst attack less the best of the same
-  attacks on its columns and from scratch. `decay=1` joined after seed 0 of credit had been seen.
-- *Known nodes*: the same trees with `protect=shared,nodes=known`, as SecureBoost discloses.
-- *Columns from bins*: of training rows, by the label party, in percent of their variance, with 200
-  whole rows. *From answers*: of test rows. Randomised bins do not cover answers.
-- *Members*: AUC of the attack on the loss. An epsilon is of a cell; a row spends one a column.
-- Bank and both tasks with known nodes were measured with earlier bins
-  ([edges](trees.md#accuracy-of-real-tables)): on credit the change moved test AUC by at most .0024.
-- The networks' worst attack reads gradients too, so the two leaks compare in kind alone.
-- Not tried: several feature parties that collude; `adaptive` and the heavy pack.
+- *Labels*: the feature party infers labels of test rows from its columns, splits and answers, with
+  ten leaked labels of each class. *Beside no model* is the worst attack less the best of the same
+  attacks on its columns and from scratch. `decay=1` was added after seed 0 of credit was known.
+- *Nodes known*: the same trees with `protect=shared,nodes=known`, as SecureBoost discloses.
+- *Columns from bins*: with 200 known whole rows, the label party infers columns of training rows, in
+  percent of their variance. *From answers*: of test rows. Randomised bins do not protect answers.
+- *Members*: AUC of the attack on the loss. Epsilon is for one cell; a row spends it once a column.
+- Bank, and both tasks with known nodes, were measured with earlier bins
+  ([edges](trees.md#accuracy-of-real-tables)). On credit, new bins change test AUC by at most .0024.
+- The worst attack on networks uses gradients too, so the leaks of networks and trees are not
+  directly comparable.
+- Colluding feature parties, `adaptive` and the heavy pack were not tried.
 """
 
 
