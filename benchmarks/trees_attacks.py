@@ -301,7 +301,7 @@ METHOD = """
   ten leaked labels of each class. *Beside no model* is the worst attack less the best of the same
   attacks on its columns and from scratch. `decay=1` was added after seed 0 of credit was known.
 - *Nodes known*: the same trees with `protect=shared,nodes=known`, as SecureBoost discloses.
-- *Columns from bins*: with 200 known whole rows, the label party infers columns of training rows, in
+- *Columns from bins*: with 200 whole rows, the label party infers columns of training rows, in
   percent of their variance. *From answers*: of test rows. Randomised bins do not protect answers.
 - *Members*: AUC of the attack on the loss. Epsilon is for one cell; a row spends it once a column.
 - Bank, and both tasks with known nodes, were measured with earlier bins
