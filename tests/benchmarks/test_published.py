@@ -99,7 +99,7 @@ def test_seeds_are_averaged_with_their_interval(tmp_path):
 
 @pytest.mark.parametrize("link", ["none.csv?a=b#c", "published_ours.csv?key=none#value", "words"])
 def test_links_that_lead_nowhere(link):
-    with pytest.raises(DataError, match="no stored"):
+    with pytest.raises(DataError, match="this stored"):
         read_figure(link, RESULTS)
 
 
