@@ -67,7 +67,7 @@ def test_products_are_counted_apart_and_a_repeated_block_wherever_it_stands(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "most"), [("exchange", 10), ("randtopk", 14), ("train", 52), ("cell", 63)]
+    ("work", "most"), [("exchange", 11), ("randtopk", 15), ("train", 57), ("cell", 68)]
 )
 def test_one_piece_of_work_enters_few_files(work, most):
     words = [sys.executable, PROGRAM, "--entered", work, "--json"]
