@@ -19,7 +19,8 @@ from vfl.core.seeds import generator, scoped
 from vfl.testing import AttackContract
 
 EVERYTHING = frozenset(Grant) - IN_TRAINING
-WITHOUT_LEAKS = EVERYTHING - {Grant.LEAKED, Grant.LEAKED_INPUTS, Grant.LEAKED_ATTRIBUTES}
+LEAKS = {Grant.LEAKED, Grant.LEAKED_INPUTS, Grant.LEAKED_ATTRIBUTES, Grant.AUXILIARY}
+WITHOUT_LEAKS = EVERYTHING - LEAKS
 
 
 def case(grants=EVERYTHING):

@@ -469,6 +469,7 @@ CONTRACTS = (
     TestSubtraction,
     TestGenerative,
     TestPictures,
+    TestLabelsOfAUShape,
     TestAttribute,
     TestTexts,
     TestMembership,

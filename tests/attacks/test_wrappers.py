@@ -215,7 +215,7 @@ def test_where_every_cut_is_seen_there_is_nothing_to_subtract(summed):
     plain = experiment.model_copy(update={"secure": "none"})
     with pytest.raises(UserError, match="the label party sees every cut"):
         of_sums((plain, data, weights), ["shop"])
-    with pytest.raises(BadOptionError, match="reads none"):
+    with pytest.raises(BadOptionError, match="does not use cuts"):
         make("subtraction:of=membership")
 
 

@@ -82,7 +82,7 @@ def test_ends_that_lost_a_step_are_found_out(spec):
     context = StepContext(5, training=True)
     receiver.decode(sender.encode(cut_of(5), context).payload, 40, WIDTH, context)
     sender.commit(5)
-    with pytest.raises(CorruptFrameError, match="other ends"):
+    with pytest.raises(CorruptFrameError, match="other counts"):
         receiver.decode(sender.encode(cut_of(6)).payload, 40, WIDTH)
     restored = make(spec)
     restored.load_state_dict(receiver.state_dict())  # the step that waits too

@@ -172,7 +172,7 @@ def test_a_module_takes_positions_from_its_caller(build):
     with pytest.raises(SpecError, match="positions"):
         model(batch, rows=torch.arange(3))
     for wrong in ([-1, 0, 1, 2], [0.0, 1.0, 2.0, 3.0], [[0, 1], [2, 3]]):
-        with pytest.raises(DataError, match="rows are positions"):
+        with pytest.raises(DataError, match="rows must be positions"):
             model(batch, rows=wrong)
     model(batch, rows=[7, 3, 5, 1]).sum().backward()
     assert model.eval()(batch).shape == (4, 2)  # a query needs none

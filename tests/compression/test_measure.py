@@ -136,7 +136,7 @@ def test_an_outside_codec_that_tells_no_symbols_has_no_bound():
 
 
 def test_ends_that_do_not_agree_are_found_out():
-    with pytest.raises(SpecError, match="two ends") as caught:
+    with pytest.raises(SpecError, match="decode a frame differently") as caught:
         measure_codec(Forgetful(), cut_of(10), width=16)
     assert caught.value.got == "Forgetful"
 

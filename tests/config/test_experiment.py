@@ -96,7 +96,7 @@ def test_an_override_of_another_form(full, override):
 
 
 def test_an_override_through_a_value(full):
-    with pytest.raises(ConfigError, match="no table"):
+    with pytest.raises(ConfigError, match="not a table"):
         read_experiment(full, ["seed.more=3"])
 
 

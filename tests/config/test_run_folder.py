@@ -159,7 +159,7 @@ def test_what_is_no_json_is_a_typed_error(tmp_path, content):
 @pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b'{"epoch": "1"}\n', b"\xff\n"])
 def test_an_epoch_does_not_follow_a_damaged_line(folder, line):
     (folder.path / "metrics.jsonl").write_bytes(line)
-    with pytest.raises(RunFolderError, match=r"no record|not JSON"):
+    with pytest.raises(RunFolderError, match=r"not a record|not JSON"):
         folder.epoch({"epoch": 1})
 
 

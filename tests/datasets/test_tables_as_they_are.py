@@ -523,8 +523,11 @@ REFUSED = {
     "a cell without an end": (PLAIN + "9," + "x" * (1 << 24) + "x\n", "line 32: a cell of more"),
     "half of a packed file": (gzip.compress(PLAIN.encode())[:-20], "ends too early"),
     "twice": ("a,a\n1,2\n", "1 different names"),
-    "a second table": (f"{PLAIN}\nid,z\n1,2\n", "line 33: column names, others than those above"),
-    "a second table, wider": (f"{PLAIN}\nid,z,w\n1,2,3\n", "line 33: column names"),
+    "a second table": (
+        f"{PLAIN}\nid,z\n1,2\n",
+        "line 33: further column names, different from those above",
+    ),
+    "a second table, wider": (f"{PLAIN}\nid,z,w\n1,2,3\n", "line 33: further column names"),
     "zero bytes in cells": (PLAIN.replace("1.5", "1.5\0").encode(), "zero bytes (NUL)"),
     "a remark among rows": (PLAIN.replace("1007,", "# later\n1007,"), "line 9: 1 cells"),
 }

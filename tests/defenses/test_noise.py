@@ -113,7 +113,7 @@ class TestClippedNoise:
         (promise,) = make("clipped_noise:norm=7,sigma=2").privacy()
         assert promise.epsilon == gaussian_epsilon(2.0, 2.0, 1e-5)
         assert (promise.protects, promise.unit, promise.per) == ("inputs", "record", "exchange")
-        assert "training only" in make("clipped_noise:queries=false").privacy()[0].against
+        assert "in training" in make("clipped_noise:queries=false").privacy()[0].against
         assert make("clipped_noise:norm=inf").privacy()[0].epsilon is None
 
     def test_queries_that_repeat_give_nothing_to_average(self):

@@ -240,10 +240,10 @@ def test_a_wrapped_module_is_attacked(wrap):
 def test_a_module_with_a_split_module_in_it_is_told_where():
     inputs, _ = rows()
     model = nn.ModuleDict({"net": vfl.split(network(), "1", inputs[:2])})
-    with pytest.raises(DataError, match="no split module") as caught:
+    with pytest.raises(DataError, match="not a split module") as caught:
         vfl.attack(model, *loaders(inputs), **QUICK)
     assert "model.net" in caught.value.fix
-    with pytest.raises(DataError, match="no split module"):
+    with pytest.raises(DataError, match="not a split module"):
         vfl.attack(network(), *loaders(inputs), **QUICK)
 
 

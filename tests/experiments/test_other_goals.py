@@ -114,7 +114,7 @@ def test_a_top_that_others_feed_too_is_refused(tmp_path):
     ) as refused:
         grid_cells(columns(parties=two, grid={"attacks": "pseudo_client"}))
     assert refused.value.want == "columns of left"
-    with pytest.raises(UserError, match="what generative needs"):
+    with pytest.raises(UserError, match="the data that generative needs"):
         grid_cells(columns(grid={"attacks": "generative"}))
 
 

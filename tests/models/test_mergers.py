@@ -23,5 +23,5 @@ class TestConcatOfDifferentWidths(MergerContract):
 @pytest.mark.parametrize("name", ["sum", "mean", "max"])
 def test_cuts_of_different_widths_go_side_by_side_alone(name):
     assert make_merger(name).width([3, 3]) == 3
-    with pytest.raises(SpecError, match="cuts of one width"):
+    with pytest.raises(SpecError, match="cuts of equal width"):
         make_merger(name).width([3, 4])

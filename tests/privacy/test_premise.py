@@ -372,11 +372,11 @@ REFUSED = {
     "attention over rows": (nn.TransformerEncoderLayer(4, 2, 8), "MultiheadAttention",
                             "other rows"),
     "running mean": (nn.Sequential(nn.Linear(4, 4), Keeps(
-        lambda own, rows: own.mean.add_(rows.detach().mean(0)))), "layer '1' (Keeps)", "releases"),
+        lambda own, rows: own.mean.add_(rows.detach().mean(0)))), "layer '1' (Keeps)", "released"),
     "in evaluation alone": (nn.Sequential(nn.Linear(4, 4), Keeps(
-        lambda own, rows: None if own.training else own.mean.add_(1))), "'1' (Keeps)", "releases"),
+        lambda own, rows: None if own.training else own.mean.add_(1))), "'1' (Keeps)", "released"),
     "spectral norm": (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), "SpectralNorm",
-                      "releases"),
+                      "released"),
     "a counter": (nn.Sequential(nn.Linear(4, 4), Keeps(counts)), "layer '1' (Keeps)", "next"),
     "a bare GRU": (nn.GRU(4, 3), "the model", "one row of outputs"),
     "one row less an axis": (of_rows(torch.squeeze), "the model", "one row of outputs"),

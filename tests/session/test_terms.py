@@ -159,7 +159,7 @@ def test_terms_are_the_public_part_of_an_experiment():
 def test_who_sends_and_how_wide_the_merged_cut_is(terms):
     assert terms.feature_parties == ["bank", "shop"]
     assert terms.merged_width == 14
-    with pytest.raises(SpecError, match="cuts of one width"):
+    with pytest.raises(SpecError, match="cuts of equal width"):
         _ = terms.model_copy(update={"merge": "sum"}).merged_width
     own = terms.model_copy(update={"label_party": "shop"})
     assert own.feature_parties == ["bank"]

@@ -273,7 +273,7 @@ def test_every_defense_acts_as_in_a_session_or_is_refused(spec):
     train(plain, data)
     inputs = {name: data[name].inputs for name in COLUMNS}
     same = torch.equal(model.eval()(inputs), plain.eval()(inputs))
-    harmless = spec in ("none", "vflip")  # VFLIP changes cuts alone that it takes for poisoned
+    harmless = spec in ("none", "vflip", "subspace_votes")  # two change poisoned cuts alone
     assert same is harmless, "a training without it ends with the same outputs"
 
 

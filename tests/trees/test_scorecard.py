@@ -139,7 +139,7 @@ column = "paid"
 @pytest.mark.parametrize(
     ("change", "code", "told"),
     [
-        ({"task": "regression"}, "V103", "goods from bads"),
+        ({"task": "regression"}, "V103", "good rows from bad rows"),
         ({"class_weight": "balanced"}, "V103", "count every row"),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_class_that_is_absent_is_refused(tmp_path):
     with pytest.raises(UserError):
         trained(tmp_path, table)
     parts = {"lender": (np.zeros((9, 1), np.uint8), Layout((2,), (False,)))}
-    with pytest.raises(DataError, match="one class"):  # where test rows have all the bads
+    with pytest.raises(DataError, match="the same class"):  # where test rows have all the bads
         fit_card(Scorecard(), Local(parts, [0], np.zeros(9, bool)), 9, 0)
     with pytest.raises(VFLError, match="no class has the name"):
         trained(tmp_path, made_table(300), "scorecard:bad=late")

@@ -124,7 +124,7 @@ def test_badvfl_labels_rows_and_puts_its_trigger_where_inputs_matter():
 
 @pytest.mark.parametrize("name", ["villain", "badvfl", "lfba"])
 def test_a_known_row_of_its_class_is_needed(name):
-    with pytest.raises(DataError, match="no leaked row"):
+    with pytest.raises(DataError, match="none of the leaked rows"):
         begun(f"{name}:target=2", known=(0, 1))
     with pytest.raises(BadOptionError):
         make_adversary(f"{name}:target=-1")

@@ -278,7 +278,7 @@ def test_several_processes_append_to_one_chain(tmp_path):
 
 def test_what_is_no_log_is_refused(tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="no log"):
+    with pytest.raises(DataError, match="not a log"):
         verified(tmp_path / "other.csv", [])
 
 
