@@ -24,5 +24,5 @@ def test_the_order_of_patches_matters_and_that_of_rows_does_not():
 
 @pytest.mark.parametrize("shape", [(3, 8, 4), (3, 10, 10), (12,)])
 def test_other_pictures_are_refused(shape):
-    with pytest.raises(SpecError, match="accepts|takes"):
+    with pytest.raises(SpecError, match=r"accepts|takes"):
         make_bottom("vit:patch=4").build(shape, 5)
