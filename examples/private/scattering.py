@@ -168,7 +168,9 @@ def main():
     parser.add_argument("--parties", type=int, nargs="+", choices=[1, 2], default=[1, 2])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[8.0, 3.0, 2.0, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rates", type=float, nargs="+", help="instead of the chosen ones")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help="learning rates in place of this file's"
+    )
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--angles", type=int, default=ANGLES, help="of the wavelets")
     parser.add_argument("--clip", type=float, default=CLIP, help="of a row's whole gradient")

@@ -66,7 +66,7 @@ def up(
     accept: Annotated[
         list[str] | None,
         option(
-            "PROJECT: first accept a party's key with this fingerprint, which the party read out.",
+            "For a project: first accept the key with this fingerprint, which its party confirmed.",
             "NAME.pub=TEXT",
         ),
     ] = None,

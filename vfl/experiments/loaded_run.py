@@ -110,7 +110,7 @@ class LoadedRun:
 
     @cached_property
     def epochs(self) -> Sequence[Epoch]:
-        """The numbers of each epoch, in order."""
+        """The metrics of each epoch, in order."""
         found = []
         for position, record in enumerate(self.history, 1):
             epoch = {"epoch": float(position), **finite(record)}

@@ -153,8 +153,8 @@ class PartyMetrics:
 
 _PROGRESS = {
     "exchanges_done": "exchanges of the session, at the label party",
-    "exchanges_total": "exchanges of the whole session; an early stop ends before",
-    "exchanges_per_second": "lately",
+    "exchanges_total": "planned exchanges of the session; early stopping ends it sooner",
+    "exchanges_per_second": "present rate of exchanges",
 }
 
 

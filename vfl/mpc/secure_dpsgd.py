@@ -76,8 +76,8 @@ def inverse_root(
     """Compute 1 / sqrt(x) of every element, never above the truth; 30 fraction bits.
 
     "polynomial": at most 1 % below 1/sqrt(x) for 2^-10 to 2^20, with 30 fraction bits from 2^-20
-    on; it discloses no value and takes 14 rounds. "permuted": below 1/sqrt(x) by one unit; two
-    messages, and the dealer sees the multiset of x.
+    on; it discloses no value and takes 14 rounds. "permuted": at most 2^-30 below 1/sqrt(x); it
+    takes two messages, and the dealer sees the values of x without their order.
 
     Args:
         member: this party.

@@ -1,4 +1,4 @@
-"""The service between HTTP and a session: it queues requests and queries rows in batches.
+"""The service between HTTP and a session: it collects requests, and asks for rows in batches.
 
 All of it runs on HTTP's event loop, which messages of parties and clients wake, so a request stays
 in one thread. The thread that runs the session waits until it is over. The service stores no id and

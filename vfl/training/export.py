@@ -73,7 +73,7 @@ def export_half(
 
     Raises:
         RunFolderError: the half is missing or damaged, or belongs to another run.
-        MissingPackageError: the form needs a package that is not installed.
+        MissingPackageError: the format needs a package that is not installed.
         SpecError: no party has this half of the network, or the format cannot represent it.
     """
     own = PartyFolder(run / "parties" / party)

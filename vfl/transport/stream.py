@@ -361,7 +361,7 @@ class Stream:
             self._least_bytes = least_bytes
 
     def _check_received(self, limit_bytes: int) -> None:
-        """Check the received bytes.
+        """Check that no more bytes than the limit were received.
 
         Only Linux counts these bytes; elsewhere only the deadline limits them.
         """

@@ -37,7 +37,7 @@ class ActiveAdversary(Adversary):
             draw: source of all randomness, during the training too.
 
         Raises:
-            NotGrantedError: the adversary read a grant that `holds` does not name.
+            NotGrantedError: the adversary used knowledge that its `holds` does not declare.
         """
 
 

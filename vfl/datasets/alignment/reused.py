@@ -129,7 +129,7 @@ class Keys:
         return Known(present, row_of[present].astype(np.int64), new)
 
     def keep(self, column: DiskBytes, tags: bytes | DiskBytes) -> None:
-        """Append tags to `tags` or `theirs`."""
+        """Append tags to a column of this object: its `tags`, or `theirs`."""
         for start in range(0, len(tags), _PIECE_BYTES):
             column.write(tags[start : start + _PIECE_BYTES])
 

@@ -196,7 +196,7 @@ def happened(line: Line) -> str:
         "added": f"{who} entered the experiment",
         "removed": f"{who} left: no session with it is consented to",
         "renamed": f"{who} is known since",
-        "accepted": f"sessions with {who} are consented to; its key was read out",
+        "accepted": f"you consented to sessions with {who}, whose fingerprint was compared",
         "restored": "the store was put back from a copy",
         "forgotten": f"{line.rows} rows were erased here",
         "withdrawn": f"{line.rows} rows left the alignment: another party erased them",

@@ -696,7 +696,7 @@ def _evaluated_rows(
         data = _common_rows(data, np.logical_and.reduce(may_test), terms)
     if (data.unseen is not None or terms.beside) and terms.middle is not None:
         raise TrainedRowsError(
-            "a party without rows can use only the parts of an unchanged table",
+            "a party without rows can evaluate only the table of the training",
             where=f"middle.party = '{terms.middle.party}'",
             got="other rows than those of the training",
             fix="restore the table of the training, or train again",

@@ -229,7 +229,7 @@ class LabelEnd(LabelCellsEnd):
         return points if self._mode.reasons == "column" else points.sum(axis=1, keepdims=True)
 
     def _usual(self, name: str) -> np.ndarray:
-        """Return mean points of the training rows, of each of a party's columns or of their sum."""
+        """Return a party's mean points over training rows: by column, or of all its columns."""
         usual = np.array([[one.usual for one in self._columns_of(name)]])
         return self._added(usual).ravel()
 
