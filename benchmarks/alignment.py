@@ -93,7 +93,7 @@ class AlignmentRow(Settings):
 
     @property
     def right(self) -> bool:
-        """Whether the right number of common ids was found."""
+        """Return whether the right number of common ids was found."""
         return self.common in (None, self.expected)
 
 

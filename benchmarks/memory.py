@@ -107,7 +107,7 @@ class MemoryRow:
 
     @property
     def kept(self) -> bool:
-        """Whether the peak is within the limit."""
+        """Return whether the peak is within the limit."""
         return self.peak_mb <= self.limit_mb
 
 

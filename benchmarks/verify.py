@@ -86,7 +86,7 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Whether the figure is the same within both half widths, or a point."""
+        """Return whether the figure is the same within both half widths, or a point."""
         if self.again is None:
             return False
         room = (self.stored.half_width or 0) + (self.again.half_width or 0)

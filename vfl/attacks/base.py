@@ -212,7 +212,7 @@ def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
 
 
 def _maps(layer: nn.Module) -> bool:
-    """Whether a layer mixes its inputs, as linear layers and convolutions do."""
+    """Return whether a layer mixes its inputs, as linear layers and convolutions do."""
     weight = layer._parameters.get("weight")
     looks_up = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     return weight is not None and weight.dim() > 1 and not looks_up

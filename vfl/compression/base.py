@@ -190,7 +190,7 @@ class Codec(ABC):
         return 4 * rows * width + 64
 
     def equal_queries(self, width: int) -> bool:
-        """Whether all queries with the same number of rows have one length."""
+        """Return whether all queries with the same number of rows have one length."""
         return True
 
     def simulate(
@@ -227,12 +227,12 @@ class Codec(ABC):
 
     @property
     def learns(self) -> bool:
-        """Whether a payload can be decoded only after all earlier ones were committed."""
+        """Return whether a payload can be decoded only after all earlier ones were committed."""
         return False
 
     @property
     def rows_apart(self) -> bool:
-        """Whether training encodes each row and its gradient independently of the other rows."""
+        """Return whether training encodes each row and its gradient independently of others."""
         return False
 
     def commit(self, step: int) -> None:

@@ -235,16 +235,16 @@ class PackedCodec(Codec):
         return self._query_layout
 
     def _learned(self, width: int, context: StepContext) -> bool:
-        """Whether the learned state of a frame's layout shortens it."""
+        """Return whether the learned state of a frame's layout shortens it."""
         return self.packer == "range" and not self._layout_of(width, context).fixed
 
     def _fills(self, layout: Layout) -> bool:
-        """Whether payloads of a layout are padded to an agreed size."""
+        """Return whether payloads of a layout are padded to an agreed size."""
         return self._pad == "always" and not layout.fixed
 
     @property
     def _stays(self) -> bool:
-        """Whether encoding and decoding run on the card that has the values."""
+        """Return whether encoding and decoding run on the card that has the values."""
         return False
 
     def _where(self, rows: int, width: int) -> torch.device:
@@ -330,7 +330,7 @@ class DenseCodec(PackedCodec):
 
     @property
     def _fills_grads(self) -> bool:
-        """Whether gradients, which only values above zero have, are padded to an agreed size."""
+        """Return whether gradients are padded; only values above zero have gradients."""
         return self._pad == "always" and self._rectified
 
     @property

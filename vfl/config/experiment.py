@@ -399,7 +399,7 @@ class TraceSettings(Settings):
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is recorded."""
+        """Return whether anything is recorded."""
         return bool(self.phases) or self.snapshots > 0
 
 
@@ -546,7 +546,7 @@ class Experiment(Settings):
 
     @property
     def has_own_tables(self) -> bool:
-        """Whether one process runs all parties, with tables that the experiment names."""
+        """Return whether one process runs all parties, with tables that the experiment names."""
         return any(party.source for party in self.parties.values())
 
     @property
@@ -560,7 +560,7 @@ class Experiment(Settings):
 
     @property
     def is_table(self) -> bool:
-        """Whether rows come from files rather than from a bundled data set."""
+        """Return whether rows come from files rather than from a bundled data set."""
         has_files = any(party.source for party in self.parties.values())
         return has_files or not is_named_set(self.data.source)
 

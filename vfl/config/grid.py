@@ -270,7 +270,7 @@ class GridSettings(Settings):
         return self.model_copy(update=update)
 
     def draws_rows(self, own: bool) -> bool:
-        """Whether rows may be shown on a page.
+        """Return whether rows may be shown on a page.
 
         Args:
             own: whether the rows are a party's own, and not public.

@@ -485,7 +485,7 @@ class PartyFile(OwnFile):
 
     @property
     def predicts_others(self) -> bool:
-        """Whether the rows to predict differ from those of the table."""
+        """Return whether the rows to predict differ from those of the table."""
         return self.table.predict is not None or self.table.predict_query is not None
 
     def alignment_path(self, name: str, *, of_predicted: bool = False) -> Path:
@@ -521,5 +521,5 @@ def read_party_file(path: Path) -> PartyFile:
 
 
 def is_party_file(path: Path) -> bool:
-    """Whether the file names its party, which only a party's own file does."""
+    """Return whether the file names its party, which only a party's own file does."""
     return path.name == "party.toml" or "party" in first_keys(path)

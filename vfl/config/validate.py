@@ -862,7 +862,7 @@ def set_by_hand(settings: Settings, *names: str) -> list[str]:
 
 
 def is_file_of_party(source: str) -> bool:
-    """Whether a party's source is its own party file, which describes its table."""
+    """Return whether a party's source is its own party file, which describes its table."""
     return source.endswith(".toml")
 
 

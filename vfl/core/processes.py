@@ -83,7 +83,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return whether the process still runs."""
         return self.exit_code is None
 
     def wait(self) -> int:

@@ -91,7 +91,7 @@ def cases() -> dict[str, str]:
 
 
 def takes_missing_rows(mode: str) -> bool:
-    """Whether sessions of a product's secure mode accept rows that some party lacks."""
+    """Return whether sessions of a product's secure mode accept rows that some party lacks."""
     return any(mode in one.takes_missing_rows for one in products().values())
 
 

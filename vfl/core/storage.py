@@ -104,7 +104,7 @@ class Seal:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder is empty, except for the lock of a process that is about to fill it."""
+    """Return whether a folder is empty, except for the lock of a process that will fill it."""
     return not any(path.name != _LOCK for path in folder.iterdir())
 
 
@@ -694,7 +694,7 @@ DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 
 
 def is_database(source: object) -> bool:
-    """Whether a source is a database, an object in a store, or a function, without a local path.
+    """Return whether a source is a database, an object in a store, or a function, not a path.
 
     >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
     (True, True, False)
@@ -707,7 +707,7 @@ _LOADER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def is_loader(source: object) -> bool:
-    """Whether a source is the path of a function, "package.module:function".
+    """Return whether a source is the path of a function, "package.module:function".
 
     >>> is_loader("bank.rows:read"), is_loader("duckdb:loans"), is_loader("digits:rows=9")
     (True, False, False)
@@ -723,7 +723,7 @@ _STORES = ("s3", "gs", "az", "abfs", "file", "memory")
 
 
 def is_object(source: object) -> bool:
-    """Whether a source is a file in an object store.
+    """Return whether a source is a file in an object store.
 
     >>> is_object("s3://loans/2026.parquet"), is_object("postgresql://host/loans")
     (True, False)
@@ -732,7 +732,7 @@ def is_object(source: object) -> bool:
 
 
 def may_be_csv(source: str | Path) -> bool:
-    """Whether a source is a file, or a folder, without the name of a Parquet file.
+    """Return whether a source is a file, or a folder, without the name of a Parquet file.
 
     >>> may_be_csv("loans.csv.gz"), may_be_csv("loans.parquet"), may_be_csv("duckdb:loans.db")
     (True, False, False)
@@ -741,7 +741,7 @@ def may_be_csv(source: str | Path) -> bool:
 
 
 def is_named_set(source: str) -> bool:
-    """Whether a source names a data set, rather than a file, a folder or a database.
+    """Return whether a source names a data set, rather than a file, a folder or a database.
 
     >>> is_named_set("digits"), is_named_set("waves:noise=0.5"), is_named_set("duckdb:loans.db")
     (True, True, False)

@@ -118,7 +118,7 @@ _FACT = re.compile(r"(?:vfl: )? {2}(where|got|want|try|more) +(.*)")
 
 
 def logs_json() -> bool:
-    """Whether lines of the log are JSON objects."""
+    """Return whether lines of the log are JSON objects."""
     return os.environ.get(LOG_VARIABLE) == "json"
 
 

@@ -455,7 +455,7 @@ def circles_of(days: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def may_be_dates(texts: Iterable[str]) -> bool:
-    """Whether texts contain only characters that occur in dates."""
+    """Return whether texts contain only characters that occur in dates."""
     return all(map(_MAY_BE_DATE.fullmatch, texts))
 
 

@@ -82,7 +82,7 @@ _OTHERS = (
 
 
 def is_csv(source: Source) -> bool:
-    """Whether a table is read from a CSV."""
+    """Return whether a table is read from a CSV."""
     return not isinstance(source, pd.DataFrame) and may_be_csv(source)
 
 

@@ -105,7 +105,7 @@ class Facts:
 
     @property
     def mixes_units(self) -> bool:
-        """Whether its numbers are amounts of several currencies, which have no common sum."""
+        """Return whether its numbers are amounts of several currencies, without a common sum."""
         return len(self.units - {""}) > 1
 
     @property
@@ -114,7 +114,7 @@ class Facts:
         return self.missing / self.rows
 
     def changed(self, form: TableFormat) -> bool:
-        """Whether the detected format reads the column differently."""
+        """Return whether the detected format reads the column differently."""
         named = isinstance(form.missing, Mapping) and self.name in form.missing
         return bool(self.decimal or self.signs or named or self.dates)
 
@@ -196,7 +196,7 @@ class _Column:
 
     @property
     def counted(self) -> bool:
-        """Whether more distinct cells matter; a column that is no id needs at most `_MOST`."""
+        """Return whether more distinct cells matter; only ids need more than `_MOST`."""
         able = self.is_id or "text" in self.kinds or (self.whole and "number" in self.kinds)
         return able or not self.many
 

@@ -443,7 +443,7 @@ def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
 
 
 def _is_row_order(field: pa.Field) -> bool:
-    """Whether a column is a nameless index of numbers: the former order of a frame's rows."""
+    """Return whether a column is a nameless index: the former order of a frame's rows."""
     return bool(field.name.startswith("__index_level_") and pa.types.is_integer(field.type))
 
 

@@ -114,7 +114,7 @@ class Dealing:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the split needs all labels or rows at once; a table on disk forbids that."""
+        """Return whether the split needs all labels or rows at once, unlike a table on disk."""
         return self.fold is not None or self.stratified or self.limit is not None
 
     def split(self, labels: np.ndarray, task: str) -> Split:

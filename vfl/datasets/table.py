@@ -118,7 +118,7 @@ class TableFormat:
 
     @property
     def text_ids(self) -> bool:
-        """Whether ids of a CSV are read letter by letter."""
+        """Return whether ids of a CSV are read letter by letter."""
         return self.id_type == "text"
 
 
@@ -375,7 +375,7 @@ def kind_of(column: pd.Series) -> Kind:
 
 
 def is_date(column: pd.Series) -> bool:
-    """Whether a column has the type date or time, rather than text."""
+    """Return whether a column has the type date or time, rather than text."""
     if column.dtype == object:
         return pd.api.types.infer_dtype(column, skipna=True) in ("date", "datetime", "datetime64")
     dated = pd.api.types.is_datetime64_any_dtype(column.dtype)

@@ -103,7 +103,7 @@ class Advice:
 
 
 def _takes(name: str, experiment: Experiment) -> bool:
-    """Whether a defense can work on the merged cut of an experiment."""
+    """Return whether a defense can work on the merged cut of an experiment."""
     if defenses.DEFENSES.member(name).merged is defenses.Defense.merged:
         return True
     try:

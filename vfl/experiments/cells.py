@@ -236,7 +236,7 @@ def kind_of(experiment: Experiment) -> Kind:
 
 
 def is_grid(path: Path) -> bool:
-    """Whether a folder is that of a grid."""
+    """Return whether a folder is that of a grid."""
     return (path / GRID).exists()
 
 

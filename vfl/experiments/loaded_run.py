@@ -133,7 +133,7 @@ class LoadedRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run ended well."""
+        """Return whether the run ended well."""
         return (self.path / "summary.json").exists()
 
     @cached_property

@@ -342,7 +342,7 @@ def _running(role: str) -> Iterator[None]:
 
 
 def _is_of_caller(file: str) -> bool:
-    """Whether a file is neither of vfl nor of an installed package."""
+    """Return whether a file is neither of vfl nor of an installed package."""
     return "-packages" not in file and not Path(file).is_relative_to(_PACKAGE)
 
 

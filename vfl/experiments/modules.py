@@ -315,7 +315,7 @@ def server_of(model: Crossings) -> str | None:
 
 
 def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
-    """Whether a party's layers make the same of some rows as of all; those of a graph do not."""
+    """Return whether a party's layers treat rows separately, unlike layers of a graph."""
     few = max(1, len(flat) // 2)
     try:
         with torch.no_grad():
@@ -735,7 +735,7 @@ def attack_module(
 
 
 def reads_training(settings: GridSettings) -> bool:
-    """Whether an attack of a grid reads a recorded training."""
+    """Return whether an attack of a grid reads a recorded training."""
     return any(scenario in _RECORDED for _, scenario in scenarios_of(settings).values())
 
 

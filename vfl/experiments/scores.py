@@ -202,7 +202,7 @@ class ScoreRecord:
 
     @property
     def of_training(self) -> bool:
-        """Whether the job attacks training rows, for which there is no baseline."""
+        """Return whether the job attacks training rows, for which there is no baseline."""
         return IN_TRAINING in self.threat
 
 

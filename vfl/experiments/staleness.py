@@ -50,7 +50,7 @@ def put_aside_if_stale(
 
 
 def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
-    """Whether a cell's rows or plug-ins have changed since its run, or its record is missing."""
+    """Return whether a cell's rows or plug-ins changed since its run, or its record is lost."""
     return bool(_change(made_of(cell, folder), _made_of(cell, data_digest(data))))
 
 

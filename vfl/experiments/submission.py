@@ -73,12 +73,12 @@ class Check:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both values are the same number."""
+        """Return whether both values are the same number."""
         return self.submitted == self.again
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is accepted."""
+        """Return whether the difference is accepted."""
         if self.submitted is None or self.again is None:
             return False
         return abs(self.submitted - self.again) <= self.room
@@ -116,7 +116,7 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether enough metrics match, rows are equal, and nothing failed."""
+        """Return whether enough metrics match, rows are equal, and nothing failed."""
         enough = sum(one.holds for one in self.checks) >= HOLDING * len(self.checks) > 0
         quality = all(one.holds for one in self.checks if one.evaluator == "quality")
         return enough and quality and not self.other_rows and not self.failed

@@ -212,7 +212,7 @@ def run_value_cell(
 
 
 def _is_split(cell: Cell) -> bool:
-    """Whether the experiment's own parties train, each with its columns."""
+    """Return whether the experiment's own parties train, each with its columns."""
     what = cell.about["what"]
     return not cell.about["party"] and what != CENTRAL and BOOSTING not in what
 

@@ -152,7 +152,7 @@ def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
 
 
 def was_registered(folder: LabelFolder, content: bytes) -> bool:
-    """Whether a SuperNode's key was withdrawn from a party before."""
+    """Return whether a SuperNode's key was withdrawn from a party before."""
     file, public = folder.state / programs.RETIRED, public_key_bytes(content) or b""
     known = read_json(file)["keys"] if file.exists() else []
     return hashlib.sha256(public).hexdigest() in known
@@ -273,7 +273,7 @@ def _name(path: str) -> str:
 
 
 def supernode_runs(party: PartyFile) -> bool:
-    """Whether this party's SuperNode is running on this machine."""
+    """Return whether this party's SuperNode is running on this machine."""
     api = programs.local_api(party.store_path / "flower")
     try:
         check_server("the SuperNode", api.address, api.ca.read_text())

@@ -273,7 +273,7 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
 
 
 def signed_by(certificate: Path, authority: Path) -> Check:
-    """Whether the parties' authority has signed the server's certificate."""
+    """Return whether the parties' authority has signed the server's certificate."""
     try:
         server = x509.load_pem_x509_certificate(certificate.read_bytes())
         server.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.read_bytes()))

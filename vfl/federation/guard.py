@@ -300,7 +300,7 @@ def network_guard(
 
 
 def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
-    """Whether a text is a time of these minutes, signed by the owner of a key (PEM)."""
+    """Return whether a text is a time of these minutes, signed by the owner of a key (PEM)."""
     try:
         age = datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))
         public = load_pem_public_key(key)

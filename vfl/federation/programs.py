@@ -243,7 +243,7 @@ class LocalApi:
 
     @property
     def listens(self) -> bool:
-        """Whether the service listens."""
+        """Return whether the service listens."""
         return (self.folder / "address").exists()
 
     @property

@@ -106,7 +106,7 @@ class WorkerClient:
 
     @property
     def reachable(self) -> bool:
-        """Whether to ask the worker; only its keeper knows more than its answer."""
+        """Return whether to ask the worker; only its keeper knows more than its answer."""
         return True
 
     def supervise(self) -> None:
@@ -167,7 +167,7 @@ class StandingWorker(WorkerClient):
 
     @property
     def reachable(self) -> bool:
-        """Whether the worker runs."""
+        """Return whether the worker runs."""
         return self._process is not None and self._process.alive
 
     def supervise(self) -> None:
@@ -284,7 +284,7 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
 
 
 def answers(folder: Path) -> bool:
-    """Whether a worker answers in a folder."""
+    """Return whether a worker answers in a folder."""
     with connected_to(folder, _SOCKET, 0.0) as connection:
         return connection is not None
 

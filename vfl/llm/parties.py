@@ -880,7 +880,7 @@ class User(Party):
 
     @property
     def classifies(self) -> bool:
-        """Whether the model answers with a class and not with text."""
+        """Return whether the model answers with a class and not with text."""
         return isinstance(self.shape, EncoderShape)
 
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:

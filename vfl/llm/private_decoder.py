@@ -431,7 +431,7 @@ def _head_ring(form: Form) -> int:
 
 
 def is_tied(shape: DecoderShape) -> bool:
-    """Whether a decoder's head shares the embedding's weights, and so its constant."""
+    """Return whether a decoder's head shares the embedding's weights, and so its constant."""
     return shape.tied and not isinstance(shape, EncoderShape)
 
 

@@ -288,7 +288,7 @@ class Role(Engine):
 
     @property
     def offline(self) -> bool:
-        """Whether this is the offline phase, which stores material."""
+        """Return whether this is the offline phase, which stores material."""
         return self._phase == "offline"
 
     def prepare(

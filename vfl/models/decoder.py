@@ -168,7 +168,7 @@ class BlockShape:
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP has a gate."""
+        """Return whether the MLP has a gate."""
         return _MLPS[self.mlp][1]
 
     @property

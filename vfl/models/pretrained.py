@@ -429,7 +429,7 @@ class Weights:
         return sum(path.stat().st_size for path in self._paths)
 
     def has(self, name: str) -> bool:
-        """Whether a weight of this name has not been used yet."""
+        """Return whether a weight of this name has not been used yet."""
         return name in self._files
 
     def take(self, name: str) -> Tensor:

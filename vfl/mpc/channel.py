@@ -70,7 +70,7 @@ class Channel:
         self._next: Frame | None = None
 
     def has_come(self, link: Polled) -> bool:
-        """Whether an unread frame has arrived; the call never waits.
+        """Return whether an unread frame has arrived; the call never waits.
 
         Args:
             link: the polled link of this channel.
@@ -141,7 +141,7 @@ class Channel:
             self._early_bytes += frame.wire_bytes
 
     def _is_early(self, frame: Frame, wanted: int) -> bool:
-        """Whether the frame belongs to a later operation and fits into the buffer."""
+        """Return whether the frame belongs to a later operation and fits into the buffer."""
         later = 0 < (frame.step - wanted & _NUMBERS) < _NUMBERS // 2
         expected = frame.kind is Kind.PROTOCOL and (later or frame.step in self.owed)
         return (

@@ -170,17 +170,17 @@ class Engine(Peer):
 
     @property
     def deals(self) -> bool:
-        """Whether this party is the dealer."""
+        """Return whether this party is the dealer."""
         return self.role == self.dealer
 
     @property
     def holds(self) -> bool:
-        """Whether this party is a holder; a process that plays all parties is both."""
+        """Return whether this party is a holder; a process that plays all parties is both."""
         return self.role != self.dealer
 
     @property
     def first(self) -> bool:
-        """Whether this is the holder that adds public terms."""
+        """Return whether this is the holder that adds public terms."""
         return self.role == 0
 
     @property

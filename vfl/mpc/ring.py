@@ -222,12 +222,12 @@ def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Si
 
 
 def _large(rows: int, inner: int, columns: int) -> bool:
-    """Whether a card is faster, with the transfer of both factors and of the product."""
+    """Return whether a card is faster, with the transfer of both factors and of the product."""
     return min(rows, columns) >= _LEAST_SIDE and rows * inner * columns >= _LEAST_TERMS_OF_CARD
 
 
 def limbs_pay(rows: int, inner: int, columns: int) -> bool:
-    """Whether `limb_matmul` is faster than torch for axes (rows, inner) and (inner, columns)."""
+    """Return whether `limb_matmul` is faster than torch: (rows, inner) @ (inner, columns)."""
     wide = min(rows, columns) >= _LEAST_SIDE and inner >= _LEAST_INNER
     return wide and rows * inner * columns >= _LEAST_TERMS and _int64_is_slow()
 

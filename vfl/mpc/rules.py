@@ -96,7 +96,7 @@ class Rules:
 
     @property
     def sends_40_bits(self) -> bool:
-        """Whether P2 receives 40 bits of a permuted share, for functions that need no more."""
+        """Return whether P2 gets 40 bits of a permuted share, if functions need no more."""
         return self.mode == "fast" and self.bits >= _LEAST_CUT_BITS
 
     def zmax_bits(self, bits: int) -> int:

@@ -90,7 +90,7 @@ class SharedTensor:
 
     @property
     def is_quotient(self) -> bool:
-        """Whether the tensor was opened during a division; see `Opened.turn`."""
+        """Return whether the tensor was opened during a division; see `Opened.turn`."""
         return self.opened is not None and self.opened.turn is not None
 
     def mask_part(self, part: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Check of DP-SGD's premise on synthetic rows, before a model sees a party's own rows.
 
 DP-SGD clips each row's gradient. That bounds the effect of one row on the release only under three
-conditions: conditions: a row's output and gradient depend on no other row, a pass through the model
+conditions: a row's output and gradient depend on no other row, a pass through the model
 changes no other lasting state, and the norms are those of the true gradients. `prove` tests all
 three; `require_rows_apart` tests only outputs, for noise on rows. Batches have several sizes,
 including lengths of the model's own inner axes: a module that expects the steps of a sequence first
@@ -295,7 +295,7 @@ class _Trial:
     def _rules_hold(
         self, clipper: RowClipper, output: Tensor, calls: Sequence[Call], checked: Sequence[int]
     ) -> bool:
-        """Whether the rules of layers reproduce the norms and sums of true gradients."""
+        """Return whether the rules of layers reproduce the norms and sums of true gradients."""
         grad = self._gradients_at(output, checked)
         total, norms = clipper.sums(output, grad, self._weights, calls)
         expected, true_norms = self._clipped(clipper, output, grad, checked)

@@ -69,7 +69,7 @@ class Recorder:
             self._calls = None
 
     def ruled(self, calls: Sequence[Call], rows: int) -> bool:
-        """Whether a rule covers each call, each layer was called once, and axis 0 is rows."""
+        """Return whether rules cover all calls, layers were called once, and axis 0 is rows."""
         if sorted(id(call.module) for call in calls) != self._names:
             return False
         return all(len(call.inputs) == rows and _has_rule(call) for call in calls)
@@ -89,7 +89,7 @@ def _has_rule(call: Call) -> bool:
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether a layer of a known class works as its rule says, with the known weights."""
+    """Return whether a layer of a known class works as its rule says, with the known weights."""
     names = {"weight"} if isinstance(module, nn.Embedding) else {"weight", "bias"}
     if module._parameters.keys() != names or "forward" in vars(module):
         return False

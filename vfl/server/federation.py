@@ -368,7 +368,7 @@ class Federation:
         self.say(f"invited {name} to the session")
 
     def _in_the_middle(self, name: str) -> bool:
-        """Whether a node belongs to a party in the middle; in a simulation any may."""
+        """Return whether a node belongs to a party in the middle; in a simulation any may."""
         middle = self.terms.middle
         return middle is not None and (self.simulation or name == middle.party)
 

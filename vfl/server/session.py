@@ -294,7 +294,7 @@ class LabelSession:
 
     @property
     def _partial(self) -> bool:
-        """Whether rows are answered without absent parties."""
+        """Return whether rows are answered without absent parties."""
         return self.front is not None and (self.front.partial or bool(self.data.held))
 
     def _tell(self, report: ProgressReport) -> None:

@@ -78,7 +78,7 @@ class Caller(Settings):
         return f"until {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d %H:%M} UTC"
 
     def expired(self, now: float) -> bool:
-        """Whether the client's token has expired."""
+        """Return whether the client's token has expired."""
         return self.expires is not None and now >= self.expires
 
 
@@ -124,7 +124,7 @@ class Clients:
         return self._found.get(hashlib.sha256(token).hexdigest())
 
     def is_over(self, client: Caller) -> bool:
-        """Whether a client's token has expired."""
+        """Return whether a client's token has expired."""
         return client.expired(self._now())
 
     def add(

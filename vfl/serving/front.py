@@ -417,12 +417,12 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the process is alive."""
+        """Return whether the process is alive."""
         return {"status": "alive"}
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Whether rows can be answered; otherwise the missing parties."""
+        """Return whether rows can be answered; otherwise the missing parties."""
         service = desk.now
         missing = service.missing
         body: dict[str, Any] = {"ready": missing is None}
@@ -480,19 +480,19 @@ def _add_open_inference(app: FastAPI, desk: Desk) -> None:
 
     @app.get(inference.LIVE)
     async def live() -> dict[str, bool]:
-        """Whether the process is alive."""
+        """Return whether the process is alive."""
         return {"live": True}
 
     @app.get(inference.READY)
     async def server_ready() -> JSONResponse:
-        """Whether rows can be answered."""
+        """Return whether rows can be answered."""
         here = desk.now.missing is None
         return JSONResponse({"live": True, "ready": here}, 200 if here else 503)
 
     @app.get("/v2/models/{name}/ready")
     @app.get("/v2/models/{name}/versions/{version}/ready")
     async def model_ready(name: str, version: str | None = None) -> JSONResponse:
-        """Whether rows can be answered with this model."""
+        """Return whether rows can be answered with this model."""
         try:
             _require_model(_shown(desk.now), name, version)
         except (_RefusedQuestion, Unavailable):
@@ -836,7 +836,7 @@ class HttpFront(ServingFront):
 
     @property
     def was_ready(self) -> bool:
-        """Whether the present model could answer at least once."""
+        """Return whether the present model could answer at least once."""
         return self.service.was_ready
 
     def successor(self) -> HttpFront:

@@ -291,7 +291,7 @@ class Service:
         self.missing, self._why = self.owner, _UNALIGNED
 
     def lost(self, error: VFLError) -> bool:
-        """Whether the session should restart; only after all parties were present once."""
+        """Return whether the session should restart; only after all parties were present once."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
         if self._stops() or self._retired or refused:
             return False

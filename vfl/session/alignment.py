@@ -77,7 +77,7 @@ class Post:
 
     @property
     def waiting(self) -> bool:
-        """Whether a piece is waiting to be sent."""
+        """Return whether a piece is waiting to be sent."""
         return bool(self._outgoing)
 
     def add(self, messages: Sequence[Send]) -> None:

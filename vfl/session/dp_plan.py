@@ -356,7 +356,7 @@ def refuse_codec(spec: str, widths: Iterable[int]) -> None:
 
 
 def _mixes_rows(spec: str, width: int) -> bool:
-    """Whether the coding of a row, or of its gradient, depends on another row."""
+    """Return whether the coding of a row, or of its gradient, depends on another row."""
     secret = Secret(bytes(32))
     draw = torch.Generator().manual_seed(0)
     rows, grads = torch.randn(2, 5, width, generator=draw)

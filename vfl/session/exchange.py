@@ -277,7 +277,7 @@ def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def has_own(codec: Codec, hook: str) -> bool:
-    """Whether a codec overrides a hook that does nothing by default."""
+    """Return whether a codec overrides a hook that does nothing by default."""
     return getattr(type(codec), hook) is not getattr(Codec, hook)
 
 

@@ -57,7 +57,7 @@ class ProgressReport:
 
     @property
     def is_over(self) -> bool:
-        """Whether the session has ended."""
+        """Return whether the session has ended."""
         return self.left_s == 0.0
 
 

@@ -262,7 +262,7 @@ class SealedLinks:
             self._keep(self._stream.receive())
 
     def came(self, name: str | None, poll: Callable[[], Frame | None]) -> bool:
-        """Whether a frame of this sender is available, after reading all frames of the stream."""
+        """Read all frames of the stream; return whether a frame of this sender is available."""
         while (frame := poll()) is not None:
             self._keep(frame)
         return bool(self._waiting[0 if name is None else self._number(name)])

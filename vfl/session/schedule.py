@@ -52,7 +52,7 @@ class Exchange:
 
     @property
     def trains(self) -> bool:
-        """Whether a gradient is returned."""
+        """Return whether a gradient is returned."""
         return self.phase == "train"
 
 
@@ -268,7 +268,7 @@ class EarlyStopping:
         self._best: dict[str, Tensor] | None = None
 
     def judges(self, exchange: Exchange) -> bool:
-        """Whether the answer in this exchange carries a verdict."""
+        """Return whether the answer in this exchange carries a verdict."""
         settings = self._settings
         asked = settings.patience > 0 or settings.keep == "best"
         return asked and exchange.phase == "validation" and exchange.last

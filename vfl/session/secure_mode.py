@@ -243,7 +243,7 @@ class WholeNetwork(Protocol):
         """Logits or numbers of some rows at the label party, axes (rows, outputs)."""
 
     def reveals(self, exchange: Exchange) -> bool:
-        """Whether the exchange discloses values that a training must not disclose twice.
+        """Return whether the exchange discloses values that a training must not disclose twice.
 
         All parties save before it; `everybody_saved` then lets all of them commit this checkpoint.
         """
@@ -431,7 +431,7 @@ class SecureMode:
 
     @property
     def divides_rows(self) -> bool:
-        """Whether each party has separate rows, with all columns and labels."""
+        """Return whether each party has separate rows, with all columns and labels."""
         return False
 
     def third_party(self, label_party: str) -> str | None:
@@ -660,7 +660,7 @@ def make(spec: str) -> SecureMode:
 
 
 def shares_weights(agreed: Agreed) -> bool:
-    """Whether the feature parties share their first layers, so that no party has its own.
+    """Return whether the feature parties share their first layers, so that no party has its own.
 
     Raises:
         SpecError: the mode cannot be built.

@@ -103,7 +103,7 @@ class Peeked:
 
     @property
     def looked(self) -> bool:
-        """Whether `look` has already found the next frame."""
+        """Return whether `look` has already found the next frame."""
         return self._next is not None
 
     def look(self) -> Frame | None:

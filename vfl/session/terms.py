@@ -216,7 +216,7 @@ class Terms(Settings):
 
     @property
     def masks_cuts(self) -> bool:
-        """Whether the feature parties need keys that they share with each other."""
+        """Return whether the feature parties need keys that they share with each other."""
         return self.secure != "none"
 
     @property

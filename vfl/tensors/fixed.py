@@ -123,7 +123,7 @@ class FixedPrecisionTensor(ChainTensor):
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
-        """Whether the tensor records gradients."""
+        """Return whether the tensor records gradients."""
         return self._wants_grad or bool(self._tape)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:

@@ -36,7 +36,7 @@ class Rule:
 
     @property
     def hides(self) -> bool:
-        """Whether some requesters may not read."""
+        """Return whether some requesters may not read."""
         return self.readers is not None
 
     def narrow(self, other: Rule) -> None:
@@ -205,7 +205,7 @@ class PointerTensor(ChainTensor):
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
-        """Whether the tensor records gradients."""
+        """Return whether the tensor records gradients."""
         return bool(self.location.note(self.number)[1])
 
     @property

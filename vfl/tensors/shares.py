@@ -808,6 +808,6 @@ def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
 
 
 def _broadcast(one: torch.Size, other: torch.Size) -> bool:
-    """Whether two shapes broadcast, element by element."""
+    """Return whether two shapes broadcast, element by element."""
     pairs = zip(reversed(one), reversed(other), strict=False)
     return all(a == b or 1 in (a, b) for a, b in pairs)

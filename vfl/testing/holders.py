@@ -84,7 +84,7 @@ class Protocol:
     word_bytes: int = 8
 
     def right(self, found: Tensor) -> bool:
-        """Whether a result is right."""
+        """Return whether a result is right."""
         wanted = self.result.double()
         return bool(((found.double() - wanted).abs() <= self.tolerance).all())
 
@@ -544,7 +544,7 @@ def _words(payloads: Sequence[bytes]) -> set[int]:
 
 
 def _uniform(raw: bytes) -> bool:
-    """Whether the chi-square of the bytes is within six deviations."""
+    """Return whether the chi-square of the bytes is within six deviations."""
     counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
     statistic = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
     return bool(abs(statistic - 255) < 6 * (2 * 255) ** 0.5)

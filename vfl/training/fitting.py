@@ -276,7 +276,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
 
 
 def judges(train: TrainSettings) -> bool:
-    """Whether a training judges its epochs by validation rows."""
+    """Return whether a training judges its epochs by validation rows."""
     return train.patience > 0 or train.keep == "best"
 
 

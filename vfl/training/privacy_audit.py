@@ -54,7 +54,7 @@ class AuditReport:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is wrong, at the confidence of the bound."""
+        """Return whether the claim is wrong, at the confidence of the bound."""
         return self.proved.epsilon > (self.claimed.epsilon or 0.0)
 
     def __str__(self) -> str:

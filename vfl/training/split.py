@@ -390,7 +390,7 @@ class SplitModule(Crossings):
         return outputs
 
     def is_flat(self, party: str) -> bool:
-        """Whether a party's cut has exactly one axis after its rows."""
+        """Return whether a party's cut has exactly one axis after its rows."""
         return len(self._shapes[party]) == 1
 
     def _cut(
@@ -550,7 +550,7 @@ class _Crossing:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same type and device; faster than calling `to`."""
+    """Return whether two tensors have the same type and device; faster than calling `to`."""
     return one.dtype is other.dtype and one.device == other.device
 
 

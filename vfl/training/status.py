@@ -229,7 +229,7 @@ def party_status(folder: Path) -> PartyStatus:
 
 
 def has_table(party: PartyFile) -> bool:
-    """Whether the table named in a party's file exists; databases are not checked."""
+    """Return whether the table named in a party's file exists; databases are not checked."""
     if party.data is None:
         return True
     source = party.source_path
@@ -280,7 +280,7 @@ def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]
 
 
 def needs_alignment(experiment: Experiment, party: PartyFile) -> bool:
-    """Whether a project's alignment does not yet include its present parties."""
+    """Return whether a project's alignment does not yet include its present parties."""
     name = experiment.data.alignment
     if name is None:
         return False

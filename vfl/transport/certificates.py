@@ -358,7 +358,7 @@ def time_left(path: Path) -> datetime.timedelta:
 
 
 def ends_soon(path: Path) -> bool:
-    """Whether less than a third of a certificate's lifetime is left, at most 30 days.
+    """Return whether less than a third of a certificate's lifetime is left, at most 30 days.
 
     Raises:
         MissingDataError, UserError: see `days_left`.

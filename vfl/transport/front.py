@@ -194,7 +194,7 @@ class Front:
         )
 
     def trusts(self, address: str) -> bool:
-        """Whether a proxy has this address."""
+        """Return whether a proxy has this address."""
         return bool(self._trusted) and source_of(address) in self._trusted
 
     def enter(self, address: str, end: Callable[[], None]) -> Visitor | None:

@@ -105,7 +105,7 @@ async def read_body(
 
 
 def announces_at_most(scope: Scope, most: int) -> bool:
-    """Whether a request announces a length within the limit, or none, as for chunks."""
+    """Return whether a request announces a length within the limit, or none, as for chunks."""
     announced = [value for key, value in scope["headers"] if key == b"content-length"]
     return all(whole_number(each, most) is not None for each in announced)
 

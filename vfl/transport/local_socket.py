@@ -47,7 +47,7 @@ def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.s
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the same user runs the other end; outside Linux the folder's mode ensures this."""
+    """Return whether the same user runs the other end (outside Linux by the folder's mode)."""
     if sys.platform != "linux":
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

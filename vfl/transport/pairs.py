@@ -39,7 +39,7 @@ class Verifier(Protocol):
     """The public half of a lasting key; see `vfl.session.store.identity.Pin`."""
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether the owner of the key signed the message."""
+        """Return whether the owner of the key signed the message."""
 
 
 class NotAgreedError(ValueError):
@@ -197,7 +197,7 @@ class SealedPairs(Generic[Given, Made]):
         self._back[other] = Direction(back, first=first)
 
     def has_keys(self, other: str) -> bool:
-        """Whether messages to another party can be sealed."""
+        """Return whether messages to another party can be sealed."""
         return other in self._there
 
     def sealed(self, other: str, message: Given, about: bytes = b"") -> Made:

@@ -122,7 +122,7 @@ def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a service could listen there; True for other machines' addresses."""
+    """Return whether a service could listen there; True for other machines' addresses."""
     try:
         family = family_of(host)
     except OSError:

@@ -76,7 +76,7 @@ def proxy_for(host: str) -> Proxy | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine's loopback.
+    """Return whether a host is this machine's loopback.
 
     >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("lender.example")
     (True, True, False)

@@ -137,7 +137,7 @@ class CellsMode(NetworkMode):
             )
 
     def shares(self, terms: Terms) -> bool:
-        """Whether a session computes on shares; answers to queries do not depend on that."""
+        """Return whether a session computes on shares; answers to queries do not depend on that."""
         return self.needs_keys and terms.mode == "train"
 
     def third_party(self, label_party: str) -> str | None:

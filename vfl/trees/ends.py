@@ -387,7 +387,7 @@ class LabelEnd(LabelCellsEnd):
 
 
 def _explains(terms: Terms, exchange: Exchange) -> bool:
-    """Whether the label party discloses the columns' contributions after an exchange."""
+    """Return whether the label party discloses the columns' contributions after an exchange."""
     return bool(terms.explained) and (terms.mode == "predict" or exchange.last)
 
 

@@ -56,7 +56,7 @@ class RowTable:
         return torch.stack(self._values)
 
     def seen(self, times: int, rows: int) -> bool:
-        """Whether nearly all rows were recorded often enough; a schedule may leave a few out.
+        """Return whether nearly all rows were recorded often enough; a schedule may skip a few.
 
         Args:
             times: least number of recordings of a row.

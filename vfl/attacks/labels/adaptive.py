@@ -90,7 +90,7 @@ class Adaptive(Attack):
     scored on never choose: their labels are not in its view.
 
     It holds some labels out from the candidates to compare them. With one label per class none can
-    be held out back: In that case the candidates win whose guesses about unlabelled rows agree most
+    be held out. In that case the candidates win whose guesses about unlabelled rows agree most
     with others. With `at=inputs` it is the same attacker without the model.
 
     Attributes:
@@ -193,7 +193,7 @@ class _Search:
         return _ranked(going) + [one for one in _ranked(tried) if one not in going]
 
     def _fits(self, spec: str, tried: Sequence[Trial]) -> bool:
-        """Whether time for the vote remains after a trial, by the times of earlier trials."""
+        """Return whether another trial, as long as earlier ones, leaves time for the vote."""
         assert self._budget is not None
         alike = [one for one in tried if _learner(one.spec) == _learner(spec)]
         likely = max(one.seconds for one in alike or tried)

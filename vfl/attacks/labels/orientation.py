@@ -23,7 +23,7 @@ _NORMAL = NormalDist()
 
 
 def is_upward(parts: Sequence[Tensor], labels: Tensor, *further: float) -> bool:
-    """Whether the rows of class 1 probably have the higher scores.
+    """Return whether the rows of class 1 probably have the higher scores.
 
     Args:
         parts: independent parts of the scores, leaked rows last; NaN where a row has none.

@@ -479,7 +479,7 @@ class GradientCode:
 
     @property
     def rounds(self) -> bool:
-        """Whether values are rounded at random."""
+        """Return whether values are rounded at random."""
         return not self._float_bytes
 
     def payload_bytes(self, rows: int, values: int) -> int:
@@ -545,7 +545,7 @@ class GradientCode:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or Inf; NaN reaches both ends, so this check is fast."""
+    """Return whether no value is NaN or Inf; NaN reaches both ends, so this check is fast."""
     return not values.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 
 

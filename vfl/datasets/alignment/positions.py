@@ -188,7 +188,7 @@ class Alignment:
         return Part.of(table, has), own
 
     def holds(self, ids: OwnIds) -> bool:
-        """Whether these are the ids of the alignment, in their order."""
+        """Return whether these are the ids of the alignment, in their order."""
         return (len(ids), ids.digest) == (self.ids, self.table)
 
     def check(self, count: int, digest: str, where: str) -> None:

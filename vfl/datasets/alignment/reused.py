@@ -100,7 +100,7 @@ class Keys:
         return STATE.pack(self.name, self.count, len(self.ids) // TAG_BYTES)
 
     def fits(self, state: bytes) -> bool:
-        """Whether the comparing party has the same keys, and what this party sent."""
+        """Return whether the comparing party has the same keys, and what this party sent."""
         same = STATE.pack(self.name, len(self.ids) // TAG_BYTES, self.count)
         return self.name != _NO_NAME and state == same
 

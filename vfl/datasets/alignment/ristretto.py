@@ -76,7 +76,7 @@ def multiply(points: Payload, scalar: bytes, sender: str = "this party") -> byte
 
 
 def available() -> bool:
-    """Whether libsodium is installed."""
+    """Return whether libsodium is installed."""
     try:
         _functions()
     except MissingPackageError:

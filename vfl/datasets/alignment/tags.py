@@ -117,7 +117,7 @@ def _distinct(tags: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 
 def ascend(blocks: Iterable[np.ndarray]) -> bool:
-    """Whether tags, which come in blocks, are strictly ascending."""
+    """Return whether tags, which come in blocks, are strictly ascending."""
     before = np.empty((0, TAG_BYTES), np.uint8)
     for tags in blocks:
         high, low = _halves(np.concatenate([before, tags]))

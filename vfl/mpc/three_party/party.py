@@ -153,7 +153,7 @@ class Party(Engine, ABC):
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
 
     def sends_40_bits(self, function: Function) -> bool:
-        """Whether 40 bits are enough; near 0 the functions of positive numbers need all bits."""
+        """Return whether 40 bits are enough; functions of positive numbers near 0 need all."""
         return self.rules.sends_40_bits and not function.positive
 
     def parts(self, count: int) -> list[slice]:

@@ -386,12 +386,12 @@ def _linears(module: nn.Module) -> Sequence[nn.Linear]:
 
 
 def _is(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Whether a module computes the same as this class; a derived class may not."""
+    """Return whether a module computes the same as this class; a derived class may not."""
     return isinstance(module, kind) and type(module).forward is kind.forward
 
 
 def _passes(module: nn.Module) -> bool:
-    """Whether rows pass a module unchanged."""
+    """Return whether rows pass a module unchanged."""
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return False
     return any(_is(module, kind) for kind in _IDLE)

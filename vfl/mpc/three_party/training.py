@@ -63,7 +63,7 @@ class ThreePartyNetwork:
 
     @property
     def holds_shares(self) -> bool:
-        """Whether this is P0 or P1."""
+        """Return whether this is P0 or P1."""
         return self.party.role in HOLDERS
 
     def share_weights(self, own: Mapping[str, Tensor] | None) -> None:

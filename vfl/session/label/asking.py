@@ -172,7 +172,7 @@ class ServingParty:
         return [(number, name) for name, link in self._links.items() for number in link.filenos()]
 
     def broken(self) -> bool:
-        """Whether a stream is broken now."""
+        """Return whether a stream is broken now."""
         return any(-1 in link.filenos() for link in self._links.values())
 
     def begin(self, rows: np.ndarray) -> None:
@@ -195,7 +195,7 @@ class ServingParty:
         self._between()
 
     def arrived(self, at: str | None = None) -> bool:
-        """Whether all parties have answered the query; without a query, no party may send.
+        """Return whether all parties have answered the query; without a query, no party may send.
 
         Args:
             at: link at which a message may have arrived; None checks all links.

@@ -62,7 +62,7 @@ class ServingFront:
 
     @property
     def was_ready(self) -> bool:
-        """Whether rows could be answered at least once."""
+        """Return whether rows could be answered at least once."""
         raise NotImplementedError
 
     def show(
@@ -133,7 +133,7 @@ class _Turn:
         self._thread.start()
 
     def is_over(self, wait_s: float | None = None) -> bool:
-        """Whether the turn has ended, or will end within seconds."""
+        """Return whether the turn has ended, or will end within seconds."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 

@@ -704,7 +704,7 @@ class AnyLabelParty:
             self._calibrate(self.history[-1]["epoch"])
 
     def _stays(self, epoch: int) -> bool:
-        """Whether the weights at the end of an epoch are the best so far."""
+        """Return whether the weights at the end of an epoch are the best so far."""
         return self.terms.train.keep != "best" or self.stopping.best_epoch == epoch
 
     def _calibrate(self, epoch: int) -> None:

@@ -164,7 +164,7 @@ class FurtherRanks:
 
     @property
     def one_machine(self) -> bool:
-        """Whether all ranks run on this machine."""
+        """Return whether all ranks run on this machine."""
         raise NotImplementedError
 
     @property

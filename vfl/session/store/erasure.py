@@ -307,7 +307,7 @@ class _Wanted:
         self.plain |= {str(int(one)) for one in self.plain if one.isascii() and one.isdigit()}
 
     def has(self, text: str) -> bool:
-        """Whether a text in one of vfl's files is such an id."""
+        """Return whether a text in one of vfl's files is such an id."""
         return as_written(text) in self.plain or text in self.plain
 
 

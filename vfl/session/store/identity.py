@@ -121,7 +121,7 @@ class Pin:
         return hashlib.sha256(self._public.public_bytes_raw()).hexdigest()
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether the owner of this key signed the message."""
+        """Return whether the owner of this key signed the message."""
         try:
             self._public.verify(signature, message)
         except InvalidSignature:

@@ -284,7 +284,7 @@ class PartyFolder:
         return card
 
     def is_of(self, data: PartyData) -> bool:
-        """Whether the training had these rows, columns and labels."""
+        """Return whether the training had these rows, columns and labels."""
         key = self._key()
         digest: str = self.card()["data"]["hmac_sha256"]
         return hmac.compare_digest(digest.encode(), _data_digest(data, key).encode())

@@ -669,7 +669,7 @@ def binding_of(terms: Terms) -> str:
 
 
 def notes(terms: Terms, party: str) -> bool:
-    """Whether a party records its messages in this session, because protective draws occur.
+    """Return whether a party records its messages in this session, because protective draws occur.
 
     Such draws occur in a defense that makes a promise or changes the party's messages, and in a
     codec with random choices. Masks and shares of a secure mode are new in every attempt and need

@@ -252,7 +252,7 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Whether every line is chained and signed by a given key, and all heads match."""
+        """Return whether every line is chained and signed by a given key, and all heads match."""
         return not (self.problems or self.unsigned or self.strange)
 
 

@@ -265,7 +265,7 @@ class Entry(Settings):
         return cls.model_validate_json(text)
 
     def known_at(self, step: int) -> bool:
-        """Whether checkpoint `step` of the party includes the entry; 0 is before the training."""
+        """Return whether checkpoint `step` includes the entry; 0 is before the training."""
         if self.epoch is None:
             return self.step < step
         return step > 0 and self.step <= step
@@ -414,7 +414,7 @@ def _sealed(text: str, owner: str) -> str:
 
 
 def is_recorded(settings: TraceSettings, exchange: Exchange) -> bool:
-    """Whether the settings include the frames of an exchange; the test follows the last epoch."""
+    """Return whether the settings include an exchange; the test follows the last epoch."""
     chosen = exchange.phase == "test" or not settings.epochs or exchange.epoch in settings.epochs
     return chosen and exchange.phase in settings.phases
 

@@ -605,7 +605,7 @@ class OnShares:
 
     @property
     def _varies(self) -> np.ndarray:
-        """Whether each of the card's columns has weights of evidence that differ."""
+        """Return whether each of the card's columns has weights of evidence that differ."""
         return np.array([scale > 0 for _, scale in self._standards])
 
     def _order_of(self, flags: np.ndarray) -> np.ndarray:
