@@ -99,7 +99,7 @@ class PretrainedBottom(Bottom):
 
     Texts are rows of numbers: In such a row, 0 is padding and n + 1 is the tokenizer's token n (see
     `data.tokenizer`). Pictures are resized to the model's size. A frozen model is not part of the
-    run's weights: weights: each party that computes it needs the same model under the same name,
+    run's weights: each party that computes it needs the same model under the same name,
     and a run stores its digest. Features are cached in memory, so each row passes the model once.
 
     Texts longer than the model's context are read in windows of that length.

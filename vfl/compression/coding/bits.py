@@ -392,7 +392,7 @@ class Bitmap(IndexSet):
 
 
 class Enumerative(IndexSet):
-    """One number per row: the sum over j = 1..k of C(c_j, j), where c_1 < < c_k are the indices.
+    """One number per row: the sum over j of C(c_j, j), where c_1 < ... < c_k are the indices.
 
     Lehmer's combinatorial number system: every rank in [0, C(width, k)) is exactly one set.
 
