@@ -20,7 +20,7 @@ from vfl.core.version import VERSION
 
 SHIM = "vfl_app.py"
 SETTINGS = "pyproject.toml"
-#: Name in a consent file for the bundle whose only code is the shim of the installed vfl.
+#: Value of `consent.bundles` for vfl's own bundle, whose only code calls the installed vfl.
 OWN = "vfl"
 _FILES = {SHIM, SETTINGS, "experiment.toml", ".info/CONTENT"}
 _TEMPLATES = resources.files("vfl.federation").joinpath("templates")
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def shim() -> str:
-    """The code of vfl's own bundle: ten lines over the installed package."""
+    """Return the code of vfl's own bundle: ten lines that call the installed package."""
     return _TEMPLATES.joinpath(SHIM).read_text(encoding="utf-8")
 
 
@@ -44,10 +44,12 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
 
     Args:
         content: the bundle from Flower, a zip archive.
-        accepted: "vfl" for vfl's own, or the SHA-256 of others, as 64 hexadecimal digits.
+        accepted: bundles that the party accepts: "vfl" for vfl's own bundle, or the SHA-256 of
+            another bundle, as 64 hexadecimal digits.
 
     Raises:
-        ConsentError: the bundles differ; the error states the difference.
+        ConsentError: the party does not accept the bundle; the error states how it differs from
+            vfl's own bundle.
     """
     digest = hashlib.sha256(content).hexdigest()
     if digest in accepted:

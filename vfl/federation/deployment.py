@@ -1,6 +1,6 @@
-"""Flower's processes: a SuperLink, SuperNodes, and runs, which vfl starts and ends.
+"""Starts and ends Flower's processes: the SuperLink, the SuperNodes, and the programs of runs.
 
-Flower's telemetry, update check and dependency installation are off in all of them.
+Flower's telemetry, update check and dependency installation are off in all of these processes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from vfl.transport import check_not_expired, check_server, fingerprint, public_k
 _DATABASE = "superlink.db"
 #: Flower's node id and the digest of every party's registered key, by name.
 _NODES = "nodes.json"
-#: Output of a SuperNode when the SuperLink does not know its key; it then tries again.
+#: Output of a SuperNode when the SuperLink does not know its key; the SuperNode then tries again.
 _UNKNOWN_KEY = "403 Forbidden"
-#: Output of a node whose key was withdrawn; another attempt is useless.
+#: Output of a SuperNode whose key was withdrawn; another attempt to connect would fail too.
 _TAKEN_BACK = "410 Gone"
-#: Time that a command waits for a SuperLink that is just starting, and the interval of checks.
+#: Time that a command waits for a SuperLink that is just starting, and the interval between two
+#: checks, in seconds.
 START_PATIENCE_S, _LOOK_S = 15.0, 0.2
 _START_SUPERLINK = "check that the SuperLink is running start it with: vfl up PROJECT"
 
@@ -69,7 +70,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
-    if simulation:  # its ports are not reachable from the network
+    if simulation:  # a simulation's ports are open only on the loopback
         command += ["--insecure", "--simulation"]
     else:
         check_not_expired(folder.certificates / "server.pem")
@@ -84,7 +85,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
     try:
         service.wait_for(programs.READY)
-    except BaseException:  # also an interrupt: the process would run on
+    except BaseException:  # includes Ctrl+C, which would leave the process running
         service.stop()
         raise
     return service
@@ -103,12 +104,12 @@ def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Cal
 def register_nodes(folder: LabelFolder) -> list[str]:
     """Register every party's public key under its name; returns the new names.
 
-    A party's earlier key is withdrawn if the party has a new key or no key any more. A key that has
-    not been accepted waits; see `waiting_keys`.
+    A party's earlier key is withdrawn if the party has a new key or no key any more. A key that the
+    label party has not accepted is not registered yet; see `waiting_keys`.
 
     Raises:
-        UserError: a file of keys/ belongs to no party of the experiment, or is no separate key; all
-            such files are named, and no key is registered.
+        UserError: a file in keys/ has the name of no party, contains no key, or repeats another
+            party's key; the error names all such files, and no key is registered.
     """
     messages, new = upstream.CONTROL_MESSAGES.load(), []
     nodes_file = folder.state / _NODES
@@ -144,7 +145,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
 
 
 def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
-    """Record a withdrawn key, because Flower cannot register a key a second time."""
+    """Record the withdrawn key of a SuperNode, because Flower cannot register a key twice."""
     file = folder.state / programs.RETIRED
     known = read_json(file)["keys"] if file.exists() else []
     if "public" in node:
@@ -159,7 +160,7 @@ def was_registered(folder: LabelFolder, content: bytes) -> bool:
 
 
 def waiting_keys(folder: LabelFolder) -> list[str]:
-    """Parties with a key in keys/ whose fingerprint has not been compared yet."""
+    """Return the parties with a key in keys/ whose fingerprint has not been compared yet."""
     nodes_file, accepted = folder.state / _NODES, folder.accepted_keys()
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     waiting = []
@@ -172,7 +173,7 @@ def waiting_keys(folder: LabelFolder) -> list[str]:
 
 
 def _party_keys(folder: LabelFolder) -> dict[str, Path]:
-    """Return the files of keys/ by party: a file's name becomes its node's name."""
+    """Return the key files in keys/ by party; the name of a file is the party's name."""
     known = set(node_parties(folder.experiment()))
     keys = {key.stem: key for key in sorted(folder.keys.glob("*.pub"))}
     wrong, owners = [], dict[bytes, str]()
@@ -198,7 +199,7 @@ def _party_keys(folder: LabelFolder) -> dict[str, Path]:
 
 
 def supernode_command(party: PartyFile, file: Path) -> list[str]:
-    """Command line of one party's SuperNode.
+    """Return the command line that starts one party's SuperNode.
 
     Raises:
         MissingDataError: the party's certificate file or key file does not exist.
@@ -243,7 +244,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     )
     try:
         service.wait_for("SuperNode ID", refusals=(_UNKNOWN_KEY, _TAKEN_BACK))
-    except BaseException as problem:  # also an interrupt: the process would run on
+    except BaseException as problem:  # includes Ctrl+C, which would leave the process running
         service.stop()
         if not isinstance(problem, LostPeerError):
             raise
@@ -290,7 +291,7 @@ def submit(
     extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
 ) -> int:
-    """Submit a run to the SuperLink; returns Flower's id of it."""
+    """Submit a run to the SuperLink; return Flower's id of the run."""
     with upstream.no_deprecations():
         bundle = upstream.BUNDLE.load().build_fab_from_disk(folder.app)
     request = upstream.CONTROL_MESSAGES.load().StartRunRequest()
@@ -331,7 +332,7 @@ def wait_for_superlink(folder: LabelFolder, say: Callable[[str], None]) -> None:
 
 
 def connected(folder: LabelFolder) -> dict[str, bool]:
-    """For each party with a node, whether it is online.
+    """Return whether the SuperNode of each party is online, by party.
 
     Raises:
         LostPeerError: no SuperLink runs.
@@ -350,14 +351,14 @@ def run_state(folder: LabelFolder, run_id: int) -> str:
 
 
 def run_log(folder: LabelFolder, run_id: int) -> str:
-    """Output of the ServerApp."""
+    """Return the output of a run's ServerApp."""
     messages = upstream.CONTROL_MESSAGES.load()
     request = messages.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
     return str(_ask(folder, "StreamLogs", request).log_output)
 
 
 def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
-    """The first answer of the Control API of the SuperLink of a folder.
+    """Send a request to the Control API of a folder's SuperLink; return the first answer.
 
     Raises:
         LostPeerError: none runs.

@@ -1,8 +1,8 @@
-"""Checks of all conditions that a party needs; they change nothing. ``vfl doctor`` prints them.
+"""Checks of a party's machine, files and network, for ``vfl doctor``. No check changes anything.
 
-The path decides which checks run: for the machine only, a label party's project, or a party.
-Versions are read without importing the packages, and only the addresses in the user's own files are
-contacted.
+The path decides which checks run: checks of the machine only, of a label party's project, or of
+another party. Versions are read without importing the packages, and only the addresses in the
+user's own files are contacted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     EllipticCurvePrivateKey,
     EllipticCurvePublicKey,
 )
-from packaging.requirements import Requirement  # flwr requires this
+from packaging.requirements import Requirement  # flwr depends on packaging
 from packaging.specifiers import SpecifierSet
 
 from vfl.config import PartyFile, read_party_file
@@ -42,7 +42,7 @@ from vfl.transport.router import router_port
 _LITTLE_ROOM_BYTES = 1_000_000_000
 _NO_ROOM_BYTES = 50_000_000
 _CLOCK_WARNING_S = 30
-#: Share of `consent.max_epsilon`.
+#: Spent share of `consent.max_epsilon` from which the doctor warns.
 _NEARLY_SPENT = 0.8
 
 State = Literal["OK", "WARN", "FAIL"]
@@ -54,8 +54,8 @@ class Check:
 
     Attributes:
         name: name of the check, one or two words.
-        state: OK; WARN, it may cause trouble later; FAIL, it will not work.
-        found: the finding; names, counts and paths only.
+        state: OK, WARN if trouble is possible later, or FAIL if vfl will not work.
+        found: text of the finding; it contains names, counts and paths only.
         fix: cure.
     """
 
@@ -66,13 +66,14 @@ class Check:
 
 
 def examine(path: Path | None = None) -> Iterator[Check]:
-    """Run all checks that change nothing.
+    """Run the checks that fit a path; yield their results.
 
     Args:
         path: a project or its label folder, a party's own file, or None for the machine only.
 
     Raises:
-        ConfigError, RunFolderError: the path contains none of these.
+        ConfigError, RunFolderError: the path is neither a project, a label folder nor a party's
+            file.
     """
     if path is None:
         yield from _machine(Path())
@@ -136,7 +137,7 @@ def _label_party(label: LabelFolder) -> Iterator[Check]:
 
 
 def versions() -> Iterator[Check]:
-    """vfl, Python and every required package, compared to vfl's requirements."""
+    """Compare the versions of vfl, Python and every required package to vfl's requirements."""
     try:
         about = metadata.metadata("vfl")
     except metadata.PackageNotFoundError:
@@ -178,7 +179,7 @@ def _wrong(name: str, found: str, wanted: str) -> Check:
 
 
 def cores() -> Check:
-    """Number of cores, and of torch's threads."""
+    """Check that torch has no more threads than the machine has cores."""
     count = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS")
     found = f"{count} cores, OMP_NUM_THREADS {threads or 'not set (vfl uses one thread)'}"
@@ -188,7 +189,7 @@ def cores() -> Check:
 
 
 def room(folder: Path) -> Check:
-    """Free disk space of a folder, or of its nearest existing parent."""
+    """Check the free disk space of a folder, or of its nearest existing parent."""
     free = shutil.disk_usage(_existing(folder)).free
     found = f"{free / 1e9:.1f} GB free at {folder}"
     if free < _NO_ROOM_BYTES:
@@ -199,7 +200,7 @@ def room(folder: Path) -> Check:
 
 
 def _existing(folder: Path) -> Path:
-    """A folder, or its nearest existing parent."""
+    """Return the folder itself if it exists, otherwise its nearest existing parent."""
     return next(path for path in (folder, *folder.resolve().parents) if path.exists())
 
 
@@ -207,9 +208,9 @@ def _existing(folder: Path) -> Path:
 
 
 def data_file(source: Path | str) -> Check:
-    """The party's table."""
+    """Check that the file of the party's table can be read."""
     path = Path(source)
-    if is_database(source):  # its address may contain a password; it is not contacted
+    if is_database(source):  # an address may contain a password, and is not contacted
         return Check("data", "OK", "a database; vfl check party.toml queries it")
     if not path.is_file():
         return Check("data", "FAIL", f"there is no {path}", "see [data] source in party.toml")
@@ -219,7 +220,7 @@ def data_file(source: Path | str) -> Check:
 
 
 def store(folder: Path) -> Check:
-    """The store of weights and run records."""
+    """Check that the store of weights and run records can be written."""
     existing = _existing(folder)
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         return Check("store", "FAIL", f"{existing} cannot be written", f"chmod u+rwx {existing}")
@@ -227,12 +228,12 @@ def store(folder: Path) -> Check:
 
 
 def private(name: str, path: Path, missing: str) -> Check:
-    """A file that only its owner may read.
+    """Check that only the owner of a file may read it.
 
     Args:
         name: name of the check.
         path: the file.
-        missing: cure if the file does not exist; empty if it is made on demand.
+        missing: fix to print if the file does not exist; empty if vfl makes the file when needed.
     """
     if not path.exists():
         if not missing:
@@ -273,7 +274,7 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
 
 
 def signed_by(certificate: Path, authority: Path) -> Check:
-    """Return whether the parties' authority has signed the server's certificate."""
+    """Check that the parties' authority has signed the server's certificate."""
     try:
         server = x509.load_pem_x509_certificate(certificate.read_bytes())
         server.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.read_bytes()))
@@ -288,7 +289,7 @@ def signed_by(certificate: Path, authority: Path) -> Check:
 
 
 def node_key(path: Path) -> Check:
-    """A SuperNode's private key, in Flower's format."""
+    """Check that a SuperNode's private key has Flower's format."""
     there = private("node key", path, f"vfl join {path.parent} makes one")
     if there.state == "FAIL":
         return there
@@ -303,12 +304,12 @@ def node_key(path: Path) -> Check:
 
 
 def public_key(party: str, path: Path, accepted: str) -> Check:
-    """A feature party's public key at the label party, in Flower's format.
+    """Check a feature party's public key at the label party: its format and its acceptance.
 
     Args:
         party: name of the party.
         path: the file.
-        accepted: the compared fingerprint.
+        accepted: fingerprint of the key that the label party accepted; empty if it accepted none.
     """
     name = f"key of {party}"
     try:
@@ -336,7 +337,7 @@ def _names(found: x509.Certificate) -> list[str]:
 
 
 def epsilon(party: PartyFile) -> Check:
-    """Spent share of `consent.max_epsilon`."""
+    """Check how much of `consent.max_epsilon` is spent."""
     from vfl.federation.monitor import Epsilon  # its ledger needs torch
 
     try:
@@ -355,7 +356,7 @@ def epsilon(party: PartyFile) -> Check:
 
 
 def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
-    """Check a feature party's connection to the SuperLink: TCP, TLS under its own CA, and clock."""
+    """Check a feature party's connection to the SuperLink: TCP, TLS with the project's CA, time."""
     try:
         answer = probe_https("the SuperLink", parse_address(address), ca.read_text())
     except PeerError as problem:
@@ -385,7 +386,7 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
 
 
 def stream_port(host: str, port: int, router: Path) -> Check:
-    """Port of the SuperLink for the streams of sessions."""
+    """Check the SuperLink's port for the streams of sessions."""
     if port == 0:
         found = "0: a free one at each start"
         cure = "set federation.stream_port if a firewall must allow it"

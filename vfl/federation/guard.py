@@ -7,7 +7,7 @@ two guards before the application, each with its own listening socket:
 - the network's guard (`network_guard`) allows the routes of Fleet that a registered SuperNode
   needs, for registered keys;
 - the machine's own guard (`local_guard`), on the loopback, allows Control and Runtime, for callers
-  with the secret of this start. A SuperNode's local API has such a guard too.
+  that send the secret made at the service's start. A SuperNode's local API has such a guard too.
 
 No decision depends on the address of the caller, so a proxy in front, a forwarded-for header or an
 IPv4 address in IPv6 form have no effect. Requests are refused before their body is read.
@@ -48,14 +48,15 @@ from vfl.transport.http import (
 )
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-#: Returns whether a SuperNode with this public key (PEM) is registered.
+#: Function that returns whether a SuperNode with this public key (PEM) is registered.
 IsRegistered = Callable[[bytes], Awaitable[bool]]
-#: Returns whether a fully read body may reach the application; arguments are path and body.
+#: Function of a path and a fully read body that returns whether the body may reach the application.
 Acceptable = Callable[[str, bytes], bool]
 
-#: Header with the secret of this start, for a local guard.
+#: Header with the secret that a service makes at its start; a local guard requires it.
 SECRET_HEADER = "vfl-local-secret"
-#: Range of a signature's age, where a negative age means a fast clock; Flower's own limits.
+#: Allowed age of a signature in seconds, as in Flower; a negative age means that the signer's clock
+#: is fast.
 _SIGNED_WITHIN_S = (-5.0, 305.0)
 
 _FLEET = (
@@ -100,36 +101,39 @@ RUNTIME_ROUTES = frozenset(f"/v1/runtime/{name}" for name in _RUNTIME)
 
 #: A reply of a party has a few kilobytes: its report, or the reason of its failure.
 FLEET_BODY_BYTES = 1024 * 1024
-#: An app bundle has at most 10 MB, an object of a message 5.
+#: An app bundle has at most 10 MB, an object of a message has at most 5 MB.
 LOCAL_BODY_BYTES = 16 * 1024 * 1024
-#: Time for a whole body, and limit of one party's simultaneous bodies; a SuperNode sends two.
+#: Time limit for one request body, and limit of bodies that one party sends simultaneously; a
+#: SuperNode sends two.
 BODY_TIMEOUT_S = 30.0
 FLEET_BODIES_AT_ONCE = 8
-#: Requests for work, and requests that may bring some.
+#: Routes of requests for work, and routes of requests after which new work may exist.
 _ASKING = {"/v1/runtime/acquire-task", "/v1/fleet/pull-messages"}
 _BRINGING = {"/v1/control/start-run", "/v1/runtime/push-messages", "/v1/runtime/push-object"}
-#: Time for which a request for work waits, and in which parts of a message may still arrive.
+#: Longest wait of a request for work, and extra wait after the bell for the remaining parts of a
+#: message, in seconds.
 HOLD_S = 2.0
 _PIECES_S = 0.03
-#: A SuperNode asks again immediately, so after a longer silence it is gone.
+#: A live SuperNode asks for work again immediately, so a longer silence means that it has died.
 SILENT_S = HOLD_S + 1.0
 _ARRIVING = "/v1/fleet/activate-node"
-#: Called with the key of a SuperNode that returns, before the application is.
+#: Function that receives the key of a returning SuperNode, before its request reaches the
+#: application.
 Arrives = Callable[[bytes], Awaitable[None]]
-#: Returns the authenticated caller, from the headers only; None if it may not pass. It raises
-#: `FormerCallerError` for a caller that could pass earlier.
+#: Function that authenticates a caller from the headers only; None if the caller may not pass. It
+#: raises `FormerCallerError` for a caller whose key was registered earlier.
 Caller = Callable[[Scope], Awaitable[bytes | None]]
 
 
 class FormerCallerError(Exception):
-    """The key of a SuperNode that was registered, and is not any more."""
+    """Error raised when the key of a SuperNode was registered earlier, and is not any more."""
 
 
 class Bell:
     """Signals that there may be work; all guards of a service share it.
 
-    A caller waits until the bell rings, `HOLD_S` at most, and not at all if it rang since the
-    caller's last request.
+    A caller waits until the bell rings, at most `HOLD_S`, and not at all if the bell has rung since
+    the caller's last request.
     """
 
     def __init__(self) -> None:
@@ -139,7 +143,7 @@ class Bell:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def ring(self) -> None:
-        """Release all waiting requests; from any thread."""
+        """Release all waiting requests; any thread may call this."""
         self._rings += 1
         if self._loop:
             with suppress(RuntimeError):  # the server has ended
@@ -150,7 +154,7 @@ class Bell:
         self._ringing = asyncio.Event()
 
     async def wait(self, caller: object, receive: Receive) -> bool:
-        """Hold a request; returns whether its caller is still connected."""
+        """Hold a request until the bell rings; return whether its caller is still connected."""
         self._loop = asyncio.get_running_loop()
         gone = False
         if self._heard.get(caller) == self._rings:
@@ -168,16 +172,17 @@ class Bell:
 
 
 class Guard:
-    """Passes requests for some routes to an application, with bodies of a limited size.
+    """Passes requests for listed routes to an application, and limits the size of their bodies.
 
     Args:
         application: application behind the guard.
-        routes: exact paths; only POST is allowed.
-        limit_bytes: most bytes of a body, in any encoding.
-        caller: authenticates the caller.
-        acceptable: returns whether the sender may send this body.
-        bodies_at_once: limit of simultaneous bodies of one caller.
-        bell: signal of new work, for which requests for work wait; None answers them at once.
+        routes: exact paths of the allowed routes; only POST is allowed.
+        limit_bytes: largest size of a body in bytes, whatever its transfer encoding.
+        caller: function that authenticates the sender of a request.
+        acceptable: function that returns whether the sender may send this body.
+        bodies_at_once: number of bodies that one caller may send simultaneously.
+        bell: signal of new work, for which requests for work wait; with None they are answered at
+            once.
         arrives: see `Arrives`.
         clock: monotonic clock in seconds.
     """
@@ -265,8 +270,8 @@ def network_guard(
 ) -> Guard:
     """Make the guard for other machines: Fleet, for registered SuperNodes.
 
-    A caller signs the time with its key, in the headers, so that no other client has its body read:
-    neither a stranger nor a client that knows the public key of a party.
+    A caller signs the time with its key, and sends the signature in the headers. The guard
+    therefore reads no body of a stranger, nor of a client that only knows a party's public key.
 
     Args:
         application: Flower's application.
@@ -274,9 +279,9 @@ def network_guard(
         acceptable: returns whether the body of a request may reach the application.
         bell: see `Guard`.
         arrives: see `Guard`.
-        was_registered: returns whether an unregistered key was registered earlier. Its SuperNode
-            then receives 410 Gone, and need not try again; without this function it receives 403,
-            like a stranger.
+        was_registered: returns whether an unregistered key was registered earlier. A SuperNode with
+            such a key then receives 410 Gone, and need not try again; without this function it
+            receives 403, like a stranger.
     """
 
     async def caller(scope: Scope) -> bytes | None:
@@ -300,7 +305,7 @@ def network_guard(
 
 
 def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
-    """Return whether a text is a time of these minutes, signed by the owner of a key (PEM)."""
+    """Return whether a text is a current time stamp, signed by the owner of a public key (PEM)."""
     try:
         age = datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))
         public = load_pem_public_key(key)
@@ -319,12 +324,13 @@ def local_guard(
     acceptable: Acceptable = lambda path, body: True,
     bell: Bell | None = None,
 ) -> Guard:
-    """Make a guard on the loopback, for callers with the secret of this start.
+    """Make a guard on the loopback, for callers that send the secret made at the service's start.
 
     Args:
         application: Flower's application.
         routes: exact paths.
-        secret: required value of the header; other users of the machine do not know it.
+        secret: required value of the header `SECRET_HEADER`, which other users of the machine do
+            not know.
         acceptable: returns whether the body of a request may reach the application.
         bell: see `Guard`.
     """
@@ -343,7 +349,7 @@ def _header(scope: Scope, name: str) -> bytes:
 
 
 async def _refuse(send: Send, status: int) -> None:
-    """Answer without a body, and close the connection, because its body was not read."""
+    """Send only a status, and close the connection, because the request's body was not read."""
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -1,7 +1,7 @@
 """Joining a project: a party adds its table to the received folder, and makes its keys there.
 
-The folder comes from the label party. Its owner therefore sees the unusual settings of its
-party.toml, and no key is written outside of it.
+The folder comes from the label party. The joining party therefore sees the unusual settings of the
+folder's party.toml, and no key is written outside of the folder.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _OF_ANY_TABLE = ("predict", "predict_query", "memory", "shape", "bins", "label")
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """Public keys of a party, one line each: of its SuperNode and of its identity.
+    """Public keys of a party's SuperNode and of its identity, one line each.
 
     Attributes:
         file: path of NAME.pub, which the party sends to the others.
-        whose: origin: "new", "own", or "foreign" if they came with the folder, without a NAME.pub.
-        fingerprint: fingerprint, to be compared by telephone.
+        whose: origin of the keys; "new", "own" if an earlier command made them here, or "foreign"
+            if they came with the folder, without a NAME.pub.
+        fingerprint: fingerprint of the keys, which the two owners compare by telephone.
     """
 
     file: Path
@@ -65,7 +66,8 @@ def require_no_way_out(folder: Path) -> None:
     """Refuse a folder with a link that leads out of it.
 
     Raises:
-        ConfigError: the folder has such a link; the error names it, and its target was not opened.
+        ConfigError: the folder has such a link; the error names the link, whose target was not
+            opened.
     """
     whole = folder.resolve()
     for path in folder.rglob("*"):
@@ -82,11 +84,12 @@ def require_no_way_out(folder: Path) -> None:
 def require_no_loader(party: PartyFile, table: str | None) -> None:
     """Refuse a received file whose [data] names a function, before the function could run.
 
-    The sender of the folder chose that name. The owner may name a function by --table.
+    The sender of the folder chose that name. The joining party may name a function with --table.
 
     Args:
         party: the received file.
-        table: the owner's table, which replaces the source of the file; None keeps that one.
+        table: the joining party's table, which replaces the source of the file; None keeps the
+            file's source.
 
     Raises:
         ConfigError: a setting is wrong; the error names it.
@@ -104,7 +107,7 @@ def require_no_loader(party: PartyFile, table: str | None) -> None:
 
 
 def checked_encoding(name: str | None) -> str | None:
-    """The encoding that the option --encoding names, in the spelling of [data].
+    """Return the encoding that the option --encoding names, in the spelling of [data].
 
     Raises:
         ConfigError: the encoding is unknown; the error lists the encodings of tables.
@@ -122,17 +125,20 @@ def merge_table(
     query: str | None,
     encoding: str | None = None,
 ) -> TableReport:
-    """Write a table, with all detected settings, into the [data] of a party's file.
+    """Write a table's path and its detected settings into [data] of a party's file.
 
-    Without a table, the table of the file is described, and the file's settings stay.
+    Without `source`, this function describes the table that the file names, and keeps the file's
+    settings.
 
     Args:
         folder: folder of the party.
-        source: the table, from the working directory.
+        source: path of the table, relative to the working directory.
         id_column: name of its id column; None finds it.
-        label: name of its label column; None if it has none, or the file names it.
+        label: name of its label column; None if the table has no label column, or the file names
+            it.
         query: query to a database.
-        encoding: encoding of a CSV; None keeps the file's, or detects it.
+        encoding: encoding of a CSV file; None keeps the encoding in the party's file, or detects
+            it.
 
     Raises:
         ConfigError: the party has no table, or the table that the file names does not exist.
@@ -177,7 +183,7 @@ def merge_table(
 
 
 def _edit_of_data(wanted: PartyFile, kept: Set[str]) -> Edit:
-    """Make an edit of a party's [data]; kept settings stay unchanged."""
+    """Make an edit that sets [data] in a party's file; the settings in `kept` stay unchanged."""
     content: dict[str, Any] = wanted.model_dump(mode="json", exclude_unset=True, exclude_none=True)[
         "data"
     ]
@@ -201,7 +207,7 @@ def _seen_from(folder: Path, table: Path) -> str:
 
 
 def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
-    """Return the experiment with the label party's new table, edited if the tables differ."""
+    """Return the experiment, with the changed settings that the label party's new table needs."""
     experiment = label.experiment()
     own, said = experiment.label.party, dict[tuple[str, ...], dict[str, Any]]()
     if report.task is not None and report.task != experiment.label.task:
@@ -273,7 +279,7 @@ def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "ne
 
 
 def unusual(party: PartyFile) -> list[str]:
-    """Settings of a file that `vfl init` does not change, for its owner to check."""
+    """Return the settings that differ from those of `vfl init`, for the file's owner to check."""
     said = party.model_dump(mode="json", exclude={"party", "role", "data"})
     node = {"superlink": party.node.superlink, "api_port": party.node.api_port}
     whose = {"party": party.party, "role": party.role, "data": party.data, "node": node}

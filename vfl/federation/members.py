@@ -1,7 +1,7 @@
 """Adds, removes and renames parties while a project runs.
 
-The label party changes its experiment, and every party its own file, with the same commands; no
-party changes another's files. Files are edited as text, see `vfl.config.edit`.
+The label party changes the experiment, and every party changes its own file, with the same
+commands. No party changes another party's files. Files are edited as text, see `vfl.config.edit`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_ledger
 from vfl.transport import fingerprint, renew_node_key
 
-#: Settings that a new feature party copies from the others if they are all equal.
+#: Settings that a new feature party copies from the other feature parties if all of them agree.
 _LIKE_OTHERS = ("width", "bottom")
 #: Tables of the experiment with feature parties as keys.
 _NAMED_IN = (("parties",), ("dp", "clips"))
@@ -51,12 +51,12 @@ _OLD_RUNS = "earlier runs continue among their own parties; a training begins an
 
 @dataclass(frozen=True)
 class Change:
-    """A completed change, and the remaining steps for people.
+    """A completed change, and the next steps, which people have to do.
 
     Attributes:
-        done: sentences on the change.
-        then: next steps in order: the party, and a command line or a sentence.
-        stays: sentences on the fate of runs, alignments and files.
+        done: sentences that describe the change.
+        then: next steps in order; each has a party's name, and a command line or a sentence.
+        stays: sentences that describe what happens to runs, alignments and files.
     """
 
     done: tuple[str, ...]
@@ -70,16 +70,18 @@ class Change:
 def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = False) -> Change:
     """Add a feature party to a project: extend the experiment, and write a folder for the party.
 
-    If all parties are on one machine, its keys are made; otherwise it makes its own.
+    If all parties are on one machine, this function also makes the new party's keys; otherwise the
+    new party makes them.
 
     Args:
         label: the label party's folder.
         name: name of the new party.
         table: the party's table, if it is on this machine.
-        serves: whether its file consents to sessions that serve, unless its owner changes that.
+        serves: whether the new party's file consents to serving sessions; the party may change its
+            consent.
 
     Raises:
-        ConfigError: the name is taken, or the experiment would contradict itself.
+        ConfigError: the name is in use, or the changed experiment is invalid.
         RunFolderError: the party's folder is not empty.
     """
     experiment = label.experiment()
@@ -137,7 +139,7 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
 def _added_here(
     label: LabelFolder, experiment: Experiment, name: str, folder: Path, others: Sequence[str]
 ) -> Change:
-    """Make the keys of a party on this machine, and the next steps for its owner."""
+    """Make a new party's keys on this machine; return the change with the owners' next steps."""
     keys = make_keys(folder)
     label.accept_key(name, keys.file.read_bytes())
     project = label.path.parent
@@ -153,7 +155,7 @@ def _added_here(
 
 
 def remove(label: LabelFolder, name: str) -> Change:
-    """Remove a feature party from a project: its settings, its key, and its alignments' positions.
+    """Remove a feature party's settings, key and alignment positions from a project.
 
     Raises:
         ConfigError: the party is not a feature party, or is the only one.
@@ -186,7 +188,7 @@ def remove(label: LabelFolder, name: str) -> Change:
 
 
 def rename(label: LabelFolder, old: str, new: str) -> Change:
-    """Rename a feature party in the experiment; its SuperNode needs a new key.
+    """Rename a feature party in the experiment; the party's SuperNode then needs a new key.
 
     Flower binds a key to the name under which it was registered, and registers no key twice.
 
@@ -231,7 +233,7 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
 
 
 def accept(folder: Path, public: Path, read_out: str) -> Change:
-    """Accept another party's public keys, by their fingerprint, and consent to sessions.
+    """Accept another party's public keys by their fingerprint, and consent to sessions with it.
 
     Args:
         folder: folder of the label party, or of any other party.
@@ -290,8 +292,8 @@ def withdraw(folder: Path, name: str) -> Change:
     """Withdraw the consent to sessions with a party, and delete its pinned key.
 
     Raises:
-        ConfigError: the party's own file already accepts all parties, or the named party is this
-            one.
+        ConfigError: the file of this party still consents to sessions with the named party, or that
+            is this party.
     """
     file = folder / "party.toml"
     party = read_party_file(file)
@@ -319,8 +321,8 @@ def withdraw(folder: Path, name: str) -> Change:
 def follow(folder: Path, old: str, new: str) -> Change:
     """Apply the renaming of a party, at that party or at another one.
 
-    Its ledgers continue under the new name. Positions are dropped, because an alignment names its
-    parties.
+    The party's ledgers continue under the new name. Row positions of alignments are deleted,
+    because an alignment records the names of its parties.
 
     Raises:
         ConfigError: the SuperNode of the party is running, or the new name is in use.
@@ -438,14 +440,14 @@ def _renamed_in_experiment(old: str, new: str) -> Edit:
 
     def meant(content: dict[str, Any]) -> None:
         for table in (content["parties"], content.get("dp", {}).get("clips", {})):
-            for key in [*table]:  # the order of parties is the order of their cuts
+            for key in [*table]:  # keeps the order of parties, which orders their cuts
                 table[new if key == old else key] = table.pop(key)
 
     return Edit(edit, meant)
 
 
 def _trial(label: LabelFolder, edit: Edit) -> list[Changed]:
-    """Make the same edit in the project's one-process trial, if there is one."""
+    """Return the same edit of the project's one-process experiment, if the project has one."""
     path = label.path.parent / "trial.toml"
     return [edit.of(path, Experiment)] if path.exists() else []
 
@@ -476,7 +478,7 @@ def _require_feature_party(experiment: Experiment, name: str) -> None:
 
 
 def _like_the_others(experiment: Experiment) -> dict[str, Any]:
-    """Return a new party's settings in the experiment: those that all other parties share."""
+    """Return a new party's settings in the experiment: those that all other parties have."""
     others = [experiment.parties[name].model_dump() for name in experiment.feature_parties]
     return {
         key: others[0][key] for key in _LIKE_OTHERS if all(one[key] == others[0][key]
@@ -485,15 +487,15 @@ def _like_the_others(experiment: Experiment) -> dict[str, Any]:
 
 
 def _api_port(label: LabelFolder, name: str) -> int:
-    """Return the port of a party's SuperNode here; a free one must be above all others."""
+    """Return the local port of a party's SuperNode; a new party's port must be above all others."""
     file = label.path.parent / name / "party.toml"
     return read_party_file(file).node.api_port if file.exists() else API_PORT - 1
 
 
 def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
-    """Forget which rows a party has; returns the numbers of deleted and remaining versions.
+    """Delete a party's row positions; return how many alignment versions were deleted and kept.
 
-    A version that lets runs continue if a party lacks rows stays, and records that it lacks all.
+    A version that permits missing rows is kept, and records that this party lacks all rows.
     """
     dropped = kept = 0
     for folder in party.store_path.glob("alignments/*/*"):
@@ -516,7 +518,7 @@ def _note(file: Path, event: Any, *parties: str) -> None:
 
 
 def _afresh(label: LabelFolder, experiment: Experiment) -> list[tuple[str, str]]:
-    """Return the label party's next steps, for the time when all parties are present."""
+    """Return the steps that the label party takes once all parties are present."""
     aligns = [f"vfl align {label.path}"] if experiment.data.alignment else []
     return [(experiment.label.party, one) for one in (*aligns, f"vfl train {label.path}")]
 

@@ -1,8 +1,8 @@
 """A party's own metrics for Prometheus, from its store, certificates and disk.
 
-`vfl up` serves them if the party's own file has `[monitor]`, and only at that address. They are
-counts, sums and names of parties and runs; never a row, an id, a cell or a secret. A scrape reads
-files on disk and contacts no other party.
+`vfl up` serves the metrics only if the party's own file has `[monitor]`, and only at the address
+set there. The metrics are counts, sums and names of parties and runs; never a row, an id, a cell or
+a secret. A scrape reads files on disk and contacts no other party.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vfl.transport.front import Front, FrontLimits, welcome
 from vfl.transport.http import HttpServer, Receive, Scope, Send, http_config
 from vfl.transport.stream import listen, require_loopback
 
-#: Least interval between two collections of the metrics.
+#: Least interval between two collections of the metrics, in seconds.
 _FRESH_S = 2.0
 _METRICS = "/metrics"
 _LIMITS = FrontLimits(per_second=20.0, burst=20.0)
@@ -45,8 +45,8 @@ class Epsilon:
     """Privacy spending for one row, summed over the store of a party.
 
     Attributes:
-        spent: epsilon under all names, by basic composition.
-        most: value of `consent.max_epsilon`; None is no limit.
+        spent: epsilon of all run names together, by basic composition.
+        most: value of `consent.max_epsilon`; None means no limit.
     """
 
     spent: float
@@ -71,7 +71,7 @@ class PartyMetrics:
     """Collects one party's metrics; see `prometheus_client.registry.Collector`.
 
     Args:
-        party: file of the party.
+        party: the party's own file.
         certificates: certificates whose end dates are reported, by name.
         is_up: returns whether the party's service of Flower runs.
     """
@@ -82,7 +82,7 @@ class PartyMetrics:
         self._party, self._certificates, self._is_up = party, certificates, is_up
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics at this moment."""
+        """Yield all metrics at their present values."""
         party = self._party
         about = GaugeMetricFamily(
             "vfl_party_info",
@@ -124,7 +124,7 @@ class PartyMetrics:
         yield GaugeMetricFamily("vfl_disk_bytes", "size of that disk in bytes", room.total)
 
     def _of_newest(self, entries: list[Entry]) -> Iterator[Metric]:
-        """Metrics of the run that was used last: whether a session is running, and its progress."""
+        """Yield metrics of the last used run: its session's state, exchanges and progress."""
         if not entries:
             return
         entry = entries[-1]
@@ -143,7 +143,7 @@ class PartyMetrics:
         try:
             told = read_json(run / PROGRESS)
             progress = {name: float(told[name]) for name in ("done", "total", "per_second")}
-        except (VFLError, OSError, KeyError, TypeError, ValueError):  # the label party has it
+        except (VFLError, OSError, KeyError, TypeError, ValueError):  # only the label party has it
             return
         for name, about in _PROGRESS.items():
             metric = GaugeMetricFamily(f"vfl_session_{name}", about, labels=["run"])
@@ -159,7 +159,7 @@ _PROGRESS = {
 
 
 def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
-    """Return sums over all names, by mode."""
+    """Yield sums over all run names, by mode of the session."""
     runs = GaugeMetricFamily("vfl_runs", "number of run names, by state", labels=["state"])
     for state, count in sorted(Counter(entry.state for entry in entries).items()):
         runs.add_metric([state], count)
@@ -197,12 +197,12 @@ class Monitor:
     """Serves the metrics to Prometheus and other authorised readers.
 
     Args:
-        settings: its address and its authorised readers.
+        settings: address of the server, and its authorised readers.
         metrics: metrics to serve.
         certificate, key: PEM files for TLS, if any.
 
     Attributes:
-        address: its address, as text for users.
+        address: address of the metrics, as text for users.
 
     Raises:
         UserError: the address cannot be listened on, or is open to others without TLS.

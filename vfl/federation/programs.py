@@ -1,13 +1,13 @@
-"""Flower's programs as vfl starts them, each with a guard in front of it or behind it.
+"""Flower's programs as vfl starts them: behind guards, and only with accepted app bundles.
 
-Flower starts its helpers by name only. A folder that comes first on the PATH of a service has small
-scripts of these names. Each calls a function of this module, which changes one detail of Flower and
-continues with Flower's own program:
+Flower starts its helper programs by name only. A folder with small scripts of these names therefore
+comes first on the PATH of a service. Each script calls a function of this module, which changes one
+detail of Flower and continues with Flower's own program:
 
-- `superlink`, `supernode`: a guard of `vfl.federation.guard` listens instead
+- `superlink`, `supernode`: a guard of `vfl.federation.guard` listens in place of Flower's server
 - `superexec`: requests carry the local secret, and sessions are forks of a standing worker
 - `serverapp`, `clientapp`, `simulation`: the same, and only an accepted bundle is unpacked
-- `refuse`: every other program by which Flower runs code
+- `refuse`: refuses every other program by which Flower runs code
 
 A service and its own programs communicate through its local API, see `LocalApi`.
 
@@ -67,7 +67,7 @@ from vfl.transport.proxies import local_is_direct
 from vfl.transport.router import ROUTER_VARIABLE, OtherConnections
 from vfl.transport.stream import listen
 
-#: Environment of a service and of all its children.
+#: Environment variables of a service and of all its child processes.
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 LOCAL_API_VARIABLE = "VFL_LOCAL_API"
 #: host:port of the SuperLink's network port; empty for a simulation, which has none.
@@ -79,20 +79,21 @@ STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
 #: Process id of the command that started a service; the service and its sessions end with it.
 STARTER_VARIABLE = "VFL_SERVICE_STARTER"
-#: Starts a standing worker.
+#: Command that starts a standing worker.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
-#: A SuperLink's file with digests of withdrawn keys.
+#: Name of a SuperLink's file with the digests of withdrawn keys.
 RETIRED = "retired.json"
 #: Output of a service when all its ports are open.
 READY = "vfl: all ports are open"
 
 #: Largest number of simultaneous sessions of a SuperNode; further messages wait at the SuperLink.
 SESSIONS_AT_ONCE = 16
-#: Interval of a program's requests for work, and of a SuperNode's checks for a reply.
+#: Interval of a program's requests for work, and of a SuperNode's checks for a reply, in seconds.
 POLL_S = 0.1
 QUIET = {
     **upstream.SILENT,
-    # Ray, the engine of a Flower simulation: no usage reports, nothing outside the loopback.
+    # Ray, the engine of a Flower simulation, sends no usage reports and listens only on the
+    # loopback.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # One thread for each process: several parties share a small machine, and weights are equal bit
@@ -104,11 +105,11 @@ QUIET = {
 }
 _AGAIN_S = 1.0
 _LISTENS_WITHIN_S = 120.0
-#: Time that a ServerApp waits at its end until the SuperLink has its last lines.
+#: Time that a ServerApp waits at its end, so that the SuperLink receives the last lines of its log.
 _LAST_LINES_S = 0.5
 HOST = "127.0.0.1"
 _SECRET_BYTES = 32
-#: The service restarts long before this.
+#: Lifetime of a local certificate in days; a service restarts long before it ends.
 _DAYS = 3650.0
 _PROGRAMS = {
     "flower-superexec": "superexec",
@@ -124,7 +125,8 @@ _PROGRAMS = {
 #: Programs that run code of a bundle at a label party, and at a feature party; others are refused.
 _OF_SUPERLINK = ("flwr-serverapp", "flwr-simulation")
 _OF_SUPERNODE = ("flwr-clientapp",)
-#: For both a shell and Python: a first line of `#!` allows no long path, and no blank in it.
+#: Script that is valid for a shell and for Python, because a `#!` line cannot name a long path or a
+#: path with spaces.
 _SCRIPT = """\
 #!/bin/sh
 '''exec' "{python}" -P "$0" "$@"
@@ -136,12 +138,12 @@ from vfl.federation.programs import {function}
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """Environment of every Flower process.
+    """Return the environment of every Flower process.
 
     Args:
         home: folder of Flower's own files.
     """
-    # Flower starts its helpers by name only, so our interpreter's scripts come first.
+    # Flower starts its helper programs by name only, so our interpreter's scripts come first.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     unguarded = upstream.UNGUARDED
     inherited = {name: value for name, value in os.environ.items() if name not in unguarded}
@@ -151,11 +153,11 @@ def flower_environment(home: Path) -> dict[str, str]:
 def superlink_environment(
     state: Path, party_file: Path, network_address: str, stream_address: str
 ) -> dict[str, str]:
-    """Environment of a SuperLink.
+    """Return the environment of a SuperLink.
 
     Args:
-        state: the label party's folder for Flower.
-        party_file: the label party's own file, with the bundles that it runs.
+        state: folder in which the label party keeps Flower's files.
+        party_file: the label party's own file, which lists the bundles that it accepts.
         network_address: host:port for SuperNodes; empty for a simulation.
         stream_address: host:port for the streams of sessions; empty for a simulation.
     """
@@ -167,7 +169,7 @@ def superlink_environment(
 
 
 def supernode_environment(state: Path, party_file: Path) -> dict[str, str]:
-    """Environment of a SuperNode; see `superlink_environment`."""
+    """Return the environment of a SuperNode; see `superlink_environment`."""
     _write_programs(state, _OF_SUPERNODE)
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve())}
     own[WORKER_VARIABLE] = _worker_program("flwr-clientapp")
@@ -179,7 +181,7 @@ def _worker_program(program: str) -> str:
 
 
 def _service_environment(state: Path) -> dict[str, str]:
-    """Environment in which our programs are found first, and find the local API."""
+    """Return an environment in which a service finds vfl's programs first, and the local API."""
     environment = flower_environment(state)
     return environment | {
         "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
@@ -203,9 +205,9 @@ def _write_programs(state: Path, runs_code: Sequence[str]) -> None:
 class LocalApi:
     """Address and credentials of the local API of a SuperLink or SuperNode, for its own programs.
 
-    They are made at each start: a secret, and a certificate, so that a program never sends the
-    secret to another process on that port. All files are in one folder that only the owner can
-    read, `folder`:
+    Each start of the service makes a new secret, and a new certificate, so that a program never
+    sends the secret to another process on that port. All files are in one folder that only the
+    owner can read, `folder`:
 
         address     host and port on the loopback, written once the service listens
         secret      secret that each request must contain
@@ -224,7 +226,7 @@ class LocalApi:
 
     @classmethod
     def begin(cls, folder: Path) -> LocalApi:
-        """Make the secrets of a new start; those of an earlier start become invalid."""
+        """Make new secrets for a start of the service; earlier secrets become invalid."""
         api = cls(folder)
         private_folder(folder)
         close_to_others(folder)
@@ -238,7 +240,7 @@ class LocalApi:
         return api
 
     def listens_on(self, port: int) -> None:
-        """Write the address for the service's own programs."""
+        """Write the address at which the service's own programs reach it."""
         write_text(self.folder / "address", f"{HOST}:{port}")
 
     @property
@@ -269,7 +271,7 @@ class LocalApi:
 
 
 def local_api(state: Path) -> LocalApi:
-    """The local API of the service with this folder of files."""
+    """Return the local API of the service that keeps its files in this folder."""
     return LocalApi(state / "local")
 
 
@@ -283,8 +285,8 @@ def superlink() -> None:
         command = upstream.SUPERLINK.load()
         upstream.REGISTERED.load()
         network = os.environ[NETWORK_VARIABLE]
-        # Checked before anything else: if the port is in use, the running SuperLink's secret must
-        # not change.
+        # The ports are opened first: if a port is in use, the running SuperLink's secret must not
+        # change.
         router, streams = None, os.environ[STREAM_VARIABLE]
         others = OtherConnections() if network and network == streams else None
         listeners: list[Any] = []
@@ -326,7 +328,7 @@ async def _serve_superlink(
     for server, listener in zip(servers, reversed(listeners), strict=True):
         tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
         while not server.started:
-            if tasks[-1].done():  # it ended while starting, perhaps with an error
+            if tasks[-1].done():  # the server ended while starting, perhaps with an error
                 _stop(servers, bell)
                 await tasks[-1]
                 sys.exit(1)
@@ -335,7 +337,7 @@ async def _serve_superlink(
     _start_superexec(api, api.address)
     print(READY, flush=True)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    _stop(servers, bell)  # a single port is useless
+    _stop(servers, bell)  # each server is useless without the other
     await asyncio.gather(*tasks)
 
 
@@ -353,8 +355,8 @@ def _server(
     config = uvicorn.Config(
         guard,
         lifespan=lifespan,
-        access_log=False,  # each poll would add a line to the disk
-        proxy_headers=False,  # callers must not choose their address
+        access_log=False,  # otherwise each poll would write a log line
+        proxy_headers=False,  # a header must not change a caller's address
         server_header=False,
         log_config=options["log_config"],
         ssl_certfile=certificate,
@@ -370,7 +372,7 @@ def _stop(servers: Sequence[Any], bell: Bell) -> None:
 
 
 def _registered(app: Any) -> Callable[[bytes], Any]:
-    """Make a function that asks Flower's state for a registered key, outside the event loop."""
+    """Make a function that asks Flower's state whether a key is registered, in another thread."""
 
     async def is_registered(key: bytes) -> bool:
         state = app.state.linkstate_factory.state()
@@ -390,7 +392,7 @@ def _taken_back(retired: Path) -> Callable[[bytes], Any]:
 
 
 def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
-    """Make a function that marks a killed SuperNode as offline; Flower alone takes a minute."""
+    """Make a function that marks a killed SuperNode as offline; Flower needs a minute for this."""
 
     def forget(key: bytes) -> None:
         state = app.state.linkstate_factory.state()
@@ -404,7 +406,7 @@ def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
 
 
 def _names_its_sender(path: str, body: bytes) -> bool:
-    """Check a reply's sender: Flower checks only the key of the caller."""
+    """Check that a reply names its caller as the sender; Flower checks only the caller's key."""
     if path != "/v1/fleet/push-messages":
         return True
     from google.protobuf.message import DecodeError
@@ -418,7 +420,7 @@ def _names_its_sender(path: str, body: bytes) -> bool:
 
 
 def _registers_by_name(path: str, body: bytes) -> bool:
-    """Check that a key is sent with a party's name, which identifies its owner."""
+    """Check that a request to register a key contains the name of the key's party."""
     if path != "/v1/control/register-node":
         return True
     from google.protobuf.message import DecodeError
@@ -434,7 +436,7 @@ def supernode() -> None:
     _end_with_starter()
     with _printed_errors():
         port = int(sys.argv[sys.argv.index("--port") + 1])
-        try:  # Flower would run without its local API, and hide the reason
+        try:  # otherwise Flower would run without its local API, and hide the reason
             listen(HOST, port).close()
         except UserError as refused:
             refused.what = "cannot listen for this SuperNode's own programs"
@@ -443,7 +445,7 @@ def supernode() -> None:
             )
             raise
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
-        _start_superexec(api, f"{HOST}:{port}")  # its worker imports for longer
+        _start_superexec(api, f"{HOST}:{port}")  # first, because its worker imports longest
         command, internal = upstream.SUPERNODE.load(), upstream.SUPERNODE_LOOP.load()
     sys.argv += ["--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
@@ -468,8 +470,8 @@ def supernode() -> None:
     except Exception as problem:
         why = f" ({type(problem).__name__})"
     # Only an error ends Flower's loop, such as a certificate that expires between two messages, and
-    # Flower logs some of them and returns. Its local API would keep this process, and `vfl up`
-    # would not start it again.
+    # Flower logs some of them and returns. The thread of its local API would keep this process
+    # alive, and `vfl up` would not restart it.
     print(f"vfl: the SuperNode ended{why}", flush=True)
     os._exit(1)
 
@@ -488,7 +490,7 @@ class SessionsAtOnce:
         self._replying: threading.Thread | None = None
 
     def message_came(self, *, send: Callable[..., Any], **callbacks: Any) -> None:
-        """Replaces `push`: start a session, and send its reply when it is ready."""
+        """Start a session in place of `push`; another thread sends its reply when it is ready."""
 
         def send_and_free(*arguments: Any) -> Any:
             self._places.release()
@@ -505,15 +507,15 @@ class SessionsAtOnce:
         while True:
             try:
                 self._push(**callbacks)
-            except Exception as problem:  # an error in one reply; those of other sessions are sent
+            except Exception as problem:  # a failed reply must not stop the other replies
                 print(f"vfl: a reply was lost ({type(problem).__name__})", flush=True)
 
 
 def _end_with_starter() -> None:
     """End this process, as after SIGTERM, once the command that started its service has ended.
 
-    A killed command cannot end its service itself. The service would keep its ports, and a session
-    would continue to answer beside that of the next command.
+    A killed command cannot end its service itself. Without this function the service would keep its
+    ports, and its session would run beside the session of the next command.
     """
     if starter := os.environ.get(STARTER_VARIABLE):
         follow = partial(_follow, int(starter))
@@ -521,9 +523,9 @@ def _end_with_starter() -> None:
 
 
 def _follow(starter: int) -> None:
-    """End this process after another process, not necessarily its parent, has ended."""
+    """End this process after the process `starter`, not necessarily its parent, has ended."""
     with suppress(ProcessLookupError):
-        if sys.platform == "linux":  # the number of an ended process may be in use for a while
+        if sys.platform == "linux":  # os.kill finds an ended process until it is reaped
             ended = select.poll()
             ended.register(os.pidfd_open(starter), select.POLLIN)
             ended.poll()
@@ -536,11 +538,12 @@ def _follow(starter: int) -> None:
 def _start_superexec(api: LocalApi, address: str) -> None:
     """Start the program that fetches work from a service and runs it; it ends with the service.
 
-    It may start before the service listens at the address.
+    The program may start before the service listens at the address.
 
-    It runs in a separate process session, as in Flower: a terminal's Ctrl+C is for the service, and
-    Linux shares a busy machine between sessions, where the low priority of Ray's workers would
-    starve them beside the caller's other programs. If it dies, it is started again.
+    The program runs in a separate process session, as in Flower, so that a terminal's Ctrl+C
+    reaches only the service. Linux also shares a busy machine between process sessions: in the
+    caller's session, Ray's low-priority workers would get almost no time beside other programs. If
+    the program dies, this function starts it again.
     """
     command = ["flower-superexec", "--runtime-api-address", address]
     command += ["--root-certificates", str(api.ca), "--parent-pid", str(os.getpid())]
@@ -586,7 +589,7 @@ def superexec() -> None:
 
 
 def _wait_for(api: LocalApi) -> None:
-    """Wait until a service listens, or has ended."""
+    """Wait until a service listens or has ended."""
     service = os.getppid()
     for _ in looks(_LISTENS_WITHIN_S):
         if api.listens or os.getppid() != service:
@@ -605,11 +608,11 @@ def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[
         log: log of the service, which gets the worker's output.
 
     Returns:
-        A function that restarts a dead worker; to be called regularly.
+        A function that restarts a dead worker; the caller has to call it regularly.
     """
     folder = Path(environment[LOCAL_API_VARIABLE])
     program = environment[WORKER_VARIABLE]
-    # Another running command of this party keeps its worker; the present command will be refused.
+    # Another command of this party is running and keeps the worker; this command will be refused.
     if not program or SHARED_VARIABLE in os.environ or answers(folder):
         yield lambda: None
         return
@@ -627,7 +630,7 @@ def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[
 
 
 def shared_worker(arguments: Sequence[str]) -> int | None:
-    """Run a `vfl` command that starts several parties, in their worker; see `run_among_parties`."""
+    """Run a `vfl` command for several parties in a shared worker; see `run_among_parties`."""
     environment = {**os.environ, **QUIET, WORKER_VARIABLE: ""}
     return run_among_parties(WORKER_COMMAND, environment, arguments)
 
@@ -677,13 +680,13 @@ def _carry_secret(client: Any, api: LocalApi) -> None:
 
 
 def control_client(state: Path) -> Any:
-    """Flower's client of a SuperLink's Control API, with its secret; the caller closes it.
+    """Return Flower's client of a SuperLink's Control API, with the secret; the caller closes it.
 
     Args:
-        state: the label party's folder for Flower.
+        state: folder in which the label party keeps Flower's files.
     """
     api = local_api(state)
-    os.environ |= local_is_direct()  # its client reads the variables of this process
+    os.environ |= local_is_direct()  # Flower's client reads this process's environment
     client = upstream.CONTROL.load().ControlHttpClient
     made = client.from_server_address(api.address, False, api.ca.read_bytes(), ())
     _carry_secret(made, api)
@@ -691,7 +694,7 @@ def control_client(state: Path) -> Any:
 
 
 def _run_bundle(runtime: Internal, command: Internal, function: str) -> None:
-    """Continue with a program of Flower that unpacks a bundle, with a check of each bundle."""
+    """Run a program of Flower that unpacks a bundle, and check each bundle before."""
     _end_with_starter()
     with _printed_errors():
         module, program = runtime.load(), command.load()
@@ -722,7 +725,7 @@ def _accepted() -> Sequence[str]:
 
 @contextmanager
 def _printed_errors() -> Iterator[None]:
-    """Print an error that occurs before Flower starts in vfl's form, and end the program."""
+    """Print an error from before Flower's start in vfl's form, and end the program."""
     try:
         yield
     except VFLError as problem:

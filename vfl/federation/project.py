@@ -1,4 +1,4 @@
-"""A project on disk: one folder for each owner, who copies it to the owner's machine.
+"""A project on disk: one folder for each party, to be copied to that party's machine.
 
     PROJECT/README.md           one command line for each party
     PROJECT/label/party.toml    the label party's own file
@@ -10,7 +10,8 @@
     PROJECT/NAME/node.key       also identity.key; only if all parties are on one machine
     PROJECT/NAME/peers/         public identity keys of other parties for a secure mode; likewise
 
-A project for several hosts contains no key of another party: each makes its own, with `vfl join`.
+A project for several hosts contains no key of another party: each party makes its own keys with
+`vfl join`.
 """
 
 from __future__ import annotations
@@ -57,20 +58,22 @@ from vfl.session.secure_mode import third_party
 from vfl.session.store.identity import Identity
 from vfl.transport import expiry_warning, fingerprint, write_trial_certificates
 
-#: Ports of the label party, of the first SuperNode's local API, and of the second service.
+#: Default ports: the SuperLink, its streams, the first SuperNode's local API, and the services of
+#: further label parties.
 _SUPERLINK_PORT, _STREAM_PORT, API_PORT, _FURTHER_SERVICES = 8000, 8001, 9094, 8081
-#: Host of a project whose parties are all on this machine, for which it makes the keys.
+#: Host of a project with all parties on this machine; vfl then makes the keys of all parties.
 ONE_MACHINE = "127.0.0.1"
-#: File in the folder of keys with the compared fingerprints.
+#: File in the folder of keys that lists the fingerprints which the label party has compared.
 _ACCEPTED = "accepted.json"
-#: Normalisation rules for ids that are whole numbers at every described party.
+#: Normalisation rules for ids if every described table has only whole numbers as ids.
 RULES_OF_NUMBERS = "decimal+zeros"
 #: Placeholder for a party's table until its owner fills it in.
 _TABLE = {"source": "data.csv", "id": "id"}
 _CONSENT = Consent()
-#: Modes that a party with answers to requests consents to.
+#: Session modes that a party consents to if it answers prediction requests.
 SERVING_MODES = [*_CONSENT.modes, "serve"]
-#: Text in a party's own file below the table of ranges, and first characters of a note on a table.
+#: Prefix of a line with a note about a table in a party's own file, and text below the file's table
+#: of ranges.
 _NOTE = "#|"
 _RANGES = (
     "# Every number of a session has a range; vfl check PARTY.toml lists them. Your own, such as:\n"
@@ -84,14 +87,14 @@ class Table:
     """A described table, with its settings in a party file.
 
     Attributes:
-        source: source as given.
+        source: source of the table, as the user gave it.
         data: settings of [data].
         features: names of the columns that become inputs.
-        lines: lines of the table of columns.
-        notes: warnings among those lines.
+        lines: lines of a text table that describes the columns.
+        notes: lines with warnings, a part of `lines`.
         task: learning task of the label.
         whole_ids: whether every id is a whole number.
-        left_out: lines that name every column without inputs, with the reason.
+        left_out: lines that name each column from which no input is made, with the reason.
     """
 
     source: str
@@ -149,7 +152,7 @@ class LabelFolder:
         return read_experiment(self.app / "experiment.toml", overrides, more)
 
     def locations(self, overrides: Sequence[str] = ()) -> Locations:
-        """Lines of the experiment's settings in its file."""
+        """Return the line numbers of the experiment's settings in its file."""
         return Locations.of(self.app / "experiment.toml", overrides)
 
     def accept_key(self, name: str, content: bytes) -> None:
@@ -158,12 +161,12 @@ class LabelFolder:
         write_json(self.keys / _ACCEPTED, self.accepted_keys() | {name: fingerprint(content)})
 
     def accepted_keys(self) -> dict[str, str]:
-        """Fingerprints of the accepted keys, by party."""
+        """Return the fingerprints of the accepted keys, by party."""
         file = self.keys / _ACCEPTED
         return read_json(file) if file.exists() else {}
 
     def certificate_warnings(self) -> list[str]:
-        """Warnings about certificates of the SuperLink that end soon."""
+        """Return warnings about certificates of the SuperLink that end soon."""
         cures = {
             "server.pem": "vfl up renews it if ca.key exists, and vfl renew PROJECT does",
             "ca.pem": "make a new authority with: vfl renew PROJECT --authority",
@@ -173,16 +176,16 @@ class LabelFolder:
 
 
 class Project:
-    """Builder of a project: its parties, and the content of each party's file.
+    """Builds a project from its parties, and holds the content of each party's file.
 
-    Parties get ports in the order in which they are added. If no table is given, the placeholder of
-    `vfl init` stays, to be replaced by hand.
+    Parties get ports in the order in which they are added. A party without a table gets a
+    placeholder, which its owner replaces by hand.
 
     Args:
         name: name of the experiment.
         label_party: name of the leading label party.
-        label: name of its label column; "label" in its file if none is given.
-        host: name or address of its host, as the others reach it.
+        label: name of the label column; without it, the file contains "label".
+        host: name or address at which the other parties reach the label party's host.
 
     Raises:
         UserError: the host is invalid.
@@ -213,16 +216,16 @@ class Project:
                 "stream_port": _STREAM_PORT,
             },
         }
-        #: Settings of the parties' files, without the label party's.
+        #: Settings in the own files of all parties except the label party.
         self._own: dict[str, dict[str, Any]] = {}
         self._label_file: dict[str, Any] = {"data": _TABLE | {"label": label or "label"}}
-        #: Further consent of every feature party, and of every party.
+        #: Additional consent of every feature party, and of every party.
         self._of_features: dict[str, Any] = {}
         self._of_all: dict[str, Any] = {}
         self._tables: dict[str, Table] = {}
 
     def add_feature_party(self, name: str) -> None:
-        """Add a party with columns."""
+        """Add a party that holds feature columns."""
         self._public["parties"][name] = {}
         self._own[name] = {"data": _TABLE}
 
@@ -253,7 +256,7 @@ class Project:
         self._own[dealer] = {"role": "dealer"}
 
     def add_middle(self, name: str) -> None:
-        """Add a party without data between bottoms and head."""
+        """Add a party without data that runs the middle model."""
         self._public["middle"] = {"party": name}
         self._public["label"]["top"] = "linear"
         self._own[name] = {"role": "middle"}
@@ -268,7 +271,7 @@ class Project:
         self._of_features = self._of_features or {"label_parties": list(labels)}
 
     def add_tables(self, tables: Mapping[str, Table]) -> None:
-        """Add the tables of some parties; an alignment finds their common rows."""
+        """Add the tables of some parties; an alignment will find their common rows."""
         self._tables = dict(tables)
         self._public["data"]["alignment"] = UNNAMED_ALIGNMENT
         if all(table.whole_ids for table in tables.values()):
@@ -280,17 +283,17 @@ class Project:
             self._file(name)["data"] = table.data
 
     def give_columns_to_label_party(self) -> None:
-        """Give columns to the label party as well."""
+        """Let the label party hold feature columns as well."""
         self._public["parties"][self._public["label"]["party"]] = {}
 
     def consent_to_serving(self) -> None:
-        """Let every party answer requests; further label parties get their own ports."""
+        """Let every party consent to serving; further label parties get their own ports."""
         self._of_all["modes"] = SERVING_MODES
         for position, task in enumerate(self._public.get("tasks", ())):
             self._own[task["party"]]["serve"] = {"port": _FURTHER_SERVICES + position}
 
     def keep_gaps(self) -> None:
-        """Keep rows that some party lacks; an alignment finds these rows."""
+        """Keep rows that some parties lack; an alignment will find which party lacks which rows."""
         self._public["data"] |= {"alignment": UNNAMED_ALIGNMENT, "missing_rows": "token"}
         self._of_all["missing_rows"] = [*_CONSENT.missing_rows, "token"]
 
@@ -298,10 +301,11 @@ class Project:
         """Write the project into a new folder, as `write_project` does.
 
         Returns:
-            The file of a trial in one process, if every party's table was given.
+            Path of an experiment that runs all parties in one process, if every party's table was
+            given; otherwise None.
 
         Raises:
-            ConfigError: the parts do not fit together.
+            ConfigError: the settings of the project contradict each other.
             RunFolderError, UserError: see `write_project`.
         """
         if self.host != ONE_MACHINE and "dp" not in self._public:  # their rows differ for certain
@@ -351,11 +355,11 @@ def write_project(
 
     Args:
         folder: a new folder.
-        experiment: the public part.
+        experiment: public settings of the project.
         parties: own files of all parties, including the label party's.
         host: name or address of the SuperLink; for `ONE_MACHINE` every party's keys are made too,
             otherwise each party makes its own.
-        notes: lines about a party's table, for the head of its file.
+        notes: lines about each party's table, for the top of its file.
 
     Raises:
         RunFolderError: the folder is not empty.
@@ -404,14 +408,14 @@ def write_party(
     *,
     readme: bool,
 ) -> None:
-    """Write the folder of a party with a node, without a key.
+    """Write the folder of a party with a SuperNode; the folder contains no key.
 
     Args:
         label: the label party's folder.
-        experiment: the public part.
+        experiment: public settings of the project.
         party: the party's own file.
         folder: folder of the party.
-        notes: lines about its table, for the head of its file.
+        notes: lines about the party's table, for the top of its file.
         readme: whether to write instructions for its owner.
 
     Raises:
@@ -453,14 +457,14 @@ def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]
 
 
 def node_parties(experiment: Experiment) -> list[str]:
-    """The parties with a SuperNode: the feature parties, and parties without data."""
+    """Return the parties with a SuperNode: the feature parties, and parties without data."""
     middle = None if experiment.middle is None else experiment.middle.party
     more = [third_party(experiment), middle, *(task.party for task in experiment.tasks or ())]
     return [*experiment.feature_parties, *(name for name in more if name is not None)]
 
 
 def write_identities(folder: Path, parties: Sequence[str]) -> None:
-    """Write an identity key into each party's folder, with the others' public keys as pins."""
+    """Write an identity key into each party's folder, and the other parties' public keys."""
     identities = {name: Identity.fresh() for name in parties}
     for name, identity in identities.items():
         identity.keep_at(folder / name / "identity.key")
@@ -470,7 +474,7 @@ def write_identities(folder: Path, parties: Sequence[str]) -> None:
 
 
 def experiment_text(experiment: Experiment) -> str:
-    """Text of a project's public file."""
+    """Return the text of a project's experiment.toml."""
     head = (
         "# Settings that every party of this experiment receives. No data, no paths: those "
         "are in each\n"
@@ -481,7 +485,7 @@ def experiment_text(experiment: Experiment) -> str:
 
 
 def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> str:
-    """Text of a party's own file, with the findings about its table at its head."""
+    """Return the text of a party's own file, with the findings about its table at the top."""
     head = f"# Private settings of party '{party.party}': its data, its key, its consent.\n"
     leave_out: dict[str, Any] = {}
     if not has_node:
@@ -497,7 +501,7 @@ def with_notes(text: str, notes: Sequence[str]) -> str:
 
     Args:
         text: text of the file.
-        notes: one for each line; a prefix separates them from the owner's comments.
+        notes: notes, one for each line; a prefix separates them from the owner's comments.
     """
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_NOTE)]
     head = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -506,7 +510,7 @@ def with_notes(text: str, notes: Sequence[str]) -> str:
 
 
 def _readme(template: str, experiment: Experiment, **more: Any) -> str:
-    """Text of a README.md for a project, or for a party on another host."""
+    """Return the text of a README.md for a project, or for a party on another host."""
     environment = Environment(
         loader=PackageLoader("vfl.federation"),
         undefined=StrictUndefined,

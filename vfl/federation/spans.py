@@ -1,9 +1,9 @@
-"""Spans of a party's sessions for a collector of OpenTelemetry, read from the party's own log.
+"""OpenTelemetry spans of a party's sessions, read from the party's own log.
 
-`vfl up` sends them if the party's own file has `monitor.spans`. A span has what a line of the log
-has: counts, names and how the session ended; never a row, an id, a cell or a secret. All parties of
-a session compute the same trace id from the terms, so a collector that several of them use shows
-one session as one trace.
+`vfl up` sends the spans if the party's own file has `monitor.spans`. A span contains the same facts
+as a line of the log: counts, names and how the session ended; never a row, an id, a cell or a
+secret. All parties of a session compute the same trace id from its agreed terms, so a collector
+that several parties use shows one session as one trace.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SessionSpans:
 
 
 def _facts(line: Line) -> dict[str, Any]:
-    """Attributes of a span."""
+    """Return the attributes of a line's span."""
     facts = {
         "party": line.party,
         "run": line.run,

@@ -24,8 +24,9 @@ class Internal:
     """A module inside Flower.
 
     Attributes:
-        module: its full name.
-        names: names in it that vfl uses or replaces, attributes of its classes with a dot.
+        module: full name of the module.
+        names: names in the module that vfl uses or replaces; an attribute of a class is written
+            with a dot.
         why: purpose.
     """
 
@@ -37,14 +38,15 @@ class Internal:
         """Import the module.
 
         Raises:
-            ConfigError: it or one of its names does not exist; this version of Flower is unknown.
+            ConfigError: the module or one of its names does not exist, so vfl cannot guard this
+                version of Flower.
         """
         try:
             with no_deprecations():
                 module = import_module(self.module)
         except ModuleNotFoundError as problem:
             if not self.module.startswith(problem.name or "?"):
-                raise  # a package of another project, which Flower needs
+                raise  # a dependency of Flower is missing
             missing = [problem.name or self.module]
         else:
             missing = [name for name in self.names if not _has(module, name)]
@@ -74,7 +76,8 @@ def no_deprecations() -> Iterator[None]:
         yield
 
 
-# Services: Flower's own command starts each, with a guard in place of its server.
+# Modules of services: Flower's own command starts each service, with a guard in place of Flower's
+# server.
 SUPERLINK = Internal(
     "flwr.superlink.cli.flower_superlink",
     ("flower_superlink", "uvicorn"),
@@ -92,7 +95,7 @@ SUPERNODE_LOOP = Internal(
     "a thread that replies",
 )
 
-# Programs that a service starts.
+# Modules of programs that a service starts.
 SUPEREXEC = Internal(
     "flwr.supercore.cli", ("flower_superexec",), "takes work from a service, with its secret"
 )
@@ -119,7 +122,7 @@ SIMULATION = Internal(
     "runs the programs of a simulation, and unpacks a bundle, replaced in the same way",
 )
 
-# Calls to a service.
+# Modules for calls to a service.
 HTTP_CLIENT = Internal(
     "flwr.supercore.protobuf.client",
     ("ProtobufClient.__init__",),
@@ -154,7 +157,7 @@ REGISTERED = Internal(
     "a guard asks it whether a key is registered, and reports a killed SuperNode to it",
 )
 
-# The bundle of a run and its settings.
+# Modules for the bundle of a run and its settings.
 BUNDLE = Internal("flwr.cli.build", ("build_fab_from_disk",), "packs a bundle as flwr run does")
 FAB = Internal("flwr.supercore.fab", ("Fab",), "a bundle and its digest")
 MESSAGES = Internal(
@@ -177,7 +180,7 @@ KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp",
 
 # Variables of the environment.
 HOME = "FLWR_HOME"
-#: Set for every process of Flower: it reports nothing, asks for no update, installs nothing.
+#: Environment of every Flower process: no telemetry, no update check, no installation of packages.
 SILENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -1,26 +1,27 @@
 """A party's standing worker: a fork server with all imports done, which forks for each session.
 
-Most of the time before a session's first exchange is the start of processes: Python, torch, Flower.
-Each service therefore has one process that has done this once. To run a program, a client connects
-to its socket, and gets a fork of it that runs the program:
+Most of the time before a session's first exchange goes into starting processes and importing torch
+and Flower. Each service therefore has one standing worker: a process that has made these imports
+already. To run a program, a client connects to the worker's socket, and the worker forks a child
+that runs the program. The clients are:
 
 - Flower's SuperExec, which starts the ClientApp or ServerApp of a session.
 - The service of a party, which starts SuperExec. `vfl up` keeps the worker of both
   (`StandingWorker`) and starts it before them.
-- A command of the label party, for itself (`hand_over`).
-- A command that starts every party on this machine, for itself and for their SuperExecs. They share
-  one worker, so that torch is imported once and not in each process (`run_among_parties`).
+- A command of the label party, which lets the worker run it (`hand_over`).
+- A command that starts every party on this machine, and lets one worker run the command itself and
+  all SuperExecs. Torch is then imported once and not in each process (`run_among_parties`).
 
-The socket is in the folder of the local API (0700), and callers of other users get no answer. The
-process that starts the worker chooses its programs; each does its usual checks, so a bundle is
-checked before it is unpacked. A fork of a process with several threads may inherit a lock that is
-never released, so a worker with more than one thread ends: programs then start in the slow way, as
-they do without a worker. It runs under Linux only, because it needs the list of threads and a
-socket peer's credentials.
+The socket is in the folder of the local API (0700), and processes of other users get no answer. The
+process that starts the worker chooses the programs that the worker may run. Each program makes its
+usual checks, so a bundle is checked before it is unpacked. A fork of a process with several threads
+may inherit a lock that is never released, so a worker with more than one thread ends: programs then
+start in the slow way, as they do without a worker. A worker runs under Linux only, because it needs
+the list of threads and a socket peer's credentials.
 
 A caller sends the length of its request, its three standard files, and the request. The first byte
-of the answer reports whether the worker accepts it, and the second is the exit code. The bytes that
-the caller sends meanwhile are signals.
+of the answer reports whether the worker accepts the request, and the second is the exit code. Each
+byte that the caller sends in between is the number of a signal for the program.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _SOCKET = "worker"
 _ACCEPTED, _REFUSED = b"+", b"-"
 _LENGTH_BYTES = 4
 _MAX_REQUEST_BYTES = 1 << 20
-#: A worker that has just started answers after all its imports.
+#: Time to wait for an answer; a worker that has just started answers only after all its imports.
 _ANSWER_TIMEOUT_S = 30.0
 #: Pause between restarts, so that a worker that dies immediately does not keep a core busy.
 _RESTART_S = 5.0
@@ -81,7 +82,8 @@ PRELOADED = {
         *_APPS,
     ),
 }
-#: Folder of a worker shared by the services of one command; without it each SuperExec has its own.
+#: Environment variable with the folder of a worker that several services share; without it each
+#: SuperExec starts its own worker.
 SHARED_VARIABLE = "VFL_SHARED_WORKER"
 #: Arrow's second allocator, which is unused, would start a thread.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -96,7 +98,7 @@ class WorkerClient:
 
     Args:
         folder: folder of the worker's socket.
-        program: the only Flower program that is requested here.
+        program: name of the only Flower program that this client requests from the worker.
     """
 
     def __init__(self, folder: Path, program: str) -> None:
@@ -106,11 +108,11 @@ class WorkerClient:
 
     @property
     def reachable(self) -> bool:
-        """Return whether to ask the worker; only its keeper knows more than its answer."""
+        """Return True: only the worker's answer shows whether it runs."""
         return True
 
     def supervise(self) -> None:
-        """Do nothing, because `StandingWorker` restarts the worker."""
+        """Do nothing; the `StandingWorker` of another process restarts the worker."""
 
     def popen(self, command: Sequence[str], **options: Any) -> None:
         """Start a program without waiting for it; replaces `subprocess.Popen`."""
@@ -129,7 +131,7 @@ class WorkerClient:
         """Run a program to its end, no later than the end of this process.
 
         Returns:
-            The exit code, 1 if it died; None if the worker does not accept it.
+            The exit code, 1 if the program died; None if the worker does not accept the request.
         """
         with connected_to(self._folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection:
             if not connection or not _request(connection, command, (0, 1, 2), follows=True):
@@ -145,8 +147,8 @@ class StandingWorker(WorkerClient):
         folder: folder of the service's local API.
         program: the only Flower program that the worker runs.
         command: command that starts the worker; its standard input is the listening socket.
-        environment: environment of the worker; None takes this process's.
-        options: further options of its start; see `subprocess.Popen`.
+        environment: environment of the worker; None takes the environment of this process.
+        options: further options for starting the worker; see `subprocess.Popen`.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class StandingWorker(WorkerClient):
             return
         if code == 0:
             self._process = None
-            self._listener.close()  # callers must not wait in vain
+            self._listener.close()  # a caller must not wait for a worker that has ended
         elif monotonic() > self._started + _RESTART_S:
             print(f"vfl: the standing worker ended (exit {code}); starting it again", flush=True)
             self._start()
@@ -187,7 +189,7 @@ class StandingWorker(WorkerClient):
         return self._process.pid if self._process else None
 
     def close(self) -> None:
-        """End the worker, and wait for programs started without it; its children continue."""
+        """End the worker; wait for programs started without it. The worker's forks continue."""
         self._listener.close()
         if self._lifeline is not None:
             os.close(self._lifeline)
@@ -246,12 +248,12 @@ def run_among_parties(
         os.environ[SHARED_VARIABLE] = name
         try:
             with suppress(LostPeerError):
-                worker.receive()  # whether the worker is ready, or the reason of its end
+                worker.receive()  # one line: the worker is ready, or why it ended
             return _run_in_worker(Path(name), arguments)
         finally:
             del os.environ[SHARED_VARIABLE]
             os.close(lifeline)
-            worker.stop()  # a busy machine may delay its notice of the closed pipe
+            worker.stop()  # a busy machine may delay the end by the closed pipe
 
 
 def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
@@ -292,7 +294,7 @@ def answers(folder: Path) -> bool:
 def _start_worker(
     command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
 ) -> tuple[Process, int]:
-    """Start a worker, and a pipe whose closing ends the worker, at the latest with this process."""
+    """Start a worker that ends when its pipe closes, at the latest with this process."""
     read_end, lifeline = os.pipe()
     os.set_inheritable(read_end, True)
     worker = Process(
@@ -317,7 +319,7 @@ def _api_folder(path: Path) -> Path | None:
 def _request(
     connection: socket.socket, arguments: Sequence[str], files: Sequence[int], *, follows: bool
 ) -> bool:
-    """Request a program with these standard files; returns whether the worker runs it."""
+    """Request a program with these standard files; return whether the worker runs it."""
     umask = os.umask(0o077)
     os.umask(umask)
     try:
@@ -338,7 +340,7 @@ def _request(
 
 
 def _identity() -> list[str]:
-    """Values that are equal in two processes with the same vfl."""
+    """Return values that identify this installation of vfl; client and worker compare them."""
     return [VERSION, sys.executable, __file__]
 
 
@@ -389,14 +391,14 @@ def serve(
 
 
 def _settle() -> None:
-    """Prepare all imported objects for sharing without copies."""
+    """Exclude all imported objects from garbage collection, so that forks share their memory."""
     gc.collect()
     gc.freeze()  # otherwise a collection in a child would copy the memory pages that it visits
     return_memory()
 
 
 def _thaw() -> None:
-    """Let the end of the process free what `_settle` froze.
+    """Return the objects that `_settle` froze to the garbage collector, at the process's end.
 
     Triton, which torch imports in builds for CUDA, otherwise reports leaks on standard error.
     """
@@ -406,9 +408,9 @@ def _thaw() -> None:
 
 
 def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.socket | None:
-    """Accept a caller: returns its connection in a new child, and None at the end of the worker.
+    """Accept a caller: return its connection in a new child, and None at the end of the worker.
 
-    With `wait`, it waits for the next caller until `lifeline` closes.
+    With `wait`, the worker waits for the next caller until `lifeline` closes.
     """
     while True:
         ready = select.select([listener.fileno(), lifeline], [], [], None if wait else 0)[0]
@@ -419,7 +421,7 @@ def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.sock
 
 
 def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
-    """Accept a caller and fork: returns the connection in a new child, None in the worker."""
+    """Accept a caller and fork: return the connection in a new child, None in the worker."""
     with suppress(OSError):  # no more files or processes are available: the caller gets no answer
         connection, _ = listener.accept()
         try:
@@ -431,10 +433,10 @@ def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
 
 
 def _warm_up() -> None:
-    """Load everything that a first training step needs, and the counting of its model.
+    """Import all modules that a first training step and the count of a model's memory need.
 
-    The optimiser is our own, because torch's imports its compiler. So does counting on torch's meta
-    device.
+    The step uses vfl's own optimiser, because torch's optimiser imports torch's compiler. Counting
+    on torch's meta device imports the compiler, too.
     """
     import torch
 
@@ -458,7 +460,7 @@ def _reset_child(listener: socket.socket, lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import numpy as np
 
-    np.random.seed()  # Python does this for `random` only
+    np.random.seed()  # after a fork, Python reseeds only `random`
 
 
 def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -> None:
@@ -516,7 +518,7 @@ def _read(connection: socket.socket, length: int) -> Any:
 
 
 def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
-    """Raise here the signals of the caller's terminal, and SIGTERM after the caller has ended."""
+    """Raise the caller's signals in this process, and SIGTERM after the caller has ended."""
     number = signal.SIGINT
     while number == signal.SIGINT:
         number = signal.SIGTERM
